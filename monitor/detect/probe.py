@@ -97,11 +97,6 @@ def fatal_dump(heartbeats: Path, pid: int) -> str:
     return text[begin:] if begin >= 0 else ""
 
 
-def comparable(text: str) -> str:
-    """A dump without thread addresses: the same stacks give the same text."""
-    return _ADDRESS.sub("", text).strip()
-
-
 class Frame(NamedTuple):
     """One frame of a stack; as text `wait (threading.py:327)`."""
 
@@ -424,7 +419,7 @@ class Probe:
             asked = ranks + [(p.pid, p.start) for p in python[:MAX_WORKERS]]
             found = dump(self._heartbeats, asked, self._dump_s)
             self.dumps.update(found)
-            text = "".join(comparable(found.get(pid, "")) for pid, _ in ranks)
+            text = "".join(_ADDRESS.sub("", found.get(pid, "")).strip() for pid, _ in ranks)  # comparable
             for pid in (pid for pid, _ in ranks if pid not in found):
                 self.missing.note(f"stacks of process {pid}: no answer to SIGUSR2 within {self._dump_s:g} s")
             for pid, start in asked:

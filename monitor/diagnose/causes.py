@@ -147,7 +147,8 @@ def _complete(found: Evidence, attempt: Attempt) -> Evidence:
     trainers = [b.pid for b in beats] or [attempt.pid or 0]
     found.processes = process_facts(attempt.tree.members, trainers, found.missing)
     found.host = host_facts(attempt, found.missing)
-    found.kernel = kernel_lines(now.boot_s - (now.mono_s - attempt.record.started_s), found.missing)
+    since_boot_s = now.boot_s - (now.mono_s - attempt.record.started_s)
+    found.kernel = found.missing.read("kernel log", lambda: kernel_lines(since_boot_s)) or []
     # In a group, the rank that the others wait for decides: a save that hangs on rank 0 is no hung collective.
     late = found.late() if found.kind == "hang" or BARRIER in found.note else None
     if late is not None:
@@ -201,14 +202,11 @@ def host_facts(attempt: Attempt, missing: Missing) -> dict[str, int]:
     return found
 
 
-def kernel_lines(since_boot_s: float, missing: Missing) -> list[str]:
-    """Kernel log lines about a GPU, memory or disk fault since `since_boot_s` seconds after boot."""
-    found = missing.read("kernel log", lambda: _kernel_log(since_boot_s)) if platform.LINUX else []
-    return (found or [])[-KERNEL_LINES:]
-
-
-def _kernel_log(since_boot_s: float) -> list[str]:
-    found = []
+def kernel_lines(since_boot_s: float) -> list[str]:
+    """Kernel log lines about a GPU, memory or disk fault since `since_boot_s` seconds after boot. OSError, ValueError."""
+    found: list[str] = []
+    if not platform.LINUX:
+        return found
     with open(KMSG, "rb", buffering=0, opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as log:
         for _ in range(KERNEL_RECORDS):
             try:
@@ -221,7 +219,7 @@ def _kernel_log(since_boot_s: float) -> list[str]:
             _, _, since_us, *_ = head.split(",")
             if int(since_us) / 1e6 >= since_boot_s and any(word in text for word in KERNEL_FAULTS):
                 found.append(text.splitlines()[0])
-    return found
+    return found[-KERNEL_LINES:]
 
 
 # ---- the cause ----
@@ -348,14 +346,9 @@ def _line(patterns: list[str], evidence: Evidence) -> str:
     return line[:400]
 
 
-def _shortened(line: str) -> str:
-    """A line without its middle where it is longer than WIDTH."""
-    half = (WIDTH - len(CUT)) // 2
-    return line if len(line) <= WIDTH else line[:half] + CUT + line[-half:]
-
-
 def log_lines(log: str) -> list[str]:
-    """The last lines of the log that have text, without the prefixes of ranks."""
-    shown = (printable(_shortened(line)) for line in log.splitlines()[-LINES:])
-    lines = (re.sub(r"^\[rank\d+\]:\s?", "", line).rstrip() for line in shown)
+    """The last lines of the log that have text, without the prefixes of ranks, and without the middle of a long one."""
+    half = (WIDTH - len(CUT)) // 2
+    shown = (line if len(line) <= WIDTH else line[:half] + CUT + line[-half:] for line in log.splitlines()[-LINES:])
+    lines = (re.sub(r"^\[rank\d+\]:\s?", "", printable(line)).rstrip() for line in shown)
     return [line for line in lines if line and not line.startswith("=== ")]  # a heading of the monitor

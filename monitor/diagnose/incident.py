@@ -124,6 +124,10 @@ class Incident:
 def report(incident: Incident, name: str) -> str:
     """The report as Markdown; `name` is the run's."""
     cause, evidence = incident.cause, incident.evidence
+    group = evidence.group()
+    # None for a single process that had started.
+    several = len(evidence.ranks) > 1 or not all(r["count"] for r in evidence.ranks)
+    ranks = "\n".join(f"    {line}".rstrip() for line in group.lines(group.verdict()) if several)
     parts = [
         f"# {escape(cause.title)}",
         f"Run **{escape(name)}**, attempt {incident.attempt}, incident {incident.number}, {moment(incident.started_at)}.",
@@ -132,7 +136,7 @@ def report(incident: Incident, name: str) -> str:
         *([escape(cause.advice)] if cause.advice else []),
         f"## What was done\n\n{_list(_what_was_done(incident))}",
         f"## Cost\n\n{_cost(incident)}",
-        *_ranks(evidence),
+        *([f"## Ranks\n\n{ranks}"] if ranks else []),
         f"## Details\n\n{_list(_details(evidence))}",
         "Files in this folder: stacks.txt (what every thread was doing), log_tail.txt (the end of the log).",
     ]
@@ -141,15 +145,6 @@ def report(incident: Incident, name: str) -> str:
         shown = [f"    {line[:WIDTH]}" + ("…" if len(line) > WIDTH else "") for line in log[-TAIL:]]  # a block of code
         parts += ["The last lines of the log:", "\n".join(shown)]
     return "\n\n".join(parts) + "\n"
-
-
-def _ranks(e: Evidence) -> list[str]:
-    """The rank report as a section; none for a single process that had started, and where no check points are known."""
-    if len(e.ranks) < 2 and all(r["count"] for r in e.ranks):
-        return []
-    group = e.group()
-    lines = group.lines(group.verdict())
-    return ["## Ranks\n\n" + "\n".join(f"    {line}".rstrip() for line in lines)] if lines else []
 
 
 def _where(e: Evidence) -> str:

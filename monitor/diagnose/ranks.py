@@ -27,10 +27,8 @@ from monitor.process import platform
 from monitor.process.platform import Moment
 
 Rank = dict[str, Any]
-COLUMNS = 8  # ranks side by side
 DEPTH = 8  # frames of the stuck rank
 TITLE = max(map(len, startup.CHECK_POINTS.values()))
-NEVER, CURRENT, SLOWEST = "-", ">", "*"
 
 UNKNOWN: Rank = {
     "rank": 0, "world": 1, "local_rank": None, "pid": 0, "phase": "import", "step": 0, "planned": 0, "done": 0, "total": 0,
@@ -120,25 +118,18 @@ def missing(ranks: Sequence[Rank]) -> list[Rank]:
     return [{**UNKNOWN, "rank": number, "world": world, "missing": True} for number in absent]
 
 
-def starting(rank: Rank) -> bool:
-    """Has it not completed a step yet in this process, and not gone on to the end?"""
-    return bool(rank["points"] or rank["missing"]) and not rank["count"] and rank["point"] != "finished"
+def at_check_point(rank: Rank) -> bool:
+    """Is it at a check point of its start, or at the end? Else it trains."""
+    return (bool(rank["points"] or rank["missing"]) and not rank["count"]) or rank["point"] == "finished"
 
 
 def place(rank: Rank) -> str:
     """`check point 4 (base model)` while it starts or ends, else `step 91` or `saving a checkpoint after step 90`."""
-    if point := _point(rank):
-        return f"check point {_numbered(point)}"
-    if starting(rank):
-        return "before check point 1"
+    if at_check_point(rank):
+        return f"check point {_numbered(rank['point'])}" if rank["point"] else "before check point 1"
     if _in_step(rank):
         return f"step {rank['step'] + 1}"
     return str(PHASES.get(rank["phase"], rank["phase"])) + (f" after step {rank['step']}" if rank["step"] else "")
-
-
-def _point(rank: Rank) -> str:
-    """The check point that it is at, "" once it trains."""
-    return str(rank["point"]) if starting(rank) or rank["point"] == "finished" else ""
 
 
 def _numbered(point: str) -> str:
@@ -278,8 +269,8 @@ class Group:
         if pid in self.stopped:
             how = f"Something stopped it with a signal (job control, a debugger): kill -CONT {pid}."
             return f"{name} (pid {pid}) is stopped by a signal at {at}", how
-        if starting(rank) or _point(rank):
-            return f"{name} stopped at {at}", ADVICE.get(_point(rank), "")
+        if at_check_point(rank):
+            return f"{name} stopped at {at}", ADVICE.get(rank["point"], "")
         return (f"{name} has not ended {at}", _STEP_ADVICE) if _in_step(rank) else (f"{name} hangs: {at}", "")
 
     def _others(self, late: Rank) -> str:
@@ -287,9 +278,8 @@ class Group:
         others = [r for r in self.ranks if r is not late]
         passed, furthest = {p["name"] for p in late["points"]}, max(others, key=lambda r: len(r["points"]))["points"]
         ahead = [p["name"] for p in sorted(furthest, key=lambda p: (p["at"], p["number"])) if p["name"] not in passed]
-        never = ""
-        if ahead and passed and starting(late):
-            never = f" and never reached the next one, {_numbered(ahead[0])}"
+        begins = ahead and passed and at_check_point(late)
+        never = f" and never reached the next one, {_numbered(ahead[0])}" if begins else ""
         done = [r for r in others if r["outcome"] in ENDED]
         waiting = [r for r in others if r not in done and self.waits(r)]
         rest = [r for r in others if r not in waiting and r not in done]
@@ -384,41 +374,31 @@ def table(ranks: Sequence[Rank]) -> list[str]:
     """Check point × rank: seconds spent in it; `-` never reached, `>` is there now, `*` the slowest rank."""
     slow = slowest(ranks)
     out = ["Seconds in each check point (> is there now, * the slowest, - never reached):"]
-    for first in range(0, len(ranks), COLUMNS):
-        some = ranks[first : first + COLUMNS]
-        out.append(f"{'':4}{'check point':{TITLE}}" + "".join(f"{'rank ' + str(r['rank']):>11}" for r in some))
-        for number, (name, title) in enumerate(startup.CHECK_POINTS.items(), 1):
-            cells = (_cell(r, name, slow.get(name) == r["rank"]) for r in some)
-            out.append(f"{number:2}  {title:{TITLE}}" + "".join(f"{cell:>11}" for cell in cells))
+    out.append(f"{'':4}{'check point':{TITLE}}" + "".join(f"{'rank ' + str(r['rank']):>11}" for r in ranks))
+    for number, (name, title) in enumerate(startup.CHECK_POINTS.items(), 1):
+        line = f"{number:2}  {title:{TITLE}}"
+        for rank in ranks:
+            spent = next((f"{p['spent_s']:.1f}" for p in rank["points"] if p["name"] == name), "")
+            is_there = rank["point"] == name and rank["outcome"] == "running" and not rank["count"]
+            cell = ">" * is_there + spent + "*" * (slow.get(name) == rank["rank"]) if spent else "-"
+            line += f"{cell:>11}"
+        out.append(line)
     return out
-
-
-def _cell(rank: Rank, name: str, is_slowest: bool) -> str:
-    spent_s = next((p["spent_s"] for p in rank["points"] if p["name"] == name), None)
-    if spent_s is None:
-        return NEVER
-    current = CURRENT if rank["point"] == name and rank["outcome"] == "running" and not rank["count"] else ""
-    return f"{current}{spent_s:.1f}{SLOWEST if is_slowest else ''}"
 
 
 def environment(ranks: Sequence[Rank]) -> list[str]:
     """Device, backend and variables: once what all ranks share, then what differs."""
     values = {
-        r["rank"]: {
-            "host": r["host"],
-            "device": r["device"] or "not known yet",
-            "backend": r["backend"] or "none",
-            **r["environment"],
-        }
+        r["rank"]: {"host": r["host"], "device": r["device"] or "not known yet", "backend": r["backend"] or "none"}
+        | r["environment"]
         for r in ranks
         if r["points"]
     }
-    if not values:
-        return []
-    first, *rest = values.values()
-    shared = {name: value for name, value in first.items() if all(other.get(name) == value for other in rest)}
-    out = ["Environment" + (" of all ranks:" if rest else ":"), *(f"    {n}={v}" for n, v in shared.items())]
+    first: dict[str, Any] = next(iter(values.values()), {})
+    shared = [fact for fact in first.items() if all(fact in own.items() for own in values.values())]
+    out = ["Environment" + (" of all ranks:" if len(values) > 1 else ":")] if values else []
+    out += [f"    {name}={value}" for name, value in shared]
     for number, own in values.items():
-        differs = ", ".join(f"{name}={value}" for name, value in own.items() if name not in shared)
+        differs = ", ".join(f"{name}={value}" for name, value in own.items() if (name, value) not in shared)
         out += [f"    rank {number}: {differs}"] if differs else []
     return out

@@ -15,9 +15,9 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import string
-from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import re
+from collections import defaultdict, deque
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -177,27 +177,16 @@ def match(found: Mapping[str, float], alone: bool = False) -> dict[str, Any] | N
     return None
 
 
-class _Filled(string.Formatter):
-    """Fills in texts; a value that is not known reads "?"."""
-
-    def get_value(self, key: int | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        return kwargs.get(str(key), "?")
-
-    def format_field(self, value: Any, format_spec: str) -> str:
-        return value if isinstance(value, str) else format(value, format_spec)
-
-
 def sentences(row: Mapping[str, Any], found: Mapping[str, float], names: Mapping[str, str]) -> dict[str, str]:
-    """{"title", "explanation", "advice"} of a row with its figures."""
-    filled = _Filled()
-    return {key: filled.vformat(row[key], (), {**found, **names}) for key in ("title", "explanation", "advice")}
+    """{"title", "explanation", "advice"} of a row with its figures; one that is not known reads "?"."""
+    values: dict[str, Any] = defaultdict(lambda: math.nan, {**found, **names})
+    texts = {key: row[key].format_map(values) for key in ("title", "explanation", "advice")}
+    return {key: re.sub(r"\bnan\b", "?", text) for key, text in texts.items()}
 
 
 def scan() -> dict[int, ProcessInfo]:
     """Every process of this machine; {} where they cannot be read."""
-    with contextlib.suppress(OSError):
-        return platform.scan()
-    return {}
+    return Missing().read("the list of processes", platform.scan) or {}
 
 
 def busiest(before: Mapping[int, ProcessInfo], ours: Collection[int]) -> str:

@@ -174,9 +174,8 @@ def test_a_kernel_record_of_a_fault_is_kept_if_it_is_new(tmp_path, monkeypatch):
     record = tmp_path / "kmsg"
     monkeypatch.setattr(causes, "KMSG", str(record))
     record.write_text("4,812,9000000,-;NVRM: Xid (PCI:0000:01:00): 79, pid=71\n SUBSYSTEM=pci\n")
-    missing = Missing()
-    assert causes.kernel_lines(8.0, missing) == ["NVRM: Xid (PCI:0000:01:00): 79, pid=71"]
-    assert causes.kernel_lines(10.0, missing) == [] == missing
+    assert causes.kernel_lines(8.0) == ["NVRM: Xid (PCI:0000:01:00): 79, pid=71"]
+    assert causes.kernel_lines(10.0) == []
 
 
 def test_a_folder_and_stacks_that_are_gone_are_no_error(tmp_path):

@@ -44,6 +44,11 @@ def test_what_was_so_at_the_usual_pace_too_explains_nothing(row):
     assert cause in (slow.UNKNOWN, "swapping", "vram_spill"), "these two are never right, however long they last"
 
 
+def test_a_figure_that_is_not_known_is_a_question_mark():
+    row = next(row for row in slow.TABLE if row["name"] == "gpu_hot")
+    assert "“too hot” at ? °C, 80% of" in slow.sentences(row, {"hot": 0.8}, {"throttle": "too hot"})["explanation"]
+
+
 def test_only_a_spill_with_all_its_signs_is_named_without_a_usual_pace():
     named = [row["name"] for row in SERIES if slow.match(slow.figures(amounts(row["slow"]), {}), alone=True)]
     assert named == ["spill, with counters"]
