@@ -330,55 +330,49 @@ class GpuQueue:
     ):
         """listed: the driver's list of GPUs; None: it has not answered yet."""
         self.name = name
-        self._listed = listed
-        self._paths: dict[str, Path] = {}  # device -> its lock
         self.devices = sorted(devices(spec))
+        self.held = not self.devices
         self.message = ""
-        self._locks: list[Lock] = []
-
-    @property
-    def held(self) -> bool:
-        return not self.devices or bool(self._locks)
+        self._listed = listed
+        self._locks: dict[str, Lock] = {}  # by device
 
     def acquire(self) -> bool:
         """Take all GPUs, or none yet; then `message` says what the run waits for. Call it again until it is True."""
         if not self.held:
             try:
-                self.message = self._take()
+                waits = self._take()
             except OSError as error:
                 why = f"{error.strerror}: {error.filename}" if error.filename else error.strerror
-                self.message = f"waiting for GPU {', '.join(self.devices)}: its lock is not usable: {why}"
+                waits = f"{', '.join(self.devices)}: its lock is not usable: {why}"
+            if waits:
+                self.release()
+            self.held, self.message = not waits, waits and f"waiting for GPU {waits}"
         return self.held
 
     def _take(self) -> str:
         """Take the locks; what the run waits for, "" when it has them. OSError: a file cannot be made."""
-        if not self._paths:
+        if not self._locks:
             gpus = self._listed()
             if gpus is None:
-                return f"waiting for GPU {', '.join(self.devices)}: the driver has not listed its GPUs yet"
+                return f"{', '.join(self.devices)}: the driver has not listed its GPUs yet"
             for name, device in sorted(lock_names(self.devices, gpus).items()):
                 file_name = f"hangproof-gpu.{re.sub(r'[^A-Za-z0-9_-]', '_', name)}.lock"
-                self._paths[device] = shared_folder() / file_name
-        with contextlib.ExitStack() as taken:
-            locks = {name: Lock(path, shared=True) for name, path in self._paths.items()}
-            for name, lock in locks.items():
-                if not lock.acquire():
-                    return f"waiting for GPU {name}: {_holder(lock.path)} uses it"
-                taken.callback(lock.release)
-                lock.write(self.name)
-            taken.pop_all()
-            self._locks = list(locks.values())
+                self._locks[device] = Lock(shared_folder() / file_name, shared=True)
+        for device, lock in self._locks.items():
+            if not lock.acquire():
+                return f"{device}: {_holder(lock.path)} uses it"
+            lock.write(self.name)
         return ""
 
     def handles(self) -> tuple[int, ...]:
         """Descriptors that the training inherits, so that the GPU stays taken while it lives."""
-        return () if platform.WINDOWS else tuple(lock.handle for lock in self._locks)
+        return tuple(lock.handle for lock in self._locks.values() if self.held and not platform.WINDOWS)
 
     def release(self) -> None:
         """Give the GPUs back."""
-        for lock in self._locks:
+        for lock in self._locks.values():
             lock.release()
-        self._locks = []
+        self.held = not self.devices
 
 
 def _holder(path: Path) -> str:
