@@ -1,6 +1,8 @@
 """What is logged to trackio: each step once, whatever the file of metrics holds."""
 
 import json
+import os
+import sys
 from unittest.mock import Mock
 
 from hypothesis import given, settings
@@ -8,6 +10,8 @@ from hypothesis import strategies as st
 
 import runs
 from monitor import trackio_feed
+from monitor.process.platform import Lock
+from monitor.run_folder import RunFolder
 from runs import command
 
 
@@ -22,6 +26,25 @@ def test_the_process_ends_after_the_run(tmp_path):
     write(3)
     trackio_feed.feed(tmp_path, tracker, poll_s=0.02, end_s=0.1)
     assert [logged.kwargs["step"] for logged in tracker.log.call_args_list] == [1, 2, 3]
+
+
+def test_one_process_logs_a_run_as_long_as_it_lives(tmp_path, monkeypatch):
+    (tmp_path / "run.toml").write_text('name = "my-run"\ntrackers = "trackio"\nrank = 8\n')
+    trackio, locks = Mock(), []
+    monkeypatch.setitem(sys.modules, "trackio", trackio)
+    monkeypatch.setattr(os, "_exit", Mock())
+    monkeypatch.setattr(trackio_feed.faulthandler, "dump_traceback_later", Mock())
+    monkeypatch.setattr(trackio_feed, "feed", Mock())
+    monkeypatch.setattr(trackio_feed, "Lock", lambda path: locks.append(Lock(path)) or locks[-1])
+    for _ in range(2):  # a second attempt: the first process goes on alone
+        trackio_feed.main(RunFolder(tmp_path))
+    config = {"name": "my-run", "trackers": "trackio", "rank": 8}
+    known = dict(project="hangproof", name=tmp_path.name, config=config, resume="allow", embed=False)
+    trackio.init.assert_called_once_with(**known)
+    trackio_feed.feed.assert_called_once_with(tmp_path, trackio.init())
+    trackio.init().finish.assert_called_once_with()
+    for lock in locks:
+        lock.release()
 
 
 def fed(folder, lines: list[bytes]) -> list:

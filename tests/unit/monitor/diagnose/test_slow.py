@@ -8,13 +8,13 @@ from monitor_evidence import beat
 from monitor_helpers import ROOT, events
 from runs_helpers import spec
 
-from guards import heartbeat, memory
-from monitor import gpu
+from guards import memory
+from monitor import gpu, supervisor
 from monitor.cli import commands
 from monitor.detect.probe import ProcessSample
 from monitor.diagnose import slow
 from monitor.resume import next_attempt
-from monitor.state import Observation, Verdict
+from monitor.state import Observation, Shutdown, State, Verdict
 from runs import job, mitigate
 from ui.run import cards
 from ui.run.view import View
@@ -144,13 +144,6 @@ def test_the_page_and_the_status_name_the_cause_and_the_cure(tmp_path):
     assert text in cards.head(view)
 
 
-def test_the_time_that_a_training_waits_for_its_loader_is_in_its_heartbeat(tmp_path):
-    beat = heartbeat.Heartbeat(heartbeat.path_of(tmp_path, 0))
-    beat.waited(1.5)
-    beat.waited(0.25)
-    assert heartbeat.read(heartbeat.path_of(tmp_path, 0)).waited_s == 1.75
-
-
 class Training:
     """A training on a clock of its own, whose loader keeps it waiting for a part of each step."""
 
@@ -219,3 +212,12 @@ def test_one_change_is_tried_and_taken_back_unless_it_helps(training, monkeypatc
     taken_back = "the change is taken back: a step takes 3 s with it, 3 s without"
     assert [event["message"] for event in training.told("reverted")] == [taken_back]
     assert any("instead of 3 s since the change" in event["message"] for event in training.told("slowdown_over"))
+
+
+def test_a_turn_asks_for_a_change_and_saves_the_run_for_it(training, monkeypatch):
+    run, change = training.run, {"name": "workers_2", "sentence": "two workers", "patch": {}}
+    monkeypatch.setattr(run.slowdown, "poll", lambda *asked: [change])
+    run.attempt = training.attempt
+    monkeypatch.setattr(run, "observe", lambda attempt: Observation(training.now_s, 0.0, tuple(attempt.beats)))
+    assert supervisor.watching(run).state is State.STOPPING
+    assert run.state.changes == [change] and run.state.shutdown == Shutdown("changed")
