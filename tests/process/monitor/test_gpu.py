@@ -15,11 +15,9 @@ from unittest.mock import Mock
 
 import children
 import pytest
-from monitor_helpers import ROOT, cli, events, finish, kill_monitor, monitor, stop, toy_run, wait_for
-from run_facts import members, status, step_of, trainers
+from monitor_helpers import ROOT, wait_for
 
-from benchmarks.trial import TOKEN, kill_all
-from monitor import gpu
+from monitor import gpu, start
 from monitor.gpu import GpuQueue
 from monitor.process import platform
 
@@ -172,35 +170,6 @@ def test_a_helper_that_cannot_start_is_a_note(gpus, monkeypatch, where):
     assert wait_for(one.read) and one.note == "", "it is started once that works"
 
 
-GPU = {"HANGPROOF_GPUS": "0"}
-
-
-@pytest.mark.slow
-def test_a_gpu_stays_with_a_training_whose_monitor_is_killed_and_goes_to_a_run_that_waits(tmp_path):
-    env = {**GPU, "HANGPROOF_DATA": str(tmp_path), TOKEN: str(tmp_path)}
-    first, second = folders = [
-        toy_run(tmp_path / "outputs" / name, steps=steps, pace=0.03)
-        for name, steps in (("first", 5000), ("second", 20))
-    ]
-    processes = []
-    try:
-        for folder in folders:
-            processes.append(monitor(folder, **env))
-            wait_for(lambda f=folder: "GPU 0" in status(f)["message"] or step_of(f) > 3)
-        assert [status(f)["state"] for f in folders] == ["running", "queued"]
-        assert "second: queued, step 0. waiting for GPU 0: the run 'first' uses it" in cli(first, "status", **env)
-        kill_monitor(processes[0], first)
-        before = status(second)["updated_at"]
-        wait_for(lambda: status(second)["updated_at"] > before and members(first))
-        assert status(second)["state"] == "queued" and trainers(first) and events(second, "started") == []
-        stop(first, "--now", "--wait", "120", **env)
-        assert finish(processes[1])[0] == 0
-    finally:
-        kill_all(str(tmp_path), lambda: [monitored.poll() for monitored in processes])
-        for monitored in processes:
-            monitored.communicate()
-
-
 def test_the_gpus_of_a_run_come_from_the_environment_and_its_spec(monkeypatch):
     monkeypatch.delenv("HANGPROOF_GPUS", raising=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
@@ -267,6 +236,20 @@ def test_a_queue_that_cannot_be_written_is_a_message_until_it_can(queued, monkey
     other.release()
     monkeypatch.setattr(platform.os, "write", broken)
     assert one.acquire()
+
+
+def test_a_gpu_stays_with_a_training_that_outlives_its_monitor(queued, make_loop):
+    waits, run = queued("waits"), make_loop("")
+    (run.folder.folder / "train.sh").write_text("sleep 60")
+    wait_for(run.queue.acquire)
+    attempt = start.start_attempt(run)
+    run.queue.release()  # as the end of the monitor does
+    try:
+        assert not waits.acquire() and waits.message == "waiting for GPU 0: the run 'toy' uses it"
+    finally:
+        attempt.kill(0.0, 60.0)
+    assert waits.acquire()
+    attempt.close()
 
 
 A, B, C = "GPU-aaaa1111-0", "GPU-bbbb2222-0", "GPU-bbbb3333-0"
@@ -401,7 +384,9 @@ def test_runs_that_queue_and_probe_all_the_time_share_a_gpu_and_a_free_one_is_ta
     """Real processes: each gets all its turns, never two at once."""
     probes = [children.start(PROBES, tmp_path) for _ in range(2)]
     try:
-        runs = [children.start(RUNS, f"run {i}", tmp_path, **GPU, HANGPROOF_LOCKS=tmp_path) for i in range(4)]
+        runs = [
+            children.start(RUNS, f"run {i}", tmp_path, HANGPROOF_GPUS="0", HANGPROOF_LOCKS=tmp_path) for i in range(4)
+        ]
         assert [process.wait(60) for process in runs] == [0] * 4
         for _ in range(100):
             one = queued("one")
