@@ -348,9 +348,7 @@ class Watch:
         return self._of(name).budget(self.config.phases[phase], self.config.watch)
 
     def _of(self, name: str) -> Durations:
-        if name not in self.durations:
-            self.durations[name] = Durations(self.known.get(name))
-        return self.durations[name]
+        return self.durations.setdefault(name, Durations(self.known.get(name)))
 
 
 # ---- the pace ----
@@ -373,7 +371,7 @@ class Pace:
         self._window_s, self._expected_s = window_s, expected_s
         self._usual: list[float] = []  # every `_stride`th step that was not slow
         self._stride, self._skipped = 1, 0
-        self._window: deque[float] = deque()
+        self.window: deque[float] = deque()  # the newest steps; to be cleared after a suspend
         self._median = self._slower = self._slowest = 0.0  # of `_usual`: the middle, the 95th and the 98th percent
         self.slow = False
         self.lost_s = 0.0  # by the slow time so far
@@ -388,24 +386,10 @@ class Pace:
         """Seconds of the usual step, 0.0 while nothing is known."""
         return self._median or self._expected_s
 
-    @property
-    def steps(self) -> int:
-        """The number of steps in the window."""
-        return len(self._window)
-
     def now_s(self, under_way_s: float = 0.0) -> float:
         """Seconds of the window's middle step."""
-        found = sorted([*self._window, *([under_way_s] if under_way_s else [])])
+        found = sorted([*self.window, *([under_way_s] if under_way_s else [])])
         return found[len(found) // 2] if found else 0.0
-
-    @property
-    def window_s(self) -> float:
-        """Seconds that the window's steps took."""
-        return sum(self._window)
-
-    def forget(self) -> None:
-        """Something stopped the training for a while (a suspend): the window starts over."""
-        self._window.clear()
 
     def limit_s(self, factor: float = FACTOR, above_slower: float = ABOVE_SLOWER) -> float:
         """Seconds above which a step is slow; 0.0 while nothing is known."""
@@ -420,15 +404,15 @@ class Pace:
             steps: durations of those completed since the last call, oldest first. under_way_s: of the one under way.
         """
         for step_s in steps:
-            self._window.append(step_s)
+            self.window.append(step_s)
             if self.slow:
                 self.lost_s += max(0.0, step_s - self.usual_s)
-            while len(self._window) > MIN_STEPS and sum(self._window) - self._window[0] >= self._window_s:
-                self._learn(self._window.popleft())
+            while len(self.window) > MIN_STEPS and sum(self.window) - self.window[0] >= self._window_s:
+                self._learn(self.window.popleft())
         limit_s = self.limit_s()
         # The step under way counts once it is slow: it can last for minutes.
         current = [under_way_s] if limit_s and under_way_s > limit_s else []
-        window = [*self._window, *current][-max(MIN_STEPS, len(self._window)) :]
+        window = [*self.window, *current][-max(MIN_STEPS, len(self.window)) :]
         last = window[-SEVERE_STEPS:]
         severe_s = max(SEVERE * self.usual_s, ABOVE_SLOWEST * self._slowest)
         severe = len(last) == SEVERE_STEPS and min(last) > severe_s and sum(last) >= self._window_s
@@ -437,13 +421,13 @@ class Pace:
             return ""
         if not self.slow and (severe or sum(s > limit_s for s in window) >= SHARE * len(window)):
             self.slow, self.lost_s = True, sum(max(0.0, s - self.usual_s) for s in window)
-            while self._window and self._window[0] <= limit_s:  # from before: three long steps need no whole window
-                self._window.popleft()
+            while self.window and self.window[0] <= limit_s:  # from before: three long steps need no whole window
+                self.window.popleft()
             return SLOW
         back_s = self.limit_s(BACK, BACK_SLOWER) if self.own else FACTOR * self._expected_s
         if self.slow and sum(s <= back_s for s in window) >= SHARE * len(window):
             self.slow = False
-            self._window.clear()
+            self.window.clear()
             return OVER
         return ""
 

@@ -275,7 +275,7 @@ class Slowdown:
         beat = min(view.beats, key=lambda b: b.rank, default=None)
         now_s = view.now_s
         if beat is None or beat.pid in view.stopped or verdict.reset:
-            self._pace.forget()
+            self._pace.window.clear()
             self._reading = None
             return None
         if self._pid and beat.pid != self._pid:  # another stage of the script: it has a pace of its own
@@ -290,7 +290,7 @@ class Slowdown:
             self._report_over(f"a step takes {self._pace.usual_s:.2g} s again")
         elif self._pace.slow and self._since_s is None:
             self._since_s, self._before = now_s, scan()
-            self._from_s = now_s - max(self._window_s, self._pace.window_s + under_way_s)
+            self._from_s = now_s - max(self._window_s, sum(self._pace.window) + under_way_s)
         if in_step and self._read(attempt, (beat.pid, beat.phase_s), beat.waited_s, now_s):
             self._explain(attempt, beat.step, under_way_s, now_s)
         without = self._tried(under_way_s)
@@ -307,7 +307,7 @@ class Slowdown:
         if last is None or not same:
             return False
         self._recent.append((new.at_s, between(last, new, attempt.tree.members.keys())))
-        keep_s = max(OLD_WINDOWS * self._window_s, self._pace.window_s + self._window_s)
+        keep_s = max(OLD_WINDOWS * self._window_s, sum(self._pace.window) + self._window_s)
         while self._recent[0][0] < new.at_s - keep_s or len(self._recent) > 2000:
             amounts = self._recent.popleft()[1]
             if not self._pace.slow:
@@ -393,7 +393,7 @@ class Slowdown:
         """Judge the change that was tried, once enough steps are known; the changes without it if it did not help."""
         known = self._known or {}
         before_s, tried = float(known.get("slow_s", 0.0)), known.get("tried")
-        if not before_s or tried not in self._names() or self._pace.steps < MIN_STEPS:
+        if not before_s or tried not in self._names() or len(self._pace.window) < MIN_STEPS:
             return None
         step_s = self._pace.now_s(under_way_s)
         known.pop("slow_s")
