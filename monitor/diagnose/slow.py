@@ -140,13 +140,13 @@ def _gpu(gpu: Mapping[str, Any], ours: Collection[int]) -> dict[str, float]:
     return found | ({"shared_gb": gpu["shared"] / 1e9} if isinstance(gpu.get("shared"), int) else {})
 
 
-def add(amounts: Iterable[Amounts], weight: float = 1.0) -> Amounts:
-    """Their sum, times `weight`."""
+def add(amounts: Iterable[Amounts]) -> Amounts:
+    """Their sum."""
     total: Amounts = {}
     for one in amounts:
         for name, (value, seconds) in one.items():
             old = total.get(name, (0.0, 0.0))
-            total[name] = old[0] + weight * value, old[1] + weight * seconds
+            total[name] = old[0] + value, old[1] + seconds
     return total
 
 
@@ -219,7 +219,7 @@ def program(pid: int) -> str:
 EVERY_S = 2.0  # between two readings
 MOST_S = 120.0  # of the slow time that its figures cover; at least a window
 OLD_WINDOWS = 3  # amounts are those of the usual pace once they are this old
-FADE = 0.98  # what the usual amounts keep at each reading
+KEPT = 50  # of these
 UNEXPLAINED_WINDOWS, UNEXPLAINED = 3, 3.0  # without a cause: so long, and so many times the usual step
 GAIN = 0.8  # a change is kept if a step takes less than this share of before
 REHEARSAL = "rehearsal.json"  # launch/rehearse.py
@@ -242,7 +242,7 @@ class Slowdown:
         self._pid = 0  # of the process whose pace it is
         self._visit = (0, -1.0)  # (pid, when the phase was entered) of `_reading`
         self._recent: deque[tuple[float, Amounts]] = deque()
-        self._usual: Amounts = {}
+        self._usual: deque[Amounts] = deque(maxlen=KEPT)
         self._since_s: float | None = None  # when the pace was found to be slow
         self._from_s = 0.0  # when its first slow step began
         self._before: dict[int, ProcessInfo] = {}  # all processes at that moment
@@ -311,7 +311,7 @@ class Slowdown:
         while self._recent[0][0] < new.at_s - keep_s or len(self._recent) > 2000:
             amounts = self._recent.popleft()[1]
             if not self._pace.slow:
-                self._usual = add([add([self._usual], FADE), amounts])
+                self._usual.append(amounts)
         return True
 
     def _figures(self, now_s: float) -> dict[str, float]:
@@ -319,7 +319,7 @@ class Slowdown:
         from_s = now_s - self._window_s if self._since_s is None else self._from_s
         late = [amounts for at_s, amounts in self._recent if at_s >= max(from_s, now_s - MOST_S)]
         early = [amounts for at_s, amounts in self._recent if at_s < from_s]
-        return figures(add(late), add([*early, self._usual]))
+        return figures(add(late), add([*early, *self._usual]))
 
     def _explain(self, attempt: Attempt, step: int, under_way_s: float, now_s: float) -> None:
         """Report a slow time once its cause is known, or has stayed unknown for long; end one that needs no pace."""
