@@ -2,6 +2,7 @@
 
 import ast
 import re
+import sys
 from dataclasses import fields
 from pathlib import Path
 
@@ -96,11 +97,20 @@ def test_each_function_of_the_documented_walk_of_a_hang_exists():
         assert re.search(rf"def {name.rpartition('.')[2]}\(", code), (file, name)
 
 
-def test_the_monitors_process_holds_none_of_the_large_modules():
+def test_the_monitors_process_holds_no_library_and_none_of_the_large_modules():
     """It sleeps beside the training for hours: OpenSSL (`hashlib`) alone is 4 MB, pydantic 20 MB."""
     loaded = python("-c", "import sys, monitor.supervisor; print(*sys.modules)").stdout.split()
-    large = {"hashlib", "ssl", "urllib.request", "http.client", "pydantic", "numpy", "psutil", "argparse", "asyncio"}
-    assert loaded and not large & set(loaded)
+    assert loaded and not {"hashlib", "ssl", "urllib.request", "http.client", "argparse", "asyncio"} & set(loaded)
+    known = sys.stdlib_module_names | {
+        "monitor",
+        "guards",
+        "runs",
+        "presets",
+        "__main__",
+        "sitecustomize",
+        "_distutils_hack",
+    }
+    assert {name.partition(".")[0] for name in loaded} <= known
 
 
 # What has no test file of its own name: the members of a family of alike modules, and modules too small to have a promise.
