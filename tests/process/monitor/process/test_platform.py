@@ -143,13 +143,9 @@ def test_an_environment_that_cannot_be_read_is_not_an_empty_one(monkeypatch, chi
 
 
 @linux
-def test_the_boot_id_does_not_depend_on_the_wall_clock(monkeypatch):
-    """A name computed from the wall clock flips, and a healthy training would be killed as one of the boot before."""
-    before = platform.boot_id()
-    monkeypatch.setattr(time, "time", lambda: 0.0)
-    assert platform.boot_id() == before != ""
+def test_a_boot_whose_name_cannot_be_read_is_unknown(monkeypatch):
     failing(monkeypatch, "", errno.ENOENT)
-    assert platform.boot_id() == "", "unknown off Linux"
+    assert platform.boot_id() == ""
 
 
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="owners of files")
