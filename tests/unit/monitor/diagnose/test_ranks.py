@@ -145,8 +145,11 @@ def test_the_text_has_the_table_the_check_points_the_stacks_and_the_environment(
     assert text[where + 1 : where + 3] == ["    load (/x/models.py:1)", "    build (/x/setup.py:1)"]
     assert "Rank 0: at check point 3 (tokenizers and text encoders) for 5.0 s, waits for the others" in text
     assert "Rank 2: did not start" in text
-    assert "    device=cpu" in text and "    rank 1: RANK=1" in text and "    rank 0: RANK=0, NCCL_DEBUG=INFO" in text
+    assert any(line.split()[-6:] == ["rank", "0", "rank", "1", "rank", "2"] for line in text)
+    assert text[text.index("    device=cpu") - 2] == "Environment of all ranks:" and "    backend=gloo" in text
+    assert "    rank 1: RANK=1" in text and "    rank 0: RANK=0, NCCL_DEBUG=INFO" in text
     assert not any("\x1b" in line or "\n" in line for line in text)
+    assert ranks.environment(group[:1])[0] == "Environment:" and ranks.environment([]) == []
     assert ranks.Group([{**training(0), "points": []}]).lines(verdict([training(0)])) == []
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 
 import pytest
 from monitor_evidence import beat
@@ -79,6 +80,14 @@ def test_two_readings_give_shares_of_the_time_between_them():
     assert (found["hot"], found["braked"]) == (1.0, 0.0)
     hidden = dataclasses.replace(second, gpu=({**second.gpu[0], "pids": [9]},))  # a container: numbers of the host
     assert slow.figures(slow.add([slow.between(first, hidden, [7])]), {})["foreign"] == 0
+
+
+def test_the_program_that_has_used_most_processor_time_since_is_named():
+    before = {
+        pid: dataclasses.replace(p, cpu_s=p.cpu_s - 1e6 * (pid == os.getppid())) for pid, p in slow.scan().items()
+    }
+    assert slow.busiest(before, []).endswith(f"(pid {os.getppid()})")
+    assert slow.busiest({}, []) == "short-lived programs"
 
 
 @pytest.mark.parametrize("version", [1, 2])
