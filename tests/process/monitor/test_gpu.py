@@ -214,6 +214,10 @@ def test_one_run_gets_all_of_its_gpus_and_gives_one_back_until_it_gets_all(queue
     monkeypatch.setenv("HANGPROOF_GPUS", "1")
     holder = queued("holder")
     assert holder.acquire() and not first.acquire() and first.message == "waiting for GPU 1: the run 'holder' uses it"
+    monkeypatch.setenv("HANGPROOF_GPUS", "0")
+    other = queued("other")
+    assert other.acquire()
+    other.release()
     holder.release()
     assert first.acquire()
 
