@@ -21,10 +21,10 @@ def run(args: argparse.Namespace) -> int:
 
     folder = runs.run_folder(args.run)
     if is_held(folder / LOCK):  # another monitor watches it, which `become` reports
-        return 0 if args.prepare else become(os.fspath(folder), False)
+        return 0 if args.prepare else become(os.fspath(folder))
     spec = runs.pinned(folder).run_spec()
     if travel.fetches_files(spec) and weights.problems(spec):  # a run may use files in other places
         runs.fetch_model(spec.model)
     if args.prepare:
         return common.report(args, f"{folder}: ready", {"folder": str(folder)})
-    return become(os.fspath(folder), False)
+    return become(os.fspath(folder))

@@ -72,8 +72,7 @@ def _command(words: list[str]) -> int:
         command.add_argument("--json", action="store_true", help="end with one line of JSON")
         return command
 
-    run = add("run", "supervise a run in the foreground until it ends")
-    run.add_argument("--checked", action="store_true", help=argparse.SUPPRESS)  # `start` has looked for what is missing
+    add("run", "supervise a run in the foreground until it ends")
     add("start", "supervise a run in the background; a training that is already running is adopted, never doubled")
     status = add("status", "show what a run, or every run, is doing", "[RUN]")
     status.add_argument("--watch", action="store_true", help="keep showing it")
@@ -92,8 +91,6 @@ def _command(words: list[str]) -> int:
     add("resume-all", "start every run that a reboot, a pre-emption or a killed monitor interrupted", None)
     add("notify", "send a test message to your own addresses (see monitor/cli/notify.py)", None)
     add("diagnose", "explain what a run, or any process, is doing and what it waits for")
-    metrics = add("metrics", "serve every run's status to Prometheus at /metrics", None)
-    metrics.add_argument("--port", type=int, default=9477)
     args = top.parse_args(words)
     try:
         if args.command != "run":
@@ -107,7 +104,7 @@ def _command(words: list[str]) -> int:
             return code
         folder = find(args.run)
         own_folder(folder, machine_number(folder, os.environ)).mkdir(parents=True, exist_ok=True)
-        return become(str(folder), args.checked)
+        return become(str(folder))
     except (MonitorError, OSError) as error:
         print(f"monitor: {error}", file=sys.stderr)
         return 1
@@ -118,7 +115,7 @@ def _command(words: list[str]) -> int:
 def _child(words: list[str]) -> int:
     """The monitor. `words`: the keeper's pid, options, the folder.
 
-    Options: --beat=DESCRIPTOR to beat into, --checked, --restarted, --received=SIGNAL for each so far.
+    Options: --beat=DESCRIPTOR to beat into, --restarted, --received=SIGNAL for each so far.
     """
     import traceback
     from pathlib import Path
@@ -142,7 +139,7 @@ def _child(words: list[str]) -> int:
         from monitor.supervisor import supervise
 
         received = [int(word.partition("=")[2]) for word in options if word.startswith("--received=")]
-        return supervise(Path(folder), echo, "--checked" in known, int(parent_pid), "--restarted" in known, received)
+        return supervise(Path(folder), echo, int(parent_pid), "--restarted" in known, received)
     except MonitorError as error:
         print(f"monitor: {error}", file=sys.stderr)
         # An earlier start did succeed: the keeper tries again, unless somebody has started another monitor meanwhile.
@@ -157,7 +154,7 @@ def _child(words: list[str]) -> int:
 # ---- the keeper ----
 
 
-def become(folder: str, checked: bool) -> int:
+def become(folder: str) -> int:
     """Replace this process with the keeper of `folder`; on Windows, be it: its exit code. Raises OSError."""
     from guards.limits import LimitError
     from monitor import config
@@ -169,7 +166,7 @@ def become(folder: str, checked: bool) -> int:
         silent_s = max(config.load().watch.silent_s, CONFIRM_S)
     except (config.ConfigError, LimitError):
         silent_s = HEALTHY_S  # the monitor says what is wrong with the limits, and ends
-    words = [f"--silent-s={silent_s:g}", *["--checked"] * checked, folder]
+    words = [f"{silent_s:g}", folder]
     if sys.platform == "win32":
         return keep(words)
     sys.stdout.flush()
@@ -180,13 +177,10 @@ def become(folder: str, checked: bool) -> int:
 def keep(words: list[str]) -> int:
     """Run the monitor until it ends by itself; its exit code. 1 after TRIES_COUNT kills or failures in a row.
 
-    words: options, the run's folder. Options: --checked; --silent-s=SECONDS.
+    words: the seconds after which a monitor is silent, the run's folder.
     """
-    *options, folder = words
+    base_s, folder = float(words[0]), words[1]
     run = os.path.basename(folder)
-    known_options = dict(word.partition("=")[::2] for word in options)
-    base_s = float(known_options.get("--silent-s", HEALTHY_S))
-    checked = ["--checked"] * ("--checked" in known_options)
     received: list[int] = []
     child: list[subprocess.Popen[bytes]] = []
 
@@ -210,7 +204,7 @@ def keep(words: list[str]) -> int:
         beats = -1
         try:
             known = len(received)  # a signal may come while no monitor listens
-            words = [*checked, *["--restarted"] * (failures + silences > 0)]
+            words = ["--restarted"] * (failures + silences > 0)
             process, beats = _start(folder, [*words, *(f"--received={number}" for number in received[:known])])
             child[:] = [process]
             for number in received[known:]:

@@ -49,12 +49,11 @@ class Loop(Run):
         self,
         folder: RunFolder,
         turn: Callable[[Loop], Transition],
-        checked: bool = False,
         parent_pid: int | None = None,
         received: Sequence[int] = (),
         trial: bool = False,
     ):
-        super().__init__(folder, config.load(), checked)
+        super().__init__(folder, config.load())
         self.turn, self.trial = turn, trial
         self.evidence: Evidence | None = None
         self.on_view: Callable[[Attempt, Observation], None] = lambda attempt, view: None

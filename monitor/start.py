@@ -59,9 +59,9 @@ class Unkillable(Exception):
 class Run:
     """What supervisor and recovery share about one run."""
 
-    def __init__(self, folder: RunFolder, config: Config, checked: bool):
-        """checked: whoever started the monitor has looked for what is missing. Raises MonitorError."""
-        self.folder, self.config, self.checked = folder, config, checked
+    def __init__(self, folder: RunFolder, config: Config):
+        """Raises MonitorError: the saved state cannot be read."""
+        self.folder, self.config = folder, config
         self.state = RunState.load(folder)
         self.gpus = gpu.Gpus()
         self.queue = GpuQueue(folder.name, folder.spec, self.gpus.listed)
@@ -73,9 +73,7 @@ class Run:
         self.at = Transition(State.OPENING)
         self.attempt: Attempt | None = None  # the one that is watched, and how it was seen last
         self.view: Observation | None = None
-        self.slow: dict[
-            str, Any
-        ] = {}  # why its steps take longer than usual (`diagnose/slow.py`); {} while they do not
+        self.slow: dict[str, Any] = {}  # why its steps take longer (`diagnose/slow.py`); {} while they do not
         self.incident: Incident | None = None  # the last one, until a new step closes it
         self.tries = 0  # starts in a row that failed for a passing reason
         self.failing_since_s = self.wait_limit_s = 0.0  # when the first of them failed, and how long they may go on
@@ -155,7 +153,7 @@ def _start_attempt(run: Run) -> Attempt | Transition:
         if state.attempt:
             return _try_again(run, missing, run.config.restart.disk_wait_s, EXIT_BUDGET)
         return Transition(State.FAILED, f"{missing}, then start the run again")
-    if run.incident is None and not run.checked:
+    if run.incident is None and not os.environ.get(next_attempt.CHECKED):
         try:
             problems = next_attempt.start_problems(run.folder, run.config.check.render_s, run.pause)
         except MonitorError as error:

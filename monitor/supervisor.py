@@ -53,13 +53,11 @@ from runs.staging import identity
 NO_STEP_SAVE_S = 2.0  # a stop before the first step: there is nothing to save
 
 
-def supervise(
-    folder: Path, echo: bool, checked: bool, parent_pid: int | None, restarted: bool, received: Sequence[int]
-) -> int:
+def supervise(folder: Path, echo: bool, parent_pid: int | None, restarted: bool, received: Sequence[int]) -> int:
     """Watch the run in `folder` until its end; the exit code of `monitor run`.
 
     Args:
-        echo: show the log on standard error. checked: the caller has looked for what is missing.
+        echo: show the log on standard error.
         parent_pid: the process that restarts this one when it is killed; `restarted`: it just did.
         received: signals that the parent received before this process could.
 
@@ -84,7 +82,7 @@ def supervise(
             return EXIT_CODES[saved.state]  # the monitor before this one saved it, and was killed afterwards
         if not restarted:
             run_folder.clear_stop_request(before_s=began_s)  # meant for a monitor of before
-        loop = Loop(run_folder, turn, checked, parent_pid, received)
+        loop = Loop(run_folder, turn, parent_pid, received)
         loop.state.keeper = keeper
         return loop.run_until_final()
     except (config.ConfigError, limits.LimitError) as error:

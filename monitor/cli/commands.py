@@ -25,7 +25,7 @@ from monitor.phrases import PHASES, count, duration
 from monitor.process import platform, spawned
 from monitor.process.platform import LOCK, is_held
 from monitor.process.spawned import ROOT, Tree, helper_environment
-from monitor.resume.next_attempt import start_problems
+from monitor.resume.next_attempt import CHECKED, start_problems
 from monitor.run_folder import (
     EVENTS,
     LOG,
@@ -78,8 +78,8 @@ def launch(folder: Path) -> dict[str, Any]:
         if missing:
             raise MonitorError(f"{folder.name} cannot be started: {'; '.join(missing)}")
     before = log.stat().st_size if log.exists() else 0
-    command = [sys.executable, "-m", "monitor", "run", "--checked", str(folder)]
-    env = helper_environment() | {"HANGPROOF_QUIET": "1"}
+    command = [sys.executable, "-m", "monitor", "run", str(folder)]
+    env = helper_environment() | {"HANGPROOF_QUIET": "1", CHECKED: "1"}
     null = subprocess.DEVNULL
     with open(log, "ab") as out:
         keeper = subprocess.Popen(
@@ -372,23 +372,6 @@ def rank_report(folder: Path) -> dict[str, Any] | None:
     state = (read_status(folder) or {}).get("state")
     said = group.verdict(stuck=state in ("suspect", "recovering"))
     return group.as_json(said) | {"lines": group.lines(said)}
-
-
-def metrics(args: argparse.Namespace) -> Answer:
-    """Serve until Ctrl-C."""
-    import http.server
-
-    from monitor.cli.metrics import Handler
-
-    try:
-        serving = http.server.ThreadingHTTPServer(("127.0.0.1", args.port), Handler)
-    except OSError as error:
-        raise MonitorError(f"port {args.port} cannot be used: {error.strerror}; choose another with --port") from error
-    print(f"http://127.0.0.1:{serving.server_port}/metrics", flush=True)
-    if args.json:
-        print(json.dumps({"port": serving.server_port}), flush=True)
-    serving.serve_forever()
-    return 0, None
 
 
 def notify(args: argparse.Namespace) -> Answer:

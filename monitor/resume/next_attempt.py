@@ -49,6 +49,7 @@ REST_MAX_S = 60.0
 EVERY_S = 1.0
 LOOK_S = 5.0  # between two looks at the standby's processes and at the free memory
 AT_MOST_BYTES = 4 << 30  # what the imports of a trainer need; a training holds its model and data beside them
+CHECKED = "HANGPROOF_CHECKED"  # set: whoever started the monitor has looked for what is missing
 OUTPUT = "output"  # what the standby prints before it is released; then it goes into training.log
 
 

@@ -13,7 +13,7 @@ from monitor.attempt import Attempt
 from monitor.diagnose import causes
 from monitor.diagnose.incident import Incident
 from monitor.process import platform
-from monitor.resume import checkpoints
+from monitor.resume import checkpoints, next_attempt
 from monitor.resume.next_attempt import Rendered
 from monitor.state import ResumePoint, RunState, State
 
@@ -139,7 +139,7 @@ def test_another_machine_takes_its_changes_from_the_first(make_loop, monkeypatch
     first.state.changes, first.state.changes_at_save = [{"name": "batch_1", "sentence": "s"}], ["batch_1"]
     first.state.save(first.folder)
     second, seen = make_loop("nodes = 2\n", machine=1), []
-    second.checked = True
+    monkeypatch.setenv(next_attempt.CHECKED, "1")
     monkeypatch.setattr(second.prewarm, "render", lambda *given: seen.append(given) or Rendered(script(second)))
     attempt = start.start_attempt(second)
     ended(attempt)

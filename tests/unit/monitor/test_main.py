@@ -13,7 +13,7 @@ from monitor.run_folder import MonitorError
 def test_a_keeper_that_cannot_receive_signals_says_so_and_starts_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(keeper.signal, "signal", Mock(side_effect=OSError(12, "Cannot allocate memory")))
     monkeypatch.setattr(keeper, "_start", lambda folder, options: pytest.fail("a monitor was started"))
-    assert keeper.keep([str(tmp_path)]) == 1
+    assert keeper.keep(["9", str(tmp_path)]) == 1
     sentence = f"monitor: {tmp_path.name}: cannot receive signals: Cannot allocate memory; start it again\n"
     assert capsys.readouterr().err == sentence
 
@@ -39,7 +39,7 @@ def test_a_monitor_that_fails_before_it_has_begun_is_started_again(call, monkeyp
             "",
             "monitor: toy is gone\n",
         ),
-        (["metrics"], Mock(side_effect=KeyboardInterrupt), 130, "", ""),
+        (["notify"], Mock(side_effect=KeyboardInterrupt), 130, "", ""),
     ],
 )
 def test_a_command_ends_with_its_code_and_one_line_of_json_where_asked(

@@ -131,7 +131,7 @@ def test_what_prevents_a_start_is_said_and_a_full_disk_may_pass(make_loop, monke
     for problems, said in ((lambda *_: ["no model", "no tier"], "no model; no tier"), (wrong, "run.toml: no tier")):
         monkeypatch.setattr(start.next_attempt, "start_problems", problems)
         assert start.start_attempt(run) == Transition(State.FAILED, said)
-    run.checked = True  # whoever started the monitor has looked
+    monkeypatch.setenv(start.next_attempt.CHECKED, "1")  # whoever started the monitor has looked
     monkeypatch.setattr(run.prewarm, "render", wrong)
     assert start.start_attempt(run).message == "attempt 1 cannot be started: run.toml: no tier"
     assert not events(run.folder.folder, "job")

@@ -346,12 +346,12 @@ def test_a_monitor_begins_once_and_lets_go_at_the_end(make_loop, monkeypatch, ca
         RunState(**saved).save(run.folder)
         request.write_text("{}")
         os.utime(request, (time.time() - 60,) * 2)
-        return supervisor.supervise(folder, False, True, keeper.pid, restarted, [signal.SIGINT])
+        return supervisor.supervise(folder, False, keeper.pid, restarted, [signal.SIGINT])
 
     assert supervised(False) == 8 and not request.exists(), "that was meant for a monitor of before"
     (loop,) = loops
     ours = f"{keeper.pid} {keeper.start}"
-    assert loop.state.keeper == ours and loop.signals == [signal.SIGINT] and loop.checked
+    assert loop.state.keeper == ours and loop.signals == [signal.SIGINT]
     assert supervised(True) == 8 and request.exists()
     for known, code in ((ours, 1), ("7 1.0", 8)):  # the monitor before this one had saved the end
         assert supervised(True, state=State.FAILED, keeper=known) == code
