@@ -15,10 +15,6 @@ from runs.pin import pinned
 from runs.scripts import rendered
 
 pytestmark = pytest.mark.slow
-OOM = """
-if "adafactor" not in args.optimizer_type.lower():
-    raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
-"""
 
 
 def test_a_certain_cause_is_changed_at_the_first_restart_and_the_spec_stays_the_users(run):
@@ -65,17 +61,6 @@ def test_a_run_that_gets_stuck_in_a_save_again_saves_locally(run):
     assert (folder / f"{folder.name}.safetensors").is_file(), "and the LoRA is in the run's folder"
     assert (folder / "train.attempt-3.sh").is_file()
     assert not staging.place(folder).parent.exists(), "what was saved locally is in the run's folder, and only there"
-
-
-def test_a_change_that_old_checkpoints_do_not_fit_keeps_them_aside_and_begins_again(run):
-    folder, code = run(OOM, tier="20G", batch_size=1, extra={"highvram": False})
-    assert code == 0
-    changes = [e["change"] for e in events(folder, "mitigated")]
-    assert changes[-1] == "tier_down"
-    assert b"adafactor" in (folder / "Ladder-1.safetensors").read_bytes().lower()
-    last = incidents(folder)[-1]
-    assert last["resumed_from"] == 0 and any("starts over" in sentence for sentence in last["changed"])
-    assert list(folder.glob("*-step00000020-state.bad")), "kept aside, not lost"
 
 
 def test_a_training_that_nobody_watches_is_listed_and_can_be_stopped(tmp_path):

@@ -4,10 +4,9 @@ import sys
 
 import pytest
 from monitor_helpers import events, inject, supervise, toy_run
-from run_facts import completed, status, trainers, weight
+from run_facts import completed, weight
 from toys import HANG, SHORT, undisturbed
 
-from guards import checkpoint
 from monitor.process.platform import Lock
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not sys.platform.startswith("linux"), reason="signals and /proc")]
@@ -42,20 +41,6 @@ def test_an_error_that_nobody_expected_is_logged_reported_once_and_the_loop_goes
     log = (folder / "monitor.log").read_text()
     assert "Traceback (most recent call last)" in log and "ZeroDivisionError: a bug that nobody expected" in log
     assert "the same error, 2 times" in log
-
-
-@pytest.mark.parametrize("hangs", [True, False])
-def test_a_monitor_that_fails_at_every_turn_stops_a_hung_run_with_the_reason_and_leaves_a_healthy_one(folder, hangs):
-    toy_run(folder, HANG if hangs else "", steps=100, pace=0.03, every=10)
-    bug = A_BUG.replace("len(calls) % 4 == 0 and len(calls) < 40", "len(calls) > 4")
-    assert supervise(folder, "[watch]\nfault_s = 2\n", **inject(folder, bug))[0] == (1 if hangs else 0)
-    now = status(folder)
-    if hangs:
-        assert now["state"] == "failed" and "a bug that nobody expected" in now["reason"]
-        assert checkpoint.newest_valid(folder).name == "toy-step00000030-state"
-        assert trainers(folder) == []
-    else:
-        completed(folder, steps=100)
 
 
 def test_a_folder_that_takes_no_status_and_no_report_does_not_keep_a_run_from_its_end(folder):

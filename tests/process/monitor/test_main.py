@@ -9,7 +9,7 @@ import time
 
 import psutil
 import pytest
-from monitor_helpers import events, finish, inject, monitor, started, supervise, toy_run, wait_for
+from monitor_helpers import events, finish, monitor, started, supervise, toy_run, wait_for
 from run_facts import completed, incidents, status, trainers
 from toys import AT, GO, HANG, SHORT, fault_at
 
@@ -118,16 +118,3 @@ def test_a_run_that_fails_under_a_monitor_that_was_replaced_ends_as_failed(folde
     code, _, err = finish(process)
     assert code == 4 and err.count("restarting it") == 1, err
     assert status(folder)["state"] == "failed"
-
-
-def test_a_monitor_that_is_killed_after_the_end_was_saved_is_not_followed_by_a_new_start(folder):
-    toy_run(folder, fault_at(AT, "sys.exit(7)", "True"), **SHORT)
-    deadly = (
-        "real = os.replace\ndef deadly(a, b, **k):\n"
-        "    end = str(b).endswith('monitor.json') and b'\"failed\"' in open(a, 'rb').read()\n"
-        "    real(a, b, **k)\n    if end:\n        os.kill(os.getpid(), signal.SIGKILL)\nos.replace = deadly\n"
-    )
-    limits = "[restart]\nwithout_progress_count = 1\nbackoff_first_s = 0.1\n"
-    code, _, err = supervise(folder, limits, **inject(folder, deadly))
-    assert code == 1 and err.count("restarting it") == 1, err
-    assert status(folder)["state"] == "failed" and len(events(folder, "started")) == 1

@@ -1,19 +1,15 @@
 """The monitor on real processes: a toy trainer of 30 ms steps that hangs, dies or is stopped. tests/campaigns/faults.toml has every way."""
 
-import os
-import signal
-import subprocess
 import sys
 
 import pytest
-from monitor_helpers import ROOT, events, finish, started, stop, supervise, toy_run
+from monitor_helpers import events, finish, started, stop, supervise, toy_run
 from run_facts import completed, incidents, report, status, trainers
 from toys import AT, HANG, HOLD, SHORT, fault_at
 
 from monitor.ledger import Ledger
 
 pytestmark = pytest.mark.slow
-LINUX = sys.platform.startswith("linux")
 
 
 def test_an_undisturbed_run_completes_with_exit_code_0_and_no_incident(folder):
@@ -107,23 +103,3 @@ def test_a_script_without_heartbeats_is_watched_by_its_log(folder):
     (incident,) = incidents(folder)
     assert incident["kind"] == "hang" and incident["detect_s"] >= 2
     assert "line 3 of attempt 1" in (folder / "incidents/0001/log_tail.txt").read_text()
-
-
-def test_a_second_stage_that_fails_is_not_called_completed(folder):
-    toy_run(folder, **SHORT)
-    caches = f"import sys\nsys.path.insert(0, {str(ROOT)!r})\nfrom guards.heartbeat import Heartbeat\n"
-    (folder / "cache.py").write_text(caches + "Heartbeat.from_env().end('done')\n")
-    (folder / "train.sh").write_text(f"cd {folder}\n{sys.executable} cache.py && exit 7\n")
-    assert supervise(folder, limits="[restart]\nbackoff_first_s = 0.1\n")[0] == 4
-    assert status(folder)["state"] == "failed"
-
-
-@pytest.mark.skipif(not LINUX, reason="/proc/PID/environ")
-def test_orphans_of_a_dead_attempt_are_named_and_killed_before_a_new_one_starts(folder):
-    toy_run(folder, **SHORT)
-    orphan = subprocess.Popen(
-        ["sleep", "3618"], env={**os.environ, "HANGPROOF_RUN": str(folder), "HANGPROOF_TOKEN": "0" * 32}
-    )
-    assert supervise(folder)[0] == 0
-    assert orphan.wait(60) == -signal.SIGTERM
-    assert str(orphan.pid) in events(folder, "killed")[0]["message"]

@@ -4,13 +4,14 @@ import contextlib
 import io
 import json
 import os
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from monitor import run_folder
-from monitor.run_folder import MonitorError, RunFolder, machine_number, machines
+from monitor.run_folder import SCRIPT, MonitorError, RunFolder, find, machine_number, machines
 
 NODE = "HANGPROOF_NODE"
 NUMBERS = {  # `nodes` of the spec (None: a script of the user's own), the variable: the machine, or a part of the error
@@ -56,6 +57,26 @@ def test_another_machine_writes_into_a_folder_of_its_own_and_has_neither_store_n
     assert "secret" not in json.dumps(found)
     (tmp_path / "run.toml").unlink()
     assert RunFolder(tmp_path, machine=2).foreign
+
+
+def test_a_run_is_found_by_its_folder_or_its_name_and_one_without_a_script_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path))
+    folder = tmp_path / "outputs" / "my-lora"
+    folder.mkdir(parents=True)
+    for name in (folder, "no-such-run"):
+        with pytest.raises(MonitorError, match=SCRIPT):
+            find(name)
+    (folder / SCRIPT).touch()
+    assert find(folder) == find("my-lora") == folder
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_replaced_file_of_a_run_is_synced_with_its_folder(tmp_path, monkeypatch):
+    """`monitor.json`: without that, a power cut after "saved" brings the old file back."""
+    synced, fsync = [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(os.readlink(f"/proc/self/fd/{fd}")), fsync(fd)))
+    assert RunFolder(tmp_path).replace("monitor.json", "{}", sync=True)
+    assert synced[-1] == str(tmp_path) and len(synced) == 2
 
 
 def test_the_log_of_a_training_is_read_from_its_attempt_on_and_marked(tmp_path):

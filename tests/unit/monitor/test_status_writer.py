@@ -123,6 +123,14 @@ def test_a_new_checkpoint_is_shown_and_told_once_and_one_without_its_guard_file_
     (folder / "status.json").mkdir()
     assert not loop.write_status(force=True)
     (folder / "status.json").rmdir()
+    (folder / "monitor.json").unlink()
+    (folder / "monitor.json").mkdir()
+    loop.state.restarts = 3
+    assert not loop.state.save(loop.folder)
+    (folder / "monitor.json").rmdir()
+    loop.state.restarts = 4  # under way: not committed
+    loop.write_status(force=True)
+    assert RunState.load(loop.folder).restarts == 3, "what the disk refused is saved with the next status"
 
 
 def test_each_phase_of_an_attempt_is_told_once(make_loop):

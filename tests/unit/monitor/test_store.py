@@ -4,15 +4,12 @@ import io
 import json
 import os
 import subprocess
-from types import SimpleNamespace
 
 import pytest
 from monitor_helpers import events
 
 from monitor import config, store
 from monitor.run_folder import RunFolder
-from monitor.state import State, Transition
-from monitor.supervisor import admission
 
 RESTART_S = config.load().store.restart_s
 
@@ -173,14 +170,6 @@ def test_an_agent_is_closed_by_the_end_of_its_orders_or_killed(tmp_path, program
     assert [json.loads(line)["what"] for line in said.splitlines()] == ["release"] * (program == "cat")
     agent.poll()
     assert agent._popen is None, "it is not started again"
-
-
-@pytest.mark.parametrize("lease", ["refused", "lost"])
-def test_a_run_that_another_machine_trains_ends_before_its_first_attempt(lease):
-    view = store.StoreView(lease=store.LeaseState(lease), message="other (process 1) trains this run")
-    agent = SimpleNamespace(poll=lambda: view, unreachable_s=lambda: 0.0)
-    waiting = SimpleNamespace(config=config.load())
-    assert admission(waiting, agent) == Transition(State.FAILED, view.message, code=4)
 
 
 def test_values_of_another_version_are_ignored():

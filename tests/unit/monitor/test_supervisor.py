@@ -141,6 +141,11 @@ def test_a_stopped_run_says_where_and_with_which_checkpoint(make_loop, trained):
     run.state.ledger.seconds["training"] = 3 * 3600.0
     assert supervisor.spent(run) and run.state.shutdown == Shutdown("spent")
     assert supervisor.spent(run) is None, "it ends already"
+    run.state.shutdown, run.at = None, Transition(State.QUEUED)  # the user starts it again, with the same limit
+    again = turn(run)
+    assert (again.state, again.code) == (State.FAILED, 4) and again.message.startswith(
+        "the spend limit of 2 is reached"
+    )
 
 
 def test_a_stop_waits_for_the_checkpoint_until_its_deadline_or_a_hang(make_loop, trained, monkeypatch):
@@ -177,6 +182,7 @@ def test_a_stop_waits_for_the_checkpoint_until_its_deadline_or_a_hang(make_loop,
         (StoreView(error="no answer"), State.QUEUED, None, "connecting to the store: no answer"),
         (StoreView(lease=LeaseState.UNUSABLE), State.FAILED, None, "the store s3://x cannot be used: connecting"),
         (StoreView(lease=LeaseState.LOST, message="taken"), State.FAILED, 4, "taken"),
+        (StoreView(lease=LeaseState.REFUSED, message="other"), State.FAILED, 4, "other"),
         (StoreView(error="late"), State.FAILED, 4, "the store s3://x cannot be reached (late); waited 900 s; start"),
     ],
 )
@@ -276,7 +282,8 @@ def test_a_suspicion_is_looked_into_once_and_progress_ends_it(make_loop, trained
     run.at = Transition(State.STARTING)
     begins = Observation(view.now_s, 0.0, (beat(count=0),))
     assert supervisor.progressing(run, attempt, begins, Verdict("ok")) is run.at
-    assert supervisor.progressing(run, attempt, view, Verdict("ok")).state is State.RUNNING
+    using = replace(view, beats=(beat(about='{"device": "cuda:0"}'),))
+    assert supervisor.progressing(run, attempt, using, Verdict("ok")).state is State.RUNNING and run.state.gpu
 
 
 # ---- what an earlier monitor left ----

@@ -5,9 +5,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from monitor_helpers import STATUS, finish, monitor, started, toy_run, wait_for
+from monitor_helpers import STATUS, finish, monitor, toy_run, wait_for
 from run_facts import status, step_of
-from toys import GO, fault_at
+from toys import fault_at
 
 from monitor.cli import commands
 from monitor.process.platform import Lock
@@ -111,17 +111,3 @@ def test_diagnose_explains_a_living_run_and_any_process(folder):
     assert status(folder)["state"] == "stopped"
     code, _, err = finish(monitor(folder, "diagnose"))
     assert code == 1 and "nothing of it runs" in err
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform == "win32", reason="signals between processes are POSIX")
-def test_a_request_that_cannot_be_done_says_why(folder):
-    toy_run(folder, f"def fault(step):\n{GO}", steps=20)
-    process = started(folder, 1)
-    name = commands.request(folder, "save")
-    (folder / "go").touch()
-    assert finish(process)[0] == 0
-    found = commands.outcome(folder, name)
-    assert found and not found["done"] and found["message"] == "a checkpoint not made: the run is completed"
-    with pytest.raises(MonitorError, match="it is completed"):
-        commands.request(folder, "save")

@@ -7,17 +7,12 @@ import re
 import signal
 import sys
 
-import psutil
 import pytest
-from monitor_helpers import cli, events, finish, kill_monitor, monitor, started, stop, supervise, toy_run, wait_for
+from monitor_helpers import cli, events, finish, kill_monitor, monitor, started, stop, toy_run, wait_for
 from run_facts import completed, incidents, members, status, step_of, trainers, weight
-from toys import AT, GO, HANG, HOLD, SHORT, undisturbed
+from toys import HOLD, SHORT, undisturbed
 
 from guards import checkpoint
-from monitor.cli import commands
-from monitor.process import platform
-from monitor.run_folder import RunFolder
-from monitor.state import RunState
 
 pytestmark = [
     pytest.mark.slow,
@@ -36,16 +31,6 @@ def ended(folder, state: str) -> dict:
 # ---- the user's stop ----
 
 
-def test_a_stop_while_a_hang_is_being_looked_into_ends_it_without_a_restart(folder):
-    toy_run(folder, HANG, **SHORT)
-    process = monitor(folder, limits="[phases.step]\nfloor_s = 4\n")
-    wait_for(lambda: status(folder)["state"] == "suspect")
-    (folder / "stop.request").write_text("{}")  # what `monitor stop` writes, without its start
-    assert finish(process)[0] == 3
-    assert ended(folder, "stopped")["restarts"] == 0
-    assert checkpoint.newest_valid(folder).name == "toy-step00000030-state", "nothing is lost"
-
-
 def test_a_stop_in_the_middle_of_a_save_waits_for_it(folder):
     script = toy_run(folder, **SHORT) / "toy.py"
     slow = "(run / 'saving').touch()\n        time.sleep(1.5)\n        (folder"
@@ -57,22 +42,6 @@ def test_a_stop_in_the_middle_of_a_save_waits_for_it(folder):
     now = ended(folder, "stopped")
     assert checkpoint.newest_valid(folder).name == f"toy-step{now['step']:08d}-state"
     assert not list(folder.glob(".*-state*")), "no half-written state is left"
-
-
-def test_a_stop_survives_the_monitor_that_carries_it_out_and_a_second_one_does_not_wait_for_a_checkpoint(folder):
-    toy_run(folder, HANG, **SHORT)
-    process = monitor(folder, limits="[phases.step]\nfloor_s = 600\n")
-    wait_for(lambda: step_of(folder) == AT)
-    (folder / "stop.request").write_text("{}")
-    wait_for(lambda: status(folder)["state"] == "stopping")
-    old = status(folder)["monitor_pid"]
-    kill_monitor(process, folder)
-    process = monitor(folder)
-    wait_for(lambda: status(folder)["state"] == "stopping" and status(folder)["monitor_pid"] != old)
-    assert trainers(folder), "the first waits for a checkpoint"
-    stop(folder)
-    assert finish(process)[0] == 3
-    ended(folder, "stopped")
 
 
 # ---- the machine is taken away ----
@@ -134,20 +103,6 @@ def test_resume_all_takes_a_living_training_up_and_doubles_nothing(tmp_path):
     assert (now["restarts"], now["attempt"]) == (0, 1) and now["checkpoint"]["step"] == now["step"]
 
 
-def test_a_training_that_ended_while_nobody_watched_is_judged_by_its_last_words(folder):
-    toy_run(folder, f"def fault(step):\n{GO}", **SHORT)
-    process = started(folder)
-    kill_monitor(process, folder)
-    (folder / "go").touch()
-    current = RunState.load(RunFolder(folder)).current
-    assert current is not None and current.oom_kills == platform.oom_kills(), (
-        "else kills of before would be blamed on it"
-    )
-    wait_for(lambda: trainers(folder) == [])
-    assert supervise(folder)[0] == 0
-    assert ended(folder, "completed")["attempt"] == 1
-
-
 def test_a_paused_run_frees_its_processes_and_goes_on_exactly(folder):
     toy_run(folder, HOLD, steps=30)
     process = started(folder)
@@ -161,12 +116,3 @@ def test_a_paused_run_frees_its_processes_and_goes_on_exactly(folder):
     assert finish(monitor(folder, "resume"))[0] == 0
     wait_for(lambda: events(folder, "completed") and status(folder)["state"] == "completed", what="the end")
     assert weight(folder) == undisturbed(30) and len(events(folder, "paused")) == 1
-
-
-def test_a_pause_survives_a_killed_monitor(folder):
-    toy_run(folder, steps=400, pace=0.1)
-    process = started(folder, 2)
-    commands.ask_to_end(folder, {"pause": True})
-    psutil.Process(status(folder)["monitor_pid"]).kill()  # its keeper starts the next one
-    assert finish(process)[0] == 3
-    assert status(folder)["state"] == "paused" and not members(folder)

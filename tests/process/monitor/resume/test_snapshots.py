@@ -1,13 +1,11 @@
 """What ends a run, or what the system refuses, costs no steps: real runs of the toy loop under the real monitor."""
 
-import json
 import os
 from pathlib import Path
 
 import pytest
 from monitor_helpers import wait_for
 from run_facts import status
-from runs_helpers import call
 from standby_helpers import Run
 
 from benchmarks import toy_loop
@@ -62,13 +60,3 @@ def test_steps_that_the_disk_refuses_stay_in_memory_and_the_next_start_goes_on_f
     run.finish(run.start())
     assert steps(run).count(30) == 1  # no step before the fault is trained twice
     run.check_complete(restarts=0)
-
-
-def test_a_run_under_real_supervision_repeats_at_most_one_step_for_each_failure():
-    """By the benchmark. tests/campaigns/test_faults.py tears a record: the disk's checkpoint, or the start, is used instead."""
-    words = ["--contenders=ours", "--repeats=1", "--steps=40", "--faults=sigkill@13,raises@27", "--no-torch"]
-    found = json.loads(call("benchmarks", "goodput", *words, "--json").stdout)
-    ours = found["contenders"]["ours"]
-    assert (ours["finished"], ours["right_result"], ours["hangs"]) == (1, 1, 0)
-    assert ours["each_run"][0]["faults"] == ours["crash_to_step_s"]["n"] == 2 and ours["repeated_steps"] <= 2
-    assert 0 < ours["goodput"] < 1 and found["ok"] == (not found["exceeded"])
