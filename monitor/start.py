@@ -66,7 +66,7 @@ class Run:
         self.gpus = gpu.Gpus()
         self.queue = GpuQueue(folder.name, folder.spec, self.gpus.listed)
         self.verifier = Verifier(config.check.verify_s)
-        self.prewarm = next_attempt.Prewarm(folder, self.verifier, config.check.render_s)
+        self.prewarm = next_attempt.Prewarm(folder, config.check.render_s)
         self.standby = Standby(folder, config.standby, config.end.kill_wait_s)
         self.store = StoreAgent(folder, config.store) if folder.spec.get("store") else None
         self.watch = Watch(config, self.state.durations)

@@ -335,7 +335,6 @@ def judge(loop: Loop, view: Observation) -> Verdict:
     if loop.probe is None:
         return loop.watch.observe(view)
     loop.probe.spy.poll()
-    loop.verifier.poll()
     verdict = loop.watch.observe(replace(view, signals=loop.probe.signals))
     if loop.probe.due(verdict, view.now_s):
         signals = loop.probe.sample_again(view.beats, verdict.budget_s)
@@ -352,7 +351,7 @@ def progressing(loop: Loop, attempt: Attempt, view: Observation, verdict: Verdic
         loop.calm_since_s, loop.slow_reason = view.now_s, ""
         loop.drop_probe()
     if not loop.several:
-        loop.prewarm.tick(view.now_s, loop.state_folders(), loop.state.changes)
+        loop.prewarm.tick(view.now_s, loop.state.changes)
     loop.standby.tick(view, attempt, loop.prewarm.text(loop.state.changes), loop.queue.handles())
     # On its way to the gate, it takes processor time from the training.
     loop.watch.disturbed = loop.standby.attempt is not None and not loop.standby.ready

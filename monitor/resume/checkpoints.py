@@ -36,7 +36,6 @@ from monitor.process.spawned import Subjob, python
 from monitor.run_folder import STATE, read_json
 from monitor.state import ResumePoint
 
-KEPT = 32  # checks
 UNGUARDED = "it has no guard file, so it was not written completely"
 PLACE = "HANGPROOF_SHM"  # another file system in memory than /dev/shm
 OWNER = "run"  # the file in a folder of snapshots that names its run
@@ -46,58 +45,37 @@ FAILED_COUNT = 2  # failures in a row without a new step, from which on only the
 
 
 class Verifier:
-    """Verifies states in a subprocess, one at a time, and keeps the checks that gave a result."""
+    """Verifies states in a subprocess, one at a time, and keeps the last check that gave a result."""
 
     def __init__(self, standstill_s: float):
         """standstill_s: without a byte read, a check has failed; one that reads may take as long as it needs."""
         self.standstill_s = standstill_s
-        self.took_s = 0.0  # the last check
-        self._checks: dict[tuple[str, bytes], Subjob] = {}  # by the state as it was then; the last may be under way
+        self._key: tuple[str, bytes] | None = None  # of the state that is checked, as it was then
+        self._check: Subjob | None = None
 
-    def known(self, state: Path) -> bool:
-        """There is a result for this state as it is now."""
-        self.poll()
-        check = self._checks.get(_key(state))
-        return check is not None and check.done()
-
-    def busy(self) -> bool:
-        return not all(check.done() for check in self._checks.values())
-
-    def begin(self, state: Path) -> tuple[str, bytes]:
-        """Start verifying `state` unless that is done or under way; a check of another state is given up. Its key."""
-        key = _key(state)
-        self.poll()
-        if key not in self._checks:
+    def begin(self, state: Path) -> Subjob:
+        """Start verifying `state` unless that is done or under way; a check of another state is given up."""
+        key, check = _key(state), self._check
+        if check is None or key != self._key or (check.done() and _result_of(check).error):
             self.cancel()
-            self._checks[key] = self._check(state, "--deep")
-        return key
+            self._key, self._check = key, (check := self._start(state, "--deep"))
+        return check
 
     def result(self, state: Path, pause: Callable[[float], None] = time.sleep) -> VerifyResult:
         """The result for `state`; `pause(seconds)` is called while there is none yet, and may raise."""
-        key = self.begin(state)
-        check = self._checks[key]
+        check = self.begin(state)
         check.wait(pause)
         if _result_of(check).error:  # the deep check failed: hashes need no torch
-            check = self._checks[key] = self._check(state)
+            check = self._check = self._start(state)
             check.wait(pause)
-        self.poll()
         return _result_of(check)
-
-    def poll(self) -> None:
-        """Look after a check under way; one that failed, or was given up, may be made again."""
-        for key, check in list(self._checks.items()):
-            if check.done():
-                self.took_s = check.took_s
-                if _result_of(check).error or len(self._checks) > KEPT:
-                    del self._checks[key]
 
     def cancel(self) -> None:
         """Give up a check under way."""
-        for check in self._checks.values():
-            check.kill()
-        self.poll()
+        if self._check is not None:
+            self._check.kill()
 
-    def _check(self, state: Path, *more: str) -> Subjob:
+    def _start(self, state: Path, *more: str) -> Subjob:
         command = python("guards.checkpoint", "verify", str(state), *more, "--json")
         return Subjob(command, math.inf, standstill_s=self.standstill_s)
 

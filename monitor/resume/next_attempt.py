@@ -4,8 +4,7 @@ An attempt's script is the run's job (`job.json`) with the changes of the ladder
 FOLDER` renders it, a subprocess, because a change needs the spec and so pydantic (20 MB), which the monitor does
 without: a request on its standard input, the answer on its last line, both JSON (see `respond`).
 
-`Prewarm` verifies the newest checkpoint and renders the next script meanwhile, so that neither (half a second each)
-delays a restart. The script is rendered with a stand-in for the state's name, which is known only at the restart;
+`Prewarm` renders the next script meanwhile, so that this (half a second) does not delay a restart. The script is rendered with a stand-in for the state's name, which is known only at the restart;
 another job or a new change makes it stale, and then it is rendered again.
 
 `Standby` starts that script. Starting Python and importing a trainer's libraries takes seconds and is the same for each
@@ -37,16 +36,13 @@ from monitor import config
 from monitor.attempt import Attempt
 from monitor.process import platform
 from monitor.process.spawned import Subjob, python
-from monitor.resume.checkpoints import Verifier, newest
 from monitor.run_folder import JOB, SCRIPT, TRAINING_LOG, MonitorError, RunFolder
 from monitor.state import Observation
 
 Pause = Callable[[float], None]
 Change = dict[str, Any]  # a mitigation: {"name", "sentence", "patch"}; the patch is of the job (runs/job.py)
 STAND_IN = "HANGPROOF-NEWEST-state"  # characters that no shell quoting changes
-REST_COUNT = 25.0  # between the beginnings of two checks: this many times as long as the last one took
-REST_MAX_S = 60.0
-EVERY_S = 1.0
+REST_S = 60.0  # after a script that could not be rendered
 LOOK_S = 5.0  # between two looks at the standby's processes and at the free memory
 AT_MOST_BYTES = 4 << 30  # what the imports of a trainer need; a training holds its model and data beside them
 CHECKED = "HANGPROOF_CHECKED"  # set: whoever started the monitor has looked for what is missing
@@ -115,34 +111,28 @@ def _ask(folder: RunFolder, request: dict[str, Any], timeout_s: float, pause: Pa
 
 
 class Prewarm:
-    """Renders the scripts of one run, and prepares its next restart while it is healthy, one job at a time."""
+    """Renders the scripts of one run, the next one while the run is healthy."""
 
-    def __init__(self, folder: RunFolder, verifier: Verifier, timeout_s: float):
+    def __init__(self, folder: RunFolder, timeout_s: float):
         self.folder = folder
-        self.verifier = verifier
         self.timeout_s = timeout_s
         self._rendering: tuple[list[object], Subjob] | None = None
         self._template: tuple[list[object], dict[str, Any]] | None = None  # (what it depends on, the result)
         self._next_s = 0.0
 
-    def tick(self, now_s: float, folders: list[Path], changes: list[Change]) -> None:
-        """Collect what is ready and start what is missing. Called while the run makes progress."""
-        self.verifier.poll()
+    def tick(self, now_s: float, changes: list[Change]) -> None:
+        """Collect the script that is ready, or begin to render one that is stale. Called while the run makes progress."""
         if self._rendering is not None and self._rendering[1].done():
             (depends_on, job), self._rendering = self._rendering, None
             if answer := job.answer():
                 self._template = (depends_on, answer)
             else:  # the restart renders it, and reports what is wrong
-                self._next_s = now_s + REST_MAX_S
-        if now_s < self._next_s or self._rendering is not None or self.verifier.busy():
+                self._next_s = now_s + REST_S
+        if now_s < self._next_s or self._rendering is not None or self.folder.foreign or platform.WINDOWS:
             return
-        self._next_s = now_s + EVERY_S
-        if not self.folder.foreign and not platform.WINDOWS and self._fresh(changes) is None:
+        if self._fresh(changes) is None:
             request = {"want": "text", "resume": self.folder.folder / STAND_IN, "changes": changes}
             self._rendering = self._depends_on(changes), _job(self.folder, request, self.timeout_s)
-        elif (state := newest(folders)) is not None and not self.verifier.known(state):
-            self.verifier.begin(state)
-            self._next_s = now_s + max(EVERY_S, min(REST_COUNT * self.verifier.took_s, REST_MAX_S))
 
     def text(self, changes: list[Change]) -> str:
         """The prepared script, with the stand-in, for a standby; "" when it is missing or stale, or copies its results."""

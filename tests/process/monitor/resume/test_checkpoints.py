@@ -67,8 +67,8 @@ def test_a_state_on_a_slow_disk_is_verified_however_long_that_takes(tmp_path):
 
     thread = threading.Thread(target=disk, daemon=True)
     thread.start()
-    verifier = checkpoints.Verifier(2.5)
-    assert verifier.result(path) == VerifyResult() and verifier.took_s > 2.5
+    began_s = time.monotonic()
+    assert checkpoints.Verifier(2.5).result(path) == VerifyResult() and time.monotonic() - began_s > 2.5
     thread.join()
 
 
@@ -76,8 +76,7 @@ def test_a_verification_that_was_begun_is_not_done_again(tmp_path, monkeypatch):
     path = state(tmp_path, 10)
     verifier = checkpoints.Verifier(60)
     verifier.begin(path)
-    wait_for(lambda: verifier.poll() or verifier.known(path))
-
+    wait_for(verifier.begin(path).done)
     with monkeypatch.context() as patch:
         patch.setattr(checkpoints, "Subjob", Mock(side_effect=AssertionError("verified twice")))
         assert checkpoints.choose([tmp_path], verifier).path == path

@@ -1,12 +1,11 @@
 """When the next attempt's script is rendered, from what, and what a failure of that costs; the subprocess is replaced."""
 
 import os
-from types import SimpleNamespace
 
 import pytest
 
 from monitor.resume import next_attempt
-from monitor.resume.next_attempt import REST_MAX_S, STAND_IN, Prewarm, Rendered
+from monitor.resume.next_attempt import REST_S, STAND_IN, Prewarm, Rendered
 from monitor.run_folder import MonitorError, RunFolder
 
 ONE = {"name": "one", "sentence": "s", "patch": {}}
@@ -45,20 +44,19 @@ def jobs(tmp_path, monkeypatch):
 
 def test_the_next_script_is_rendered_once_until_the_job_or_the_changes_differ(jobs):
     folder, asked, replies = jobs
-    verifier = SimpleNamespace(poll=lambda: None, busy=lambda: False, known=lambda state: True, begin=None)
-    prewarm = Prewarm(folder, verifier, 9.0)
+    prewarm = Prewarm(folder, 9.0)
     replies += [Job("later"), Job(None), Job({"text": f"go {folder.folder / STAND_IN}\n", "save_dir": "/s"})]
     waiting = replies[0]
-    prewarm.tick(100.0, [], [])
-    prewarm.tick(109.0, [], [])
+    prewarm.tick(100.0, [])
+    prewarm.tick(109.0, [])
     assert len(asked) == 1 and asked[0]["want"] == "text" and asked[0]["changes"] == [] and prewarm.text([]) == ""
     prewarm.close()
     assert waiting.killed
     waiting.reply = None  # it failed: the restart renders it, and reports what is wrong
-    for now_s, requests in ((110.0, 1), (110.0 + REST_MAX_S - 1, 1), (110.0 + REST_MAX_S, 2), (300.0, 2), (400.0, 3)):
-        prewarm.tick(now_s, [], [])
+    for now_s, requests in ((110.0, 1), (110.0 + REST_S - 1, 1), (110.0 + REST_S, 2), (300.0, 2), (400.0, 3)):
+        prewarm.tick(now_s, [])
         assert len(asked) == requests, now_s
-    prewarm.tick(500.0, [], [])
+    prewarm.tick(500.0, [])
     assert len(asked) == 3
     state = folder.folder / "toy-step00000010-state"
     ready = prewarm.render(2, state, [], [], None)
@@ -74,26 +72,6 @@ def test_the_next_script_is_rendered_once_until_the_job_or_the_changes_differ(jo
     os.utime(folder.folder / "job.json", (0, 0))
     replies.append(Job(made))
     assert str(prewarm.render(3, state, [], [], None).script) == "/made", "another job"
-
-
-def test_the_newest_state_is_verified_while_the_script_is_ready_and_rarely_where_that_takes_long(jobs, monkeypatch):
-    folder, _, replies = jobs
-    begun = []
-    verifier = SimpleNamespace(poll=lambda: None, busy=lambda: False, known=lambda state: state in begun[1:],
-                               begin=begun.append, took_s=1.0)  # fmt: skip
-    prewarm = Prewarm(folder, verifier, 9.0)
-    monkeypatch.setattr(prewarm, "_fresh", lambda changes: {"text": "x"})
-    monkeypatch.setattr(next_attempt, "newest", lambda folders: "state" if folders else None)
-    for now_s, folders, checks in (
-        (100.0, [], 0),
-        (101.0, ["x"], 1),
-        (125.9, ["x"], 1),
-        (126.0, ["x"], 2),
-        (200.0, ["x"], 2),
-    ):
-        prewarm.tick(now_s, folders, [])
-        assert len(begun) == checks, now_s
-    assert not replies
 
 
 def test_what_the_subprocess_refuses_is_said_and_what_it_cannot_do_is_tried_again(jobs, tmp_path_factory):
