@@ -259,22 +259,15 @@ def _choose(run: Run, folders: list[Path]) -> ResumePoint:
         state.snapshots, state.snapshots_off = checkpoints.memory_folder(run.folder.folder, state.snapshots)
         if sum(state.history.failures.values()) < checkpoints.FAILED_COUNT:
             found = _snapshots(run)
-    point = checkpoints.choose(folders, run.verifier, run.pause, found)
-    for text in point.refused:
-        run.folder.log(text)
-    return point
+    return checkpoints.choose(folders, run.verifier, run.pause, found, run.folder.log)
 
 
 def _snapshots(run: Run, after_step: int = -1, room: bool = True) -> list[ResumePoint]:
     """The snapshots that a run may be resumed from; why others cannot is in the log. Arguments: as for `checkpoints.usable_snapshots`."""
     incident, folder = run.incident, run.folder.folder
     before_step = incident.evidence.step if incident is not None and incident.cause.damages_memory else math.inf
-    found, refused = checkpoints.usable_snapshots(
-        run.state.snapshots, folder, spec_hash(folder), before_step, after_step, room
-    )
-    for text in refused:
-        run.folder.log(text)
-    return found
+    known = run.state.snapshots, folder, spec_hash(folder), run.folder.log
+    return checkpoints.usable_snapshots(*known, before_step, after_step, room)
 
 
 def keep_newest(run: Run, pause: Callable[[float], None]) -> str:

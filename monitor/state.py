@@ -182,14 +182,13 @@ class ExitStatus:
 class ResumePoint:
     """Where to resume: `choose` makes it, a start uses it. `path` None: from the start.
 
-    `bad`: set aside, with the reason; `unsure`: not verifiable now; `refused`: sentences on unused snapshots.
+    `bad`: set aside, with the reason; `unsure`: not verifiable now.
     """
 
     path: Path | None
     step: int = 0
     bad: tuple[tuple[Path, str], ...] = ()
     unsure: tuple[tuple[Path, str], ...] = ()
-    refused: tuple[str, ...] = ()
     record: Path | None = None  # the snapshot in memory that the starting process makes `path` from
     python: str = ""  # the interpreter that made that
 

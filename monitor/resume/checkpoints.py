@@ -36,6 +36,7 @@ from monitor.process.spawned import Subjob, python
 from monitor.run_folder import STATE, read_json
 from monitor.state import ResumePoint
 
+Log = Callable[[str], object]
 UNGUARDED = "it has no guard file, so it was not written completely"
 PLACE = "HANGPROOF_SHM"  # another file system in memory than /dev/shm
 OWNER = "run"  # the file in a folder of snapshots that names its run
@@ -113,6 +114,7 @@ def choose(
     verifier: Verifier,
     pause: Callable[[float], None] = time.sleep,
     snapshots: Iterable[ResumePoint] = (),
+    log: Log = str,
 ) -> ResumePoint:
     """The newest that verifies, of the states in `folders` and the `snapshots` in memory. `pause` may raise.
 
@@ -122,7 +124,6 @@ def choose(
     """
     bad: list[tuple[Path, str]] = []
     unsure: list[tuple[Path, str]] = []
-    refused: list[str] = []
     found, chosen = states(folders), ResumePoint(None)
     guarded = [ResumePoint(path, step) for path, step in found.items() if step >= 0]
     for point in sorted([*guarded, *snapshots], key=lambda point: -point.step):
@@ -134,7 +135,7 @@ def choose(
             chosen = point
             break
         if point.record is not None:
-            refused.append(f"the snapshot of step {point.step} is not used: {reason}")
+            log(f"the snapshot of step {point.step} is not used: {reason}")
         elif result.error:
             unsure.append((state, reason))
         else:
@@ -144,7 +145,7 @@ def choose(
             unsure.append((state, error))  # its guard file cannot be read, which does not mean that there is none
         else:
             bad.append((_set_aside(state, UNGUARDED), UNGUARDED))
-    return replace(chosen, bad=tuple(bad), unsure=tuple(unsure), refused=tuple(refused))
+    return replace(chosen, bad=tuple(bad), unsure=tuple(unsure))
 
 
 def _set_aside(state: Path, reason: str) -> Path:
@@ -243,13 +244,19 @@ def memory_variables(folder: str, spec_hash: str, limit_bytes: int) -> dict[str,
 
 
 def usable_snapshots(
-    folder: str, run: Path, spec_hash: str, before_step: float = math.inf, after_step: int = -1, room: bool = True
-) -> tuple[list[ResumePoint], list[str]]:
-    """(the snapshots that can be resumed from once they verify, why others cannot).
+    folder: str,
+    run: Path,
+    spec_hash: str,
+    log: Log,
+    before_step: float = math.inf,
+    after_step: int = -1,
+    room: bool = True,
+) -> list[ResumePoint]:
+    """The snapshots that can be resumed from once they verify; `log` is told why others cannot.
 
     before_step, after_step: only snapshots of steps between these. room: its state will be made beside it.
     """
-    found, refused = list[ResumePoint](), list[str]()
+    found = list[ResumePoint]()
     for path, guard in snapshots.headers(Path(folder)).items() if folder else ():
         reason = ""
         if guard["step"] <= after_step:
@@ -265,11 +272,11 @@ def usable_snapshots(
         elif room and shutil.disk_usage(folder).free < snapshots.bytes_of(guard) + ROOM:
             reason = f"{memory()} is full, and the state that is made from it has no room there"
         if reason:
-            refused.append(f"the snapshot of step {guard['step']} is not used: {reason}")
+            log(f"the snapshot of step {guard['step']} is not used: {reason}")
         else:
             state = Path(folder) / snapshot_files.RESUMED / path.name
             found.append(ResumePoint(state, guard["step"], record=path, python=guard["python"]))
-    return found, refused
+    return found
 
 
 def memory_summary(folder: str, off: str) -> dict[str, Any] | None:

@@ -47,9 +47,10 @@ def ring_of(run, *steps, spec="spec", of=None):
 
 
 def newest(ring, run, **more):
-    records, refused = ours.usable_snapshots(ring, run, "spec", **more)
-    point = checkpoints.choose([], Verifier(60.0), time.sleep, records)
-    return point if point.record else None, [*refused, *point.refused]
+    refused = list[str]()
+    records = ours.usable_snapshots(ring, run, "spec", refused.append, **more)
+    point = checkpoints.choose([], Verifier(60.0), time.sleep, records, refused.append)
+    return point if point.record else None, refused
 
 
 def test_the_newest_snapshot_is_taken_and_becomes_the_state_to_resume_from(run):
