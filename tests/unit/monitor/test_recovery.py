@@ -2,6 +2,7 @@
 
 import struct
 import time
+from copy import deepcopy
 from types import SimpleNamespace
 
 import pytest
@@ -24,49 +25,32 @@ HEADER = b'{"t":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
 LORA = struct.pack("<Q", len(HEADER)) + HEADER + bytes(4)
 
 
-def after_failures(*failures):
-    """The history, and (reason to stop, seconds to wait) of these failures in a row, each (mark, new steps, changes)."""
-    history, plans = History(), []
-    for mark, new_steps, changes in failures:
-        history, *plan = recovery.after_failure(history, mark, new_steps, changes, CONFIG.restart)
-        plans.append(plan)
-    return history, plans
-
-
-def test_the_first_failure_is_answered_at_once_then_after_10_s_and_the_third_of_one_kind_ends_the_run():
-    _, plans = after_failures(*[("step/9/stuck", n == 0, False) for n in range(3)])
-    assert [wait_s for _, wait_s in plans[:2]] == [0, 10]
-    assert "3 times without a new step" in plans[2][0]
-
-
-def test_a_run_that_makes_new_steps_restarts_at_once_up_to_ten_times():
-    _, plans = after_failures(*[(f"step/{n}/stuck", True, False) for n in range(11)])
-    assert all(wait_s == 0 and not stop for stop, wait_s in plans[:10])
-    assert "10 restarts are used up" in plans[10][0]
+@pytest.mark.parametrize(
+    ("failures", "waits_s", "stop"),
+    [  # each failure: (mark, new steps, changes)
+        ([("step/9/stuck", n == 0, False) for n in range(3)], [0, 10], "3 times without a new step"),
+        ([(f"step/{n}/stuck", True, False) for n in range(11)], [0] * 10, "all 10 restarts are used up"),
+        ([(f"load/0/cause-{n}", False, False) for n in range(5)], [0, 10, 20, 40], "5 failures in a row"),
+        ([("load/0/oom", False, True)] * 11, [0, 10, 20, 40, 80, 160, *[300] * 4], "all 10 restarts are used up"),
+    ],
+)
+def test_the_first_failure_is_answered_at_once_later_ones_after_longer_and_the_last_ends_the_run(
+    failures, waits_s, stop
+):
+    history = History()
+    for failure, wait_s in zip(failures, [*waits_s, None], strict=True):
+        before, copied = history, deepcopy(history)
+        history, reason, waited_s = recovery.after_failure(history, *failure, CONFIG.restart)
+        assert (reason, waited_s) == ("", wait_s) if wait_s is not None else stop in reason
+        assert before == copied, "an error in the middle of recover() must not count a failure twice"
 
 
 def test_ten_minutes_of_new_steps_give_the_allowance_back():
-    history, _ = after_failures(*[(f"step/{n}/stuck", True, False) for n in range(10)])
-    history, refunded = recovery.after_progress(history, 599, CONFIG.restart)
+    history, refunded = recovery.after_progress(History(restarts=CONFIG.restart.in_all_count), 599, CONFIG.restart)
     assert not refunded
     history, refunded = recovery.after_progress(history, 1, CONFIG.restart)
     assert refunded
     assert recovery.after_failure(history, "step/99/stuck", True, False, CONFIG.restart)[1] == ""
-
-
-def test_failures_of_changing_kinds_end_too_and_waiting_grows_to_five_minutes():
-    _, plans = after_failures(*[(f"load/0/cause-{n}", False, False) for n in range(5)])
-    assert [wait_s for _, wait_s in plans[:4]] == [0, 10, 20, 40] and plans[4][0]
-    history, plans = after_failures(*[("load/0/oom", False, True)] * 10)
-    assert plans[-1][1] == 300, "while something is changed, the run is restarted"
-    assert recovery.after_failure(history, "load/0/oom", False, True, CONFIG.restart)[1]
-
-
-def test_a_failure_is_counted_in_the_returned_history_only():
-    """recover() may be called again after an error in its middle: the failure must not count twice."""
-    history = History()
-    recovery.after_failure(history, "step/1/x", False, False, CONFIG.restart)
-    assert history == History()
 
 
 def test_a_cause_that_needs_time_gets_it_on_the_first_failure_too():

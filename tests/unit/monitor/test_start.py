@@ -40,14 +40,7 @@ def test_a_start_that_the_system_refuses_is_tried_up_to_the_limit_with_growing_w
         ("0", "a GPU", 0, 1, None, ""),
         ("1", "", None, 1, None, ""),  # the driver does not answer
         ("1", "", 1, 1, None, ""),
-        (
-            "",
-            "RTX 4090",
-            0,
-            1,
-            State.PREEMPTED,
-            "the run has trained on RTX 4090, and this machine has none: nothing is",
-        ),
+        ("", "A40", 0, 1, State.PREEMPTED, "the run has trained on A40, and this machine has none: nothing is trained"),
         ("1", "", 0, 1, State.FAILED, "the run needs 1 GPU, and this machine has none: nothing is trained on the CPU"),
         ("1", "", 1, 2, State.FAILED, "the run needs 2 GPUs, and this machine has 1 GPU: it needs 2 (or set"),
     ],

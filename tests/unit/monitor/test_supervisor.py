@@ -31,7 +31,7 @@ from monitor.state import (
 from monitor.store import LeaseState, StoreView
 from monitor.supervisor import STATES, handle_requests, turn
 
-CONFIG = config.load()
+END, SAVING = config.load().end, "saving a checkpoint"
 TERM, INT = signal.SIGTERM, signal.SIGINT
 
 
@@ -82,24 +82,14 @@ def test_each_request_ends_the_run_in_its_way(make_loop, trained, before, signal
 @pytest.mark.parametrize(
     ("shutdown", "count", "save_s", "message"),
     [
-        (Shutdown("stopped"), 3, CONFIG.end.stop_save_s, "saving a checkpoint, then stopping"),
-        (Shutdown("stopped"), 0, supervisor.NO_STEP_SAVE_S, "saving a checkpoint, then stopping"),
-        (Shutdown("stopped", now=True), 3, 0, "saving a checkpoint, then stopping"),
-        (Shutdown("paused"), 3, CONFIG.end.stop_save_s, "saving a checkpoint, then pausing"),
-        (Shutdown("changed"), 3, CONFIG.end.stop_save_s, "saving a checkpoint, then restarting"),
-        (
-            Shutdown("spent"),
-            3,
-            CONFIG.end.stop_save_s,
-            "the spend limit is reached: saving a checkpoint, then stopping",
-        ),
-        (
-            Shutdown("preempted", gone_by_s=1e9),
-            3,
-            CONFIG.end.preempt_save_s,
-            "the machine is needed: saving a checkpoint",
-        ),
-        (Shutdown("preempted", gone_by_s=1.0), 3, 0, "the machine is needed: saving a checkpoint"),
+        (Shutdown("stopped"), 3, END.stop_save_s, f"{SAVING}, then stopping"),
+        (Shutdown("stopped"), 0, supervisor.NO_STEP_SAVE_S, f"{SAVING}, then stopping"),
+        (Shutdown("stopped", now=True), 3, 0, f"{SAVING}, then stopping"),
+        (Shutdown("paused"), 3, END.stop_save_s, f"{SAVING}, then pausing"),
+        (Shutdown("changed"), 3, END.stop_save_s, f"{SAVING}, then restarting"),
+        (Shutdown("spent"), 3, END.stop_save_s, f"the spend limit is reached: {SAVING}, then stopping"),
+        (Shutdown("preempted", gone_by_s=1e9), 3, END.preempt_save_s, f"the machine is needed: {SAVING}"),
+        (Shutdown("preempted", gone_by_s=1.0), 3, 0, f"the machine is needed: {SAVING}"),
     ],
 )
 def test_a_stop_waits_for_a_checkpoint_where_there_is_something_to_save(
@@ -158,11 +148,11 @@ def test_a_stop_waits_for_the_checkpoint_until_its_deadline_or_a_hang(make_loop,
     for verdict, ended in (("ok", False), ("suspect", False), ("slow", True), ("hung", True), ("over", True)):
         monkeypatch.setattr(run.watch, "observe", lambda seen, verdict=verdict: Verdict(verdict))
         assert (turn(run) is not waits) is ended, verdict
-    assert killed == [(CONFIG.end.stop_grace_s, CONFIG.end.kill_wait_s)] * 3
+    assert killed == [(END.stop_grace_s, END.kill_wait_s)] * 3
     monkeypatch.setattr(run.watch, "observe", lambda seen: Verdict("ok"))
     run.at, run.state.shutdown = Transition(State.STOPPING), Shutdown("preempted", gone_by_s=time.monotonic() + 9)
     assert turn(run).state is State.PREEMPTED, "its time is over"
-    assert killed[3] == (CONFIG.end.preempt_grace_s, CONFIG.end.preempt_kill_s)
+    assert killed[3] == (END.preempt_grace_s, END.preempt_kill_s)
     run.at, view = waits, replace(view, ended=True)
     (run.attempt.heartbeats / "exit").write_text("0")
     run.attempt.beats = [beat(outcome="done", step=40)]
@@ -222,13 +212,8 @@ def test_what_the_store_had_is_continued_and_a_lost_lease_ends_the_run(make_loop
         (ExitStatus(0, None, "done", "n", True), True, "", (State.COMPLETED, None, "5 steps, 0 restarts; n")),
         (ExitStatus(0, None, "done", "n", True), True, "damaged", (State.BACKOFF, None, "")),
         (ExitStatus(3, None, "stopped", "", False), True, "", (State.STOPPED, None, "stopped at step 5 as requested")),
-        (
-            ExitStatus(3, None, "stopped", "", False),
-            0,
-            "",
-            (State.PREEMPTED, None, "another machine ended the training at"),
-        ),
-        (ExitStatus(3, None, "stopped", "", False), 1, "", (State.STOPPED, 0, "another machine ended the training at")),
+        (ExitStatus(3, None, "stopped", "", False), 0, "", (State.PREEMPTED, None, "another machine ended")),
+        (ExitStatus(3, None, "stopped", "", False), 1, "", (State.STOPPED, 0, "another machine ended")),
         (ExitStatus(1, None, "failed", "oom", False), True, "", (State.BACKOFF, None, "")),
     ],
 )
@@ -362,9 +347,8 @@ def test_a_monitor_begins_once_and_lets_go_at_the_end(make_loop, monkeypatch, ca
     assert supervised(True) == 8 and request.exists()
     for known, code in ((ours, 1), ("7 1.0", 8)):  # the monitor before this one had saved the end
         assert supervised(True, state=State.FAILED, keeper=known) == code
-    assert (
-        supervised(True, state=State.UNKILLABLE, keeper=ours) == supervised(False, state=State.FAILED, keeper=ours) == 8
-    )
+    for restarted, state in ((True, State.UNKILLABLE), (False, State.FAILED)):
+        assert supervised(restarted, state=state, keeper=ours) == 8
     (folder / "toy.safetensors").touch()
     assert supervised(True, state=State.COMPLETED, spec_hash=spec_hash(folder)) == 0
     assert "toy: already completed" in capsys.readouterr().out

@@ -12,19 +12,8 @@ from toys import fault_at
 from monitor.cli import commands
 from monitor.process.platform import Lock
 from monitor.run_folder import MonitorError, RunFolder
-from monitor.state import read_status
 
 LINUX = sys.platform.startswith("linux")
-
-
-def test_status_says_whether_somebody_watches(tmp_path):
-    assert read_status(tmp_path) is None
-    RunFolder(tmp_path).write_status({"state": "running", "name": "x"})
-    assert read_status(tmp_path)["alive"] is False
-    lock = Lock(tmp_path / "monitor.lock")
-    lock.acquire()
-    assert read_status(tmp_path)["alive"] is True
-    lock.release()
 
 
 def test_the_runs_are_shown_until_all_have_ended(tmp_path, capsys):
