@@ -27,7 +27,6 @@ from monitor.state import AttemptRecord, ExitStatus, Observation
 SNAPSHOTS = (snapshot_files.RING, snapshots.SPEC, snapshots.LIMIT)
 _WRAPPER = 'printf %s "$$" >"$3"; bash "$1"; code=$?; printf %s "$code" >"$2"; exit "$code"'
 _OURS = (*MARKS, *SNAPSHOTS)
-LIST_S = 1.0  # how often the folder of heartbeats is listed; reading known records costs less
 ACTIVE_CORES = 0.05  # processor cores that the script's processes use when they are at work
 ACTIVE_BYTES_S = 16 * 1024  # bytes a second that they read and write
 
@@ -41,11 +40,10 @@ class Attempt:
         self.tree = Tree(record.token, record.root)
         self.heartbeats = Path(record.heartbeats)
         self._popen: subprocess.Popen[bytes] | None = None
-        self._paths: list[str] = []  # of the heartbeats
         self.beats: list[Beat] = []  # as they were read last
         self._start_times: dict[int, float] = {}  # rank's pid -> start time
         self._orphaned = False  # ranks outlived the script, so its exit code says nothing about them
-        self._listed_s = self._refreshed_s = self._sampled_s = -1e9
+        self._refreshed_s = self._sampled_s = -1e9
         self._activity = 0.0
         self._sample = Sample(0.0)  # of the processes that a script without ranks has left
         self._log_bytes = 0
@@ -125,9 +123,11 @@ class Attempt:
     def poll(self, now: Moment, tree_s: float, fresh: bool = False) -> Observation:
         """Observe the attempt: heartbeats, which ranks live, the log's size.
 
-        tree_s: the age in seconds at which the list of processes is renewed. fresh: read everything again, now.
+        tree_s: the age in seconds at which the list of processes is renewed. fresh: renew it now.
         """
-        beats = self._read_beats(now.mono_s, fresh)
+        # A record that is being replaced, or that a kill has torn, cannot be read: the last one of its rank counts.
+        known = {beat.rank: beat for beat in (*self.beats, *heartbeat.read_all(self.heartbeats))}
+        beats = self.beats = [known[rank] for rank in sorted(known)]
         script_alive, living = self._script_alive(), self._living(beats)
         self._orphaned |= bool(living) and not script_alive
         if beats and not living and script_alive:
@@ -146,21 +146,6 @@ class Attempt:
             dead=frozenset(b.pid for b in beats) - {p.pid for p in living},
             ended=not script_alive and not living,
         )
-
-    def _read_beats(self, now_s: float, fresh: bool) -> list[Beat]:
-        """The records of the ranks; the last known one of a rank whose record is being replaced."""
-        if fresh or not self._paths or now_s - self._listed_s >= LIST_S:
-            self._listed_s = now_s
-            with contextlib.suppress(OSError):
-                names = sorted(name for name in os.listdir(self.heartbeats) if name.endswith(".hb") and name[0] != ".")
-                self._paths = [os.path.join(self.heartbeats, name) for name in names]
-        found = {beat.rank: beat for beat in self.beats}
-        for path in self._paths:
-            with contextlib.suppress(heartbeat.HeartbeatError):  # being replaced, or torn by a kill
-                beat = heartbeat.read(path)
-                found[beat.rank] = beat
-        self.beats = [found[rank] for rank in sorted(found)]
-        return self.beats
 
     def _script_alive(self) -> bool:
         """Is the script's shell alive? Collects its exit code once it is not."""

@@ -155,9 +155,6 @@ class RunFolder:
         self.name = str(self.spec.get("name") or folder.name)
         self.echo = echo
         self.on_event: Callable[[str, str], None] = lambda kind, message: None
-        # Plain text: checked all the time, and a Path costs ten times as much.
-        self._stop = os.path.join(self.own, STOP)
-        self._training_log = os.path.join(self.own, TRAINING_LOG)
 
     @property
     def foreign(self) -> bool:
@@ -198,25 +195,26 @@ class RunFolder:
 
     def stop_request(self) -> dict[str, Any] | None:
         """The user's request to stop, {} or {"now": true}; None without one."""
-        return (read_json(Path(self._stop)) or {}) if os.path.exists(self._stop) else None
+        path = self.own / STOP
+        return (read_json(path) or {}) if path.exists() else None
 
     def clear_stop_request(self, before_s: float = float("inf")) -> None:
         """Remove the request, if it was made before `before_s` (Unix time)."""
         with contextlib.suppress(FileNotFoundError):
-            if os.stat(self._stop).st_mtime < before_s:
-                os.unlink(self._stop)
+            if (path := self.own / STOP).stat().st_mtime < before_s:
+                path.unlink()
 
     def log_size(self) -> int:
         """Size of training.log in bytes, 0 when it cannot be read."""
         try:
-            return os.stat(self._training_log).st_size
+            return os.stat(self.own / TRAINING_LOG).st_size
         except OSError:
             return 0
 
     def mark_log(self, text: str) -> None:
         """Add a heading of the monitor to training.log; nothing where it cannot be written."""
         try:
-            with open(self._training_log, "ab") as file:
+            with open(self.own / TRAINING_LOG, "ab") as file:
                 file.write(f"=== {platform.now().utc} {text}\n".encode("utf-8", "replace"))
         except OSError as error:
             self.log(f"the reason could not be added to training.log: {error}")
@@ -224,7 +222,7 @@ class RunFolder:
     def log_tail(self, since: int, limit: int) -> str:
         """The last `limit` bytes of training.log, none of them from before byte `since`, without the run's secrets."""
         try:
-            with open(self._training_log, "rb") as file:
+            with open(self.own / TRAINING_LOG, "rb") as file:
                 file.seek(max(since, file.seek(0, os.SEEK_END) - limit))
                 text = file.read(limit)
         except OSError:

@@ -52,7 +52,6 @@ class StatusWriter:
         self._written_s = self._checkpoints_s = self._gpu_s = self._machine_s = -1e9
         self._machine: dict[str, Any] = {}
         self._sample = Sample(0.0)  # of the attempt's processes
-        self._progress_s: float | None = None
         self._progress_utc: str | None = None
         self._states: dict[Path, int] | None = None  # the complete ones, with their steps
         self._checkpoint: dict[str, object] | None = None
@@ -60,7 +59,6 @@ class StatusWriter:
     def new_attempt(self) -> None:
         """Report the phases of a new attempt from the beginning."""
         self._phases.clear()
-        self._progress_s = None
 
     @property
     def steps(self) -> bool:
@@ -90,8 +88,8 @@ class StatusWriter:
         if now.mono_s - self._machine_s >= MACHINE_S:
             self._machine_s = now.mono_s
             self._machine = self._sample_machine(now, attempt)
-        if attempt and run.watch.ranks and (moved := run.watch.last_progress_s()) != self._progress_s:
-            self._progress_s, self._progress_utc = moved, platform.utc(now.wall_s - (now.mono_s - moved))
+        if attempt and run.watch.ranks:
+            self._progress_utc = platform.utc(now.wall_s - (now.mono_s - run.watch.last_progress_s()))
         saved, folder, beats = run.state, run.folder, run.view.beats if run.view else []
         beat = beats[0] if beats else None
         current = beat if attempt else None

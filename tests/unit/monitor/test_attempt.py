@@ -57,19 +57,12 @@ def test_heartbeats_are_read_as_they_come_and_a_torn_one_keeps_the_last(make_loo
     made = trained(make_loop())
     made.beats = []
 
-    def written(rank):
-        heartbeat.Heartbeat(heartbeat.path_of(made.heartbeats, rank), rank, 4)
+    def ranks(written: int, torn: int) -> list[int]:
+        heartbeat.Heartbeat(heartbeat.path_of(made.heartbeats, written), written, 4)
+        heartbeat.path_of(made.heartbeats, torn).write_bytes(b"torn")
+        return [one.rank for one in made.poll(platform.now(), 1e9).beats]
 
-    written(0)
-    (made.heartbeats / ".rank-1.hb").touch()
-    (made.heartbeats / "rank-2.hb").write_bytes(b"torn")
-    assert [one.rank for one in made._read_beats(100.0, False)] == [0]
-    written(1)
-    assert len(made._read_beats(100.5, False)) == 1 and len(made._read_beats(101.0, False)) == 2
-    written(3)
-    assert len(made._read_beats(101.1, True)) == 3, "now"
-    heartbeat.path_of(made.heartbeats, 0).write_bytes(b"torn")
-    assert len(made._read_beats(101.2, False)) == 3
+    assert ranks(0, 2) == [0] and ranks(1, 0) == [0, 1] and ranks(3, 2) == [0, 1, 3]
     assert made.request_stop(), "one cannot be asked"
     assert heartbeat.read(heartbeat.path_of(made.heartbeats, 1)).request == heartbeat.REQUEST_STOP
     made.beats = []
