@@ -188,8 +188,8 @@ def _start_attempt(run: Run) -> Attempt | Transition:
         point = _start_over(run, point)
 
     try:
-        limit, spec = run.config.restart.snapshots_bytes, spec_hash(run.folder.folder)
-        variables = {} if run.several else checkpoints.memory_variables(state.snapshots, spec, limit)
+        limit, folder = run.config.restart.snapshots_bytes, run.folder.folder
+        variables = {} if run.several else checkpoints.memory_variables(state.snapshots, folder, limit)
         standby = run.standby.release(rendered.script, point.path, variables, lambda attempt: _record(run, attempt))
         attempt = standby or _start_cold(run, number, rendered, point, variables)
     except OSError:
@@ -266,8 +266,7 @@ def _snapshots(run: Run, after_step: int = -1, room: bool = True) -> list[Resume
     """The snapshots that a run may be resumed from; why others cannot is in the log. Arguments: as for `checkpoints.usable_snapshots`."""
     incident, folder = run.incident, run.folder.folder
     before_step = incident.evidence.step if incident is not None and incident.cause.damages_memory else math.inf
-    known = run.state.snapshots, folder, spec_hash(folder), run.folder.log
-    return checkpoints.usable_snapshots(*known, before_step, after_step, room)
+    return checkpoints.usable_snapshots(run.state.snapshots, folder, run.folder.log, before_step, after_step, room)
 
 
 def keep_newest(run: Run, pause: Callable[[float], None]) -> str:

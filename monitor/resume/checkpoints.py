@@ -34,7 +34,7 @@ from monitor.process import platform
 from monitor.process.platform import LOCK, is_held
 from monitor.process.spawned import Subjob, python
 from monitor.run_folder import STATE, read_json
-from monitor.state import ResumePoint
+from monitor.state import ResumePoint, spec_hash
 
 Log = Callable[[str], object]
 UNGUARDED = "it has no guard file, so it was not written completely"
@@ -236,21 +236,15 @@ def sweep_memory() -> None:
             drop_memory(str(folder))
 
 
-def memory_variables(folder: str, spec_hash: str, limit_bytes: int) -> dict[str, str]:
+def memory_variables(folder: str, run: Path, limit_bytes: int) -> dict[str, str]:
     """The variables of an attempt; {} without a folder."""
     if not folder:
         return {}
-    return {snapshot_files.RING: folder, snapshots.SPEC: spec_hash, snapshots.LIMIT: str(limit_bytes)}
+    return {snapshot_files.RING: folder, snapshots.SPEC: spec_hash(run), snapshots.LIMIT: str(limit_bytes)}
 
 
 def usable_snapshots(
-    folder: str,
-    run: Path,
-    spec_hash: str,
-    log: Log,
-    before_step: float = math.inf,
-    after_step: int = -1,
-    room: bool = True,
+    folder: str, run: Path, log: Log, before_step: float = math.inf, after_step: int = -1, room: bool = True
 ) -> list[ResumePoint]:
     """The snapshots that can be resumed from once they verify; `log` is told why others cannot.
 
@@ -263,7 +257,7 @@ def usable_snapshots(
             continue
         if guard["run"] != str(run):
             reason = f"it belongs to {guard['run']}"
-        elif guard["spec"] != spec_hash:
+        elif guard["spec"] != spec_hash(run):
             reason = "the run was made again since"
         elif guard["boot"] != snapshots.boot_id():
             reason = "it was written before the machine was started"

@@ -16,7 +16,6 @@ from guards.snapshot_files import File, SnapshotError
 from guards.snapshots import Snapshots
 from monitor import start
 from monitor.process import platform
-from monitor.resume import checkpoints
 from monitor.resume import checkpoints as ours
 from monitor.resume.checkpoints import Verifier
 from monitor.state import History
@@ -31,7 +30,7 @@ def run(tmp_path, monkeypatch) -> Iterator[Path]:
     monkeypatch.setenv(ours.PLACE, str(place))
     folder = tmp_path / "outputs" / "my run"
     folder.mkdir(parents=True)
-    (folder / "run.toml").write_text("name = 'a'")
+    (folder / "job.json").write_text('{"digest": "spec"}')
     yield folder
     shutil.rmtree(place)
 
@@ -48,8 +47,8 @@ def ring_of(run, *steps, spec="spec", of=None):
 
 def newest(ring, run, **more):
     refused = list[str]()
-    records = ours.usable_snapshots(ring, run, "spec", refused.append, **more)
-    point = checkpoints.choose([], Verifier(60.0), time.sleep, records, refused.append)
+    records = ours.usable_snapshots(ring, run, refused.append, **more)
+    point = ours.choose([], Verifier(60.0), time.sleep, records, refused.append)
     return point if point.record else None, refused
 
 
@@ -57,7 +56,7 @@ def test_the_newest_snapshot_is_taken_and_becomes_the_state_to_resume_from(run):
     ring = ring_of(run, 4, 5)
     record, refused = newest(ring, run)
     assert (record.step, refused) == (5, [])
-    variables = ours.memory_variables(ring, "spec", 1000)
+    variables = ours.memory_variables(ring, run, 1000)
     snapshot_files.restore(record.path, variables)
     assert (record.path / "weights.bin").read_bytes() == b"5" and checkpoint.problems(record.path) == []
     assert Snapshots.from_env(variables).limit_bytes == 1000
@@ -125,9 +124,8 @@ def state_on_disk(run, step):
         (folder / "weights.bin").write_bytes(b"disk")
 
 
-def test_memory_or_disk_the_newer_one_counts(run, monkeypatch):
+def test_memory_or_disk_the_newer_one_counts(run):
     ring = ring_of(run, 6, 7)
-    monkeypatch.setattr(start, "spec_hash", lambda folder: "spec")
     state_on_disk(run, 5)
     point = choose(run, ring)
     assert (point.step, point.path.parent.parent, point.record.parent) == (7, Path(ring), Path(ring))
