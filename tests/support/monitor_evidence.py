@@ -7,13 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from guards import checkpoint
 from guards.heartbeat import Beat
 from monitor.attempt import Attempt
+from monitor.diagnose import causes
 from monitor.diagnose.causes import Evidence
+from monitor.diagnose.incident import Incident
 from monitor.diagnose.ranks import UNKNOWN
 from monitor.loop import Loop
 from monitor.process import platform
 from monitor.run_folder import RunFolder
+from monitor.start import Run
 from monitor.state import AttemptRecord, State, Transition
 from monitor.supervisor import turn
 
@@ -64,6 +68,21 @@ def attempt(folder: Path, *beats: Beat, members=None, oom_kills=None) -> Attempt
 def known(kind: str) -> Evidence:
     """What the run knows of a failure before the evidence is collected."""
     return Evidence(kind, step=5, planned=40)
+
+
+def saved_state(folder: Path, step: int, data: bytes = b"weights") -> Path:
+    """A state of this step with one file, as a training writes it."""
+    path = folder / f"toy-step{step:08d}-state"
+    with checkpoint.writing(path, step, 1) as temporary:
+        (temporary / "weights").write_bytes(data)
+    return path
+
+
+def open_incident(run: Run) -> Incident:
+    """The incident of a crash at step 1, which is the run's open one."""
+    known = dict(attempt=1, progress_s=0.0, best_step=1, started_at="", detect_s=1.0)
+    run.incident = Incident.open(run.folder, crash(), causes.match(crash()), **known)
+    return run.incident
 
 
 @pytest.fixture

@@ -4,13 +4,11 @@ import time
 from pathlib import Path
 
 import psutil
-from monitor_evidence import crash
+from monitor_evidence import open_incident, saved_state
 from monitor_helpers import events, wait_for
 
-from guards import checkpoint
 from monitor import config, start
 from monitor.attempt import Attempt
-from monitor.diagnose import causes
 from monitor.diagnose.incident import Incident
 from monitor.process import platform
 from monitor.resume import checkpoints, next_attempt
@@ -27,13 +25,6 @@ def script(run, text: str = "") -> Path:
     return path
 
 
-def state_of(run, step: int) -> Path:
-    state = run.folder.folder / f"toy-step{step:08d}-state"
-    with checkpoint.writing(state, step, 1) as folder:
-        (folder / "weights").write_bytes(b"x")
-    return state
-
-
 def ended(attempt: Attempt) -> None:
     wait_for(lambda: attempt.poll(platform.now(), 0.0, fresh=True).ended, 60, "the end of the script")
     attempt.close()
@@ -42,13 +33,11 @@ def ended(attempt: Attempt) -> None:
 def test_an_attempt_starts_from_the_newest_good_state_and_its_record_is_saved(make_loop):
     run = make_loop("")
     script(run, "kill -0 $$; sleep 60")
-    good, bad = state_of(run, 10), state_of(run, 20)
+    good, bad = saved_state(run.folder.folder, 10), saved_state(run.folder.folder, 20)
     (bad / "weights").write_bytes(b"changed")
     (run.folder.folder / "toy.tmp").mkdir()
     run.state.best_step, run.state.changes, run.tries = 25, [{"name": "one", "sentence": "s"}], 2
-    run.incident = Incident.open(
-        run.folder, crash(), causes.match(crash()), attempt=1, progress_s=0.0, best_step=1, started_at="", detect_s=1.0
-    )
+    open_incident(run)
     attempt = start.start_attempt(run)
     try:
         assert isinstance(attempt, Attempt) and attempt.record.number == 2, "attempt 1 is train.sh from step 0"
@@ -106,7 +95,7 @@ def test_the_first_attempt_starts_at_step_0_and_a_script_that_cannot_run_is_trie
 def test_a_state_that_cannot_be_verified_now_is_waited_for_and_never_means_step_0(make_loop, monkeypatch):
     run = make_loop("")
     script(run)
-    old, new = state_of(run, 10), state_of(run, 20)
+    old, new = saved_state(run.folder.folder, 10), saved_state(run.folder.folder, 20)
     for chosen, tries, starts in ((None, 9, False), (old, 0, False), (old, 4, True)):
         point = ResumePoint(chosen, 10, unsure=((new, "no answer"),))
         monkeypatch.setattr(checkpoints, "choose", lambda *_, point=point: point)
@@ -123,7 +112,7 @@ def test_a_state_that_cannot_be_verified_now_is_waited_for_and_never_means_step_
 
 def test_a_change_that_states_do_not_fit_keeps_them_aside_and_starts_over(make_loop, monkeypatch):
     run = make_loop("")
-    path, state = script(run), state_of(run, 10)
+    path, state = script(run), saved_state(run.folder.folder, 10)
     monkeypatch.setattr(run.prewarm, "render", lambda *_: Rendered(path, "", compatible=False))
     run.state.best_step = 30
     attempt = start.start_attempt(run)

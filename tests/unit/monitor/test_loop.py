@@ -6,12 +6,11 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from monitor_evidence import beat, crash
+from monitor_evidence import beat, open_incident
 from monitor_helpers import events
 
 from guards import step_requests
 from monitor import config, loop, start
-from monitor.diagnose import causes
 from monitor.diagnose.incident import Incident
 from monitor.process import platform
 from monitor.state import Observation, RunState, Shutdown, State, Transition, read_status
@@ -78,10 +77,8 @@ def test_a_process_that_cannot_be_killed_is_waited_for_and_then_named(make_loop)
     ],
 )
 def test_the_end_of_a_run_says_what_is_not_kept_and_closes_its_incident(make_loop, monkeypatch, end, failing, outcome):
-    run, evidence = make_loop(), crash()
-    known = dict(attempt=1, progress_s=0.0, best_step=1, started_at="", detect_s=1.0)
-    run.incident = Incident.open(run.folder, evidence, causes.match(evidence), **known)
-    run.incident.outcome = "gave up" if end.code else ""
+    run = make_loop()
+    open_incident(run).outcome = "gave up" if end.code else ""
     run.state.failing = failing
     run.view = Observation(0.0, 0.0, (beat(step=33),))
     monkeypatch.setattr(start, "keep_newest", lambda run, pause: "not kept")

@@ -6,13 +6,11 @@ from copy import deepcopy
 from types import SimpleNamespace
 
 import pytest
-from monitor_evidence import beat, crash, hang
+from monitor_evidence import beat, crash, hang, open_incident, saved_state
 from monitor_helpers import events
 
-from guards import checkpoint
 from guards.heartbeat import REQUEST_TERM
 from monitor import config, recovery
-from monitor.diagnose import causes
 from monitor.diagnose.incident import Incident
 from monitor.process.platform import ProcessInfo
 from monitor.process.spawned import KillResult
@@ -117,8 +115,7 @@ def test_a_crash_is_recorded_answered_at_once_and_the_third_ends_the_run(make_lo
 
 def test_a_cause_that_no_restart_removes_ends_the_run_at_once_with_what_to_do(make_loop, trained):
     loop = make_loop()
-    with checkpoint.writing(loop.folder.folder / "toy-step00000008-state", 8, 1) as state:
-        (state / "weights").write_bytes(b"x")
+    saved_state(loop.folder.folder, 8)
     result = fail(loop, trained(loop), exit_code=2, log="train.py: error: no such option: --x")
     cause = loop.incident.cause
     assert not cause.restart and result == Transition(State.FAILED, result.message)
@@ -179,9 +176,7 @@ def test_what_is_killed_is_named_and_what_lives_on_starts_no_second_writer(make_
     results = iter([KillResult((process(8),), (process(8),), 9.0), KillResult((process(7),), (), 1.5)])
     attempt = SimpleNamespace(kill=lambda *times_s: given.append(times_s) or next(results))
     monkeypatch.setattr(loop.gpus, "wait_free", lambda pids, timeout_s: waits.append((pids, timeout_s)) or pids)
-    loop.incident = Incident.open(
-        loop.folder, crash(), causes.match(crash()), attempt=1, progress_s=0.0, best_step=1, started_at="", detect_s=1.0
-    )
+    open_incident(loop)
     loop.state.failing = True
     with pytest.raises(Unkillable, match=r"python \(8\)"):
         recovery.kill_processes(loop, attempt)

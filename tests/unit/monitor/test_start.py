@@ -2,14 +2,12 @@
 
 import sys
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from monitor_evidence import beat
+from monitor_evidence import beat, saved_state
 from monitor_helpers import events
 
-from guards import checkpoint
 from monitor import config, start
 from monitor.process import platform, spawned
 from monitor.resume import checkpoints
@@ -142,19 +140,12 @@ def test_what_prevents_a_start_is_said_and_a_full_disk_may_pass(make_loop, monke
     assert "the run needs 1 GPU" in start.start_attempt(run).message
 
 
-def state_of(run, step: int) -> Path:
-    state = run.folder.folder / f"toy-step{step:08d}-state"
-    with checkpoint.writing(state, step, 1) as folder:
-        (folder / "weights").write_bytes(b"x")
-    return state
-
-
 def test_the_newest_snapshot_is_written_to_the_disk_before_its_memory_is_freed(make_loop, monkeypatch, tmp_path):
     run, asked = make_loop(), []
     pause = lambda seconds: None  # noqa: E731
     assert start.keep_newest(run, pause) == "" and run.unkept is None
     run.state.snapshots = str(tmp_path)
-    state_of(run, 10)
+    saved_state(run.folder.folder, 10)
     monkeypatch.setattr(start, "_snapshots", lambda run, after_step, room: asked.append((after_step, room)) or [])
     point = ResumePoint(None)
     monkeypatch.setattr(checkpoints, "choose", lambda *_: point)

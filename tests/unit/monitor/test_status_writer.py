@@ -6,10 +6,9 @@ import os
 import time
 
 import pytest
-from monitor_evidence import beat
+from monitor_evidence import beat, saved_state
 from monitor_helpers import events
 
-from guards import checkpoint
 from monitor import status_writer
 from monitor.process import platform
 from monitor.run_folder import RunFolder
@@ -102,9 +101,7 @@ def test_a_new_checkpoint_is_shown_and_told_once_and_one_without_its_guard_file_
     assert loop.write_status(force=True)
     first = read_status(folder)
     assert first["checkpoint"] is None
-    state = folder / "toy-step00000020-state"
-    with checkpoint.writing(state, 20, 1) as writing:
-        (writing / "weights").write_bytes(b"x")
+    state = saved_state(folder, 20)
     clock[0] += 0.9
     assert loop.write_status()
     assert read_status(folder)["updated_mono_s"] == first["updated_mono_s"], "not that soon again"

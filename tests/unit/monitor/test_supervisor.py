@@ -7,10 +7,9 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from monitor_evidence import beat
+from monitor_evidence import beat, saved_state
 from monitor_helpers import events
 
-from guards import checkpoint
 from monitor import config, recovery, start, supervisor
 from monitor.loop import Loop
 from monitor.process import platform
@@ -115,8 +114,7 @@ def test_a_stopped_run_says_where_and_with_which_checkpoint(make_loop, trained):
     run = make_loop("price_per_hour = 1\nspend_limit = 2\n")
     run.state.best_step = 20
     assert supervisor.left(run) == Transition(State.STOPPED, "stopped at step 20, without a checkpoint")
-    with checkpoint.writing(run.folder.folder / "toy-step00000020-state", 20, 1) as state:
-        (state / "weights").write_bytes(b"x")
+    saved_state(run.folder.folder, 20)
     where = "at step 20; checkpoint: toy-step00000020-state"
     run.state.shutdown = Shutdown("paused")
     assert supervisor.left(run) == Transition(State.PAUSED, f"paused {where}")

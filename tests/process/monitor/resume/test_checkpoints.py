@@ -10,6 +10,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from monitor_evidence import saved_state
 from monitor_helpers import wait_for
 
 from guards import checkpoint
@@ -17,16 +18,9 @@ from guards.checkpoint import VerifyResult
 from monitor.resume import checkpoints
 
 
-def state(folder: Path, step: int, data: bytes = b"weights") -> Path:
-    final = folder / f"toy-step{step:08d}-state"
-    with checkpoint.writing(final, step, 1) as temporary:
-        (temporary / "model.bin").write_bytes(data)
-    return final
-
-
 def test_the_newest_good_state_is_chosen_bad_newer_ones_are_set_aside_older_ones_left(tmp_path):
-    paths = [state(tmp_path, n) for n in (10, 20, 30)]
-    (paths[2] / "model.bin").write_bytes(b"\0" * 7)
+    paths = [saved_state(tmp_path, n) for n in (10, 20, 30)]
+    (paths[2] / "weights").write_bytes(b"\0" * 7)
     chosen = checkpoints.choose([tmp_path], checkpoints.Verifier(60))
     assert chosen.path == paths[1] and chosen.step == 20
     assert "its content has changed since it was written" in chosen.bad[0][1]
@@ -45,7 +39,7 @@ def fifo_in(path: Path, sha256: str) -> Path:
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="a fifo stands in for a dead disk")
 def test_a_state_that_cannot_be_checked_in_time_is_kept_where_it_is(tmp_path):
-    path = state(tmp_path, 10)
+    path = saved_state(tmp_path, 10)
     fifo_in(path, "")
     chosen = checkpoints.choose([tmp_path], checkpoints.Verifier(1.0))
     ((unsure, reason),) = chosen.unsure
@@ -56,7 +50,7 @@ def test_a_state_that_cannot_be_checked_in_time_is_kept_where_it_is(tmp_path):
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not count the bytes of a process")
 def test_a_state_on_a_slow_disk_is_verified_however_long_that_takes(tmp_path):
-    path, piece = state(tmp_path, 10), b"x" * 1000
+    path, piece = saved_state(tmp_path, 10), b"x" * 1000
     slow = fifo_in(path, hashlib.sha256(30 * piece).hexdigest())
 
     def disk():
@@ -73,14 +67,14 @@ def test_a_state_on_a_slow_disk_is_verified_however_long_that_takes(tmp_path):
 
 
 def test_a_verification_that_was_begun_is_not_done_again(tmp_path, monkeypatch):
-    path = state(tmp_path, 10)
+    path = saved_state(tmp_path, 10)
     verifier = checkpoints.Verifier(60)
     verifier.begin(path)
     wait_for(verifier.begin(path).done)
     with monkeypatch.context() as patch:
         patch.setattr(checkpoints, "Subjob", Mock(side_effect=AssertionError("verified twice")))
         assert checkpoints.choose([tmp_path], verifier).path == path
-    (path / "model.bin").write_bytes(b"changed!")
+    (path / "weights").write_bytes(b"changed!")
     assert checkpoints.choose([tmp_path], verifier).path is None, "a changed state is another question"
 
 
@@ -92,7 +86,7 @@ def test_a_start_needs_room_for_two_checkpoints(tmp_path):
 
 def test_a_check_that_fails_falls_back_to_hashes_and_is_never_a_verdict(tmp_path, monkeypatch):
     """A broken torch in the monitor's environment, or no memory for the deep check, made every checkpoint "bad"."""
-    path = state(tmp_path, 10)
+    path = saved_state(tmp_path, 10)
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "torch.py").write_text("import os; os._exit(9)")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "broken"))

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
+from monitor_evidence import saved_state
 
 from guards import checkpoint, snapshot_files, snapshots
 from guards.snapshot_files import File, SnapshotError
@@ -119,21 +120,16 @@ def choose(run, ring, failures=1, damages=False, limit=1 << 30):
     return start._choose(made, [run])
 
 
-def state_on_disk(run, step):
-    with checkpoint.writing(run / f"a-step{step:08d}-state", step, 0) as folder:
-        (folder / "weights.bin").write_bytes(b"disk")
-
-
 def test_memory_or_disk_the_newer_one_counts(run):
     ring = ring_of(run, 6, 7)
-    state_on_disk(run, 5)
+    saved_state(run, 5)
     point = choose(run, ring)
     assert (point.step, point.path.parent.parent, point.record.parent) == (7, Path(ring), Path(ring))
     assert choose(run, ring, damages=True).step == 6
     for known in (dict(failures=2), dict(damages=True, failures=2), dict(limit=0)):
         disk = choose(run, ring, **known)
         assert (disk.step, disk.path.parent, disk.record) == (5, run, None)
-    state_on_disk(run, 8)
+    saved_state(run, 8)
     assert (choose(run, ring).step, choose(run, ring).record) == (8, None)
 
 
