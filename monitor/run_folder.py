@@ -212,12 +212,8 @@ class RunFolder:
             return 0
 
     def mark_log(self, text: str) -> None:
-        """Add a heading of the monitor to training.log; nothing where it cannot be written."""
-        try:
-            with open(self.own / TRAINING_LOG, "ab") as file:
-                file.write(f"=== {platform.now().utc} {text}\n".encode("utf-8", "replace"))
-        except OSError as error:
-            self.log(f"the reason could not be added to training.log: {error}")
+        """Add a heading of the monitor to training.log."""
+        self._append(TRAINING_LOG, f"=== {platform.now().utc} {text}")
 
     def log_tail(self, since: int, limit: int) -> str:
         """The last `limit` bytes of training.log, none of them from before byte `since`, without the run's secrets."""
@@ -239,21 +235,20 @@ class RunFolder:
 
     def replace(self, name: str, text: str, sync: bool = False) -> bool:
         """Replace a file of this machine's monitor atomically; False, with a message, when that fails. `sync`: it survives a power cut."""
+        # A file name that is not UTF-8 becomes a surrogate, which UTF-8 cannot encode.
+        return self._write(name, lambda path: atomic_write(path, (text + "\n").encode("utf-8", "replace"), sync))
+
+    def _append(self, name: str, line: str) -> None:
+        self._write(name, lambda path: append_text(path, line))
+
+    def _write(self, name: str, write: Callable[[str], None]) -> bool:
         path = os.path.join(self.own, name)
         try:
-            # A file name that is not UTF-8 becomes a surrogate, which UTF-8 cannot encode.
-            atomic_write(path, (text + "\n").encode("utf-8", "replace"), sync)
+            write(path)
             return True
         except OSError as error:
             print_line(f"monitor: cannot write {path}: {error.strerror or error}")
             return False
-
-    def _append(self, name: str, line: str) -> None:
-        path = os.path.join(self.own, name)
-        try:
-            append_text(path, line)
-        except OSError as error:
-            print_line(f"monitor: cannot write {path}: {error.strerror or error}")
 
 
 def print_line(line: str, stream: TextIO | None = None) -> None:

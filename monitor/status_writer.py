@@ -157,36 +157,26 @@ class StatusWriter:
 
     def _sample_machine(self, now: Moment, attempt: Attempt | None) -> dict[str, Any]:
         """What the run uses: {"gpus", "cpu_cores", "memory_bytes", "disk_free"}; None for what is not known."""
-        readings, devices = self.run.gpus.read(), self.run.queue.devices
+        readings, folder, disk_free = self.run.gpus.read(), self.run.folder, None
         if now.mono_s - self._gpu_s >= GPU_S:
             self._gpu_s = now.mono_s
-            self._note_gpus(now, readings)
-        values: dict[str, Any] = {
-            "gpus": [
-                {key: reading[key] for key in GPU_KEYS if key in reading} for reading in gpu.own(readings, devices)
-            ],
-            "cpu_cores": None,
-            "memory_bytes": None,
-            "disk_free": None,
-        }
+            for i, reading in enumerate(readings):
+                values = {k: v for k, v in reading.items() if k not in ("pids", "spill", "uuid", "use")}
+                try:
+                    append_line(folder.own / METRICS, {"kind": "gpu", "t": now.utc, "gpu": i, **values})
+                except OSError as error:
+                    folder.log(f"metrics.jsonl: {error.strerror}")
+        before, self._sample = self._sample, take(attempt.tree.keys(), Missing()) if attempt else Sample(0.0)
+        used_s = growths(before, self._sample, "cpu_s")
         with contextlib.suppress(OSError):
-            values["disk_free"] = shutil.disk_usage(self.run.folder.folder).free
-        if attempt is None:
-            self._sample = Sample(0.0)
-            return values
-        before, self._sample = self._sample, take(attempt.tree.keys(), Missing())
-        if used_s := growths(before, self._sample, "cpu_s"):
-            values["cpu_cores"] = round(sum(used_s) / (self._sample.at_s - before.at_s), 2)
-        values["memory_bytes"] = platform.private_bytes(*attempt.tree.members) or None
-        return values
-
-    def _note_gpus(self, now: Moment, readings: tuple[dict[str, Any], ...]) -> None:
-        for i, reading in enumerate(readings):
-            values = {k: v for k, v in reading.items() if k not in ("pids", "spill", "uuid", "use")}
-            try:
-                append_line(self.run.folder.own / METRICS, {"kind": "gpu", "t": now.utc, "gpu": i, **values})
-            except OSError as error:
-                self.run.folder.log(f"metrics.jsonl: {error.strerror}")
+            disk_free = shutil.disk_usage(folder.folder).free
+        own = gpu.own(readings, self.run.queue.devices)
+        return {
+            "gpus": [{key: reading[key] for key in GPU_KEYS if key in reading} for reading in own],
+            "cpu_cores": round(sum(used_s) / (self._sample.at_s - before.at_s), 2) if used_s else None,
+            "memory_bytes": platform.private_bytes(*attempt.tree.members) or None if attempt else None,
+            "disk_free": disk_free,
+        }
 
 
 # ---- messages to people ----

@@ -96,25 +96,25 @@ class StoreAgent:
         self.view = StoreView()
         self.admitted = False  # the training may run: the lease was held before its first attempt
         self._popen: subprocess.Popen[bytes] | None = None
-        self._begun = self._closed = False
+        self._closed = False
         self._started_s = self._next_start_s = -1e9
         self._failures = 0
         self._orders = 0
         self._changed_ns = 0
         self._reported: set[str] = set()  # errors
         self._requested = -1  # the step of the last extra save
-        self._reachable_s = time.monotonic()  # when the store was reachable last
+        self._reachable_s: float | None = None  # when the store was reachable last, or the first poll; None before that
 
     # ---- what the supervisor asks ----
 
     @property
     def holds(self) -> bool:
         """This run has held the lease, and nobody took it."""
-        return self._begun and self.admitted and self.view.lease is not LeaseState.LOST
+        return self._reachable_s is not None and self.admitted and self.view.lease is not LeaseState.LOST
 
     def unreachable_s(self) -> float:
         """Seconds since the store answered last, or since the agent was first started."""
-        return time.monotonic() - self._reachable_s
+        return time.monotonic() - self._reachable_s if self._reachable_s is not None else 0.0
 
     def request_save(self, step: int, step_s: float, save_s: float) -> None:
         """Request an extra save where one is due, none is being copied, and saving is quick.
@@ -137,7 +137,7 @@ class StoreAgent:
         return {
             "address": self.address,
             "state": view.message,
-            "lease": str(view.lease) if self._begun else None,
+            "lease": str(view.lease) if self._reachable_s is not None else None,
             "holder": view.holder or None,
             "step": view.step,
             "pending": view.pending or None,
@@ -150,14 +150,12 @@ class StoreAgent:
     def poll(self) -> StoreView:
         """Start the agent when it does not run, and read what it wrote. The first call begins; never raises."""
         now_s = time.monotonic()
-        if not self._begun:
-            self._begun, self._reachable_s = True, now_s
         if self._popen is not None and (code := self._popen.poll()) is not None:
             self._ended(code, now_s)
         if self._popen is None and not self._closed and now_s >= self._next_start_s:
             self._start(now_s)
         self._read()
-        if self.view.reachable:
+        if self.view.reachable or self._reachable_s is None:
             self._reachable_s = now_s
         return self.view
 

@@ -23,12 +23,10 @@ import tomllib
 
 from monitor.run_folder import MonitorError, notify_file
 
-DEFAULT = ("hang", "crash", "restarted", "completed", "failed", "unkillable", "unwatched", "slowdown")
-TYPES = {
-    **dict.fromkeys(("hang", "crash", "unwatched", "slowdown"), "warning"),
-    "completed": "success",
-    **dict.fromkeys(("failed", "unkillable"), "failure"),
-}
+TYPES = {  # of the events that are sent by default: what apprise calls them
+    "hang": "warning", "crash": "warning", "restarted": "info", "completed": "success", "failed": "failure",
+    "unkillable": "failure", "unwatched": "warning", "slowdown": "warning",
+}  # fmt: skip
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -46,11 +44,11 @@ def read_config(path: Path) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         # the parser's message may quote the line, which is an address
         raise MonitorError(f"{path}: not a TOML file; see monitor/cli/notify.py for its form") from error
-    urls, kinds = table.get("urls"), table.get("on", list(DEFAULT))
+    urls, kinds = table.get("urls"), table.get("on", list(TYPES))
     if not isinstance(urls, list) or not urls or not all(isinstance(u, str) for u in urls):
         raise MonitorError(f'{path}: write urls = ["…"] with one apprise address each')
     if not isinstance(kinds, list):
-        raise MonitorError(f"{path}: on must be a list of events, for example {list(DEFAULT)}")
+        raise MonitorError(f"{path}: on must be a list of events, for example {list(TYPES)}")
     return {"urls": urls, "on": kinds}
 
 
