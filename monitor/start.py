@@ -277,23 +277,19 @@ def keep_newest(run: Run, pause: Callable[[float], None]) -> str:
     if not run.state.snapshots or run.unkept is not None:
         return run.unkept or ""
     on_disk = max(checkpoints.states(run.state_folders()).values(), default=0)
-    record = checkpoints.choose([], run.verifier, pause, _snapshots(run, on_disk, room=False))
-    if record.record is None:
-        run.unkept = ""
-        return ""
-    python = record.python if Path(record.python).is_file() else sys.executable
-    command = [python, "-m", "guards.snapshot_files", str(record.record), str(run.folder.folder)]
-    job = Subjob(command, min(run.config.end.stop_save_s, run.remaining_s()))
-    job.wait(pause)
-    run.unkept = ""
-    if job.answer() is None:
-        run.unkept = (
-            f"the newest steps, to step {record.step}, could not be written to the disk ({job.error}); they stay in memory "
-            "until this machine is restarted, and a new start goes on from them"
-        )
-    else:
-        run.folder.log(f"the snapshot of step {record.step} was written to the disk")
-    return run.unkept
+    point, unkept = checkpoints.choose([], run.verifier, pause, _snapshots(run, on_disk, room=False)), ""
+    if point.record is not None:
+        python = point.python if Path(point.python).is_file() else sys.executable
+        command = [python, "-m", "guards.snapshot_files", str(point.record), str(run.folder.folder)]
+        job = Subjob(command, min(run.config.end.stop_save_s, run.remaining_s()))
+        job.wait(pause)
+        if job.answer() is None:
+            unkept = f"the newest steps, to step {point.step}, could not be written to the disk ({job.error}); "
+            unkept += "they stay in memory until this machine is restarted, and a new start goes on from them"
+        else:
+            run.folder.log(f"the snapshot of step {point.step} was written to the disk")
+    run.unkept = unkept
+    return unkept
 
 
 def gpu_missing(run: Run) -> Transition | None:

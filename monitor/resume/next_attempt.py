@@ -4,8 +4,9 @@ An attempt's script is the run's job (`job.json`) with the changes of the ladder
 FOLDER` renders it, a subprocess, because a change needs the spec and so pydantic (20 MB), which the monitor does
 without: a request on its standard input, the answer on its last line, both JSON (see `respond`).
 
-`Prewarm` renders the next script meanwhile, so that this (half a second) does not delay a restart. The script is rendered with a stand-in for the state's name, which is known only at the restart;
-another job or a new change makes it stale, and then it is rendered again.
+`Prewarm` renders the next script meanwhile, so that this does not delay a restart by half a second. The script is
+rendered with a stand-in for the state's name, which is known only at the restart; another job or a new change makes it
+stale, and then it is rendered again.
 
 `Standby` starts that script. Starting Python and importing a trainer's libraries takes seconds and is the same for each
 attempt: once a run makes steps, the next attempt waits at the gate (guards/gate.py) with everything imported. When the
