@@ -24,9 +24,8 @@ from monitor.process.spawned import MARKS, RUN, TOKEN, KillResult, Tree, kill
 from monitor.run_folder import TRAINING_LOG, RunFolder
 from monitor.state import AttemptRecord, ExitStatus, Observation
 
-SNAPSHOTS = (snapshot_files.RING, snapshots.SPEC, snapshots.LIMIT)
 _WRAPPER = 'printf %s "$$" >"$3"; bash "$1"; code=$?; printf %s "$code" >"$2"; exit "$code"'
-_OURS = (*MARKS, *SNAPSHOTS)
+_OURS = (*MARKS, snapshot_files.RING, snapshots.SPEC, snapshots.LIMIT)
 ACTIVE_CORES = 0.05  # processor cores that the script's processes use when they are at work
 ACTIVE_BYTES_S = 16 * 1024  # bytes a second that they read and write
 

@@ -20,11 +20,13 @@ from typing import Any, TextIO
 
 import tomllib
 
+import runs
 from guards.checkpoint import atomic_write
 from guards.metrics import append_text
 from guards.reading import read_json as read_json
 from monitor.process import platform, spawned
 from monitor.process.spawned import helper, python
+from runs.paths import config_dir, outputs_dir
 
 STATUS, EVENTS, LOG, TRAINING_LOG = "status.json", "events.jsonl", "monitor.log", "training.log"
 METRICS, JOB = "metrics.jsonl", "job.json"
@@ -50,9 +52,6 @@ def find(name: str | os.PathLike[str]) -> Path:
     Raises:
         MonitorError: there is no such run; the message lists those that exist.
     """
-    import runs
-    from runs.paths import outputs_dir
-
     given = Path(name).expanduser()
     for folder in (given, outputs_dir() / given):  # the second: the user's own script in a folder among the runs
         if (folder / SCRIPT).is_file():
@@ -68,23 +67,17 @@ def find(name: str | os.PathLike[str]) -> Path:
 
 def all_folders() -> list[Path]:
     """The folders of all runs of this data root that have a train script, by name."""
-    from runs.paths import outputs_dir
-
     return sorted(p.parent for p in outputs_dir().glob(f"*/{SCRIPT}") if not p.parent.name.startswith("."))
 
 
 def notify_file() -> Path:
     """The file with the user's own addresses for messages (cli/notify.py); there may be none."""
-    from runs.paths import config_dir
-
     given = os.environ.get("HANGPROOF_NOTIFY")
     return Path(given).expanduser() if given else config_dir() / "notify.toml"
 
 
 def wake_queue() -> bool:
     """Start the queue's process where runs wait; whether it was. It ends at once where another works. Never raises."""
-    from runs.paths import outputs_dir
-
     try:
         if not (read_json(outputs_dir() / QUEUE) or {}).get("entries"):
             return False
