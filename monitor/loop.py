@@ -325,9 +325,10 @@ class Loop(Run):
                 self.store.close(limit_s if self.at.state in FINAL else 0.0)
             with contextlib.ExitStack() as stack:
                 final = self.at.state in FINAL and self.at.state is not State.UNKILLABLE
-                for release in (self.queue.release, self.gpus.close, self.prewarm.close, self.standby.close,
-                                self.verifier.cancel, self.drop_probe):  # fmt: skip
-                    stack.callback(release)
+                stack.callback(self.queue.release)  # last of these: nothing of the run uses the GPU any more
+                for part in (self.gpus, self.prewarm, self.standby):
+                    stack.callback(part.close)
+                stack.callback(self.drop_probe)
                 if final and self.attempt is not None:
                     stack.callback(self.attempt.close)
                 if final and not self.unkept:

@@ -28,7 +28,6 @@ from monitor.process import spawned
 from monitor.process.platform import ProcessInfo
 from monitor.process.spawned import Subjob, Tree, helper, python
 from monitor.resume import checkpoints, next_attempt
-from monitor.resume.checkpoints import Verifier
 from monitor.resume.next_attempt import Standby
 from monitor.run_folder import TRAINING_LOG, MonitorError, RunFolder
 from monitor.state import EXIT_BUDGET, Observation, ResumePoint, RunState, State, Transition, spec_edited, spec_hash
@@ -65,7 +64,6 @@ class Run:
         self.state = RunState.load(folder)
         self.gpus = gpu.Gpus()
         self.queue = GpuQueue(folder.name, folder.spec, self.gpus.listed)
-        self.verifier = Verifier(config.check.verify_s)
         self.prewarm = next_attempt.Prewarm(folder, config.check.render_s)
         self.standby = Standby(folder, config.standby, config.end.kill_wait_s)
         self.store = StoreAgent(folder, config.store) if folder.spec.get("store") else None
@@ -259,7 +257,7 @@ def _choose(run: Run, folders: list[Path]) -> ResumePoint:
         state.snapshots, state.snapshots_off = checkpoints.memory_folder(run.folder.folder, state.snapshots)
         if sum(state.history.failures.values()) < checkpoints.FAILED_COUNT:
             found = _snapshots(run)
-    return checkpoints.choose(folders, run.verifier, run.pause, found, run.folder.log)
+    return checkpoints.choose(folders, run.config.check.verify_s, run.pause, found, run.folder.log)
 
 
 def _snapshots(run: Run, after_step: int = -1, room: bool = True) -> list[ResumePoint]:
@@ -277,7 +275,8 @@ def keep_newest(run: Run, pause: Callable[[float], None]) -> str:
     if not run.state.snapshots or run.unkept is not None:
         return run.unkept or ""
     on_disk = max(checkpoints.states(run.state_folders()).values(), default=0)
-    point, unkept = checkpoints.choose([], run.verifier, pause, _snapshots(run, on_disk, room=False)), ""
+    found, unkept = _snapshots(run, on_disk, room=False), ""
+    point = checkpoints.choose([], run.config.check.verify_s, pause, found)
     if point.record is not None:
         python = point.python if Path(point.python).is_file() else sys.executable
         command = [python, "-m", "guards.snapshot_files", str(point.record), str(run.folder.folder)]

@@ -378,9 +378,6 @@ def suspect(loop: Loop, attempt: Attempt, view: Observation, verdict: Verdict) -
         recent = view.now_s - loop.calm_since_s < loop.config.watch.evidence_pause_s
         start_probe(loop, attempt, view, full=not recent)
         if not recent:
-            newest = checkpoints.newest(loop.state_folders())
-            if newest is not None:
-                loop.verifier.begin(newest)
             message = f"no progress for {verdict.stalled_s:.1f} s (limit {verdict.budget_s:.1f} s)"
             loop.folder.event("suspect", f"{PHASES[verdict.phase]}: {message}", phase=verdict.phase, step=verdict.step)
     limit_s = view.now_s + verdict.budget_s - verdict.stalled_s  # the next turn is then, not a poll later

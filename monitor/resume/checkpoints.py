@@ -1,10 +1,9 @@
 """Which state to resume from: the newest that verifies, of the checkpoints on the disk and the snapshots in memory.
 
-The check reads gigabytes and may import torch, so it runs in a subprocess, which ends when it makes no progress. It
-begins when a run is first suspected, and its result is kept by the content of the guard file: by the time the old
-processes are gone, the result is usually there. "Cannot be verified" is not "bad": a check that fails (no memory,
-broken torch, a disk that does not answer) is repeated with hashes alone, and if that fails too the state stays in place
-and the run does not start over. Bad checkpoints are set aside by name, the last good one is kept.
+The check reads gigabytes and may import torch, so it runs in a subprocess, which ends when it makes no progress. "Cannot
+be verified" is not "bad": a check that fails (no memory, broken torch, a disk that does not answer) is repeated with
+hashes alone, and if that fails too the state stays in place and the run does not start over. Bad checkpoints are set
+aside by name, the last good one is kept.
 
 The snapshots are in a folder under /dev/shm, which the monitor makes before the first attempt, notes in the RunState,
 and removes when the run has ended and its newest snapshot is on the disk. Folders of runs that are gone are removed
@@ -45,57 +44,28 @@ ROOM = 1 << 20  # bytes that a state needs beside those of its snapshot: headers
 FAILED_COUNT = 2  # failures in a row without a new step, from which on only the disk is trusted
 
 
-class Verifier:
-    """Verifies states in a subprocess, one at a time, and keeps the last check that gave a result."""
+def verify(state: Path, standstill_s: float, pause: Callable[[float], None]) -> VerifyResult:
+    """The result for `state`. `pause(seconds)` is called while there is none yet, and may raise.
 
-    def __init__(self, standstill_s: float):
-        """standstill_s: without a byte read, a check has failed; one that reads may take as long as it needs."""
-        self.standstill_s = standstill_s
-        self._key: tuple[str, bytes] | None = None  # of the state that is checked, as it was then
-        self._check: Subjob | None = None
-
-    def begin(self, state: Path) -> Subjob:
-        """Start verifying `state` unless that is done or under way; a check of another state is given up."""
-        key, check = _key(state), self._check
-        if check is None or key != self._key or (check.done() and _result_of(check).error):
-            self.cancel()
-            self._key, self._check = key, (check := self._start(state, "--deep"))
-        return check
-
-    def result(self, state: Path, pause: Callable[[float], None] = time.sleep) -> VerifyResult:
-        """The result for `state`; `pause(seconds)` is called while there is none yet, and may raise."""
-        check = self.begin(state)
-        check.wait(pause)
-        if _result_of(check).error:  # the deep check failed: hashes need no torch
-            check = self._check = self._start(state)
-            check.wait(pause)
-        return _result_of(check)
-
-    def cancel(self) -> None:
-        """Give up a check under way."""
-        if self._check is not None:
-            self._check.kill()
-
-    def _start(self, state: Path, *more: str) -> Subjob:
-        command = python("guards.checkpoint", "verify", str(state), *more, "--json")
-        return Subjob(command, math.inf, standstill_s=self.standstill_s)
+    standstill_s: without a byte read, a check has failed; one that reads may take as long as it needs.
+    """
+    result = _checked(["verify", str(state), "--deep"], math.inf, standstill_s, pause)
+    # Where the deep check failed: hashes need no torch.
+    return _checked(["verify", str(state)], math.inf, standstill_s, pause) if result.error else result
 
 
-def _result_of(job: Subjob) -> VerifyResult:
+def verify_lora(path: Path, standstill_s: float, left_s: float, pause: Callable[[float], None]) -> VerifyResult:
+    """Check a finished LoRA: a complete safetensors file with finite weights. left_s: until the machine goes."""
+    return _checked(["verify-lora", str(path)], left_s, standstill_s, pause)
+
+
+def _checked(words: list[str], left_s: float, standstill_s: float, pause: Callable[[float], None]) -> VerifyResult:
+    job = Subjob(python("guards.checkpoint", *words, "--json"), left_s, standstill_s=standstill_s)
+    job.wait(pause)
     answer = job.answer() if job.code in (0, 1) else None
     if answer is None or not isinstance(answer.get("problems"), list):
         return VerifyResult(error=job.error or "the check gave no result")
     return VerifyResult(tuple(answer["problems"]))
-
-
-def _key(state: Path) -> tuple[str, bytes]:
-    """The state, and its guard file with its files' sizes and times."""
-    content = [b""]
-    with contextlib.suppress(OSError):
-        content = [(state / checkpoint.GUARD).read_bytes()]
-        stats = [(p.name, p.stat()) for p in sorted(state.rglob("*"))]
-        content += [f"{name} {s.st_size} {s.st_mtime_ns}".encode() for name, s in stats]
-    return str(state), b"\0".join(content)
 
 
 def states(folders: list[Path]) -> dict[Path, int]:
@@ -111,7 +81,7 @@ def newest(folders: list[Path]) -> Path | None:
 
 def choose(
     folders: list[Path],
-    verifier: Verifier,
+    verify_s: float,
     pause: Callable[[float], None] = time.sleep,
     snapshots: Iterable[ResumePoint] = (),
     log: Log = str,
@@ -129,7 +99,7 @@ def choose(
     for point in sorted([*guarded, *snapshots], key=lambda point: -point.step):
         state = point.record or point.path
         assert state is not None
-        result = verifier.result(state, pause)
+        result = verify(state, verify_s, pause)
         reason = result.error or "; ".join(result.problems)
         if not reason:
             chosen = point
@@ -164,13 +134,6 @@ def room_missing(folders: list[Path], floor_bytes: int = 64 << 20) -> str:
     need, free = max(2 * size, floor_bytes), shutil.disk_usage(folders[-1]).free
     have = f"the disk of {folders[-1]} has {free / 1e6:.0f} MB free and two checkpoints need {need / 1e6:.0f} MB"
     return "" if free >= need else f"{have}; free {(need - free) / 1e6:.0f} MB"
-
-
-def verify_lora(path: Path, standstill_s: float, left_s: float, pause: Callable[[float], None]) -> VerifyResult:
-    """Check a finished LoRA: a complete safetensors file with finite weights. left_s: until the machine goes."""
-    job = Subjob(python("guards.checkpoint", "verify-lora", str(path), "--json"), left_s, standstill_s=standstill_s)
-    job.wait(pause)
-    return _result_of(job)
 
 
 # ---- snapshots in memory ----

@@ -7,11 +7,9 @@ import sys
 import threading
 import time
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 from monitor_evidence import saved_state
-from monitor_helpers import wait_for
 
 from guards import checkpoint
 from guards.checkpoint import VerifyResult
@@ -21,7 +19,7 @@ from monitor.resume import checkpoints
 def test_the_newest_good_state_is_chosen_bad_newer_ones_are_set_aside_older_ones_left(tmp_path):
     paths = [saved_state(tmp_path, n) for n in (10, 20, 30)]
     (paths[2] / "weights").write_bytes(b"\0" * 7)
-    chosen = checkpoints.choose([tmp_path], checkpoints.Verifier(60))
+    chosen = checkpoints.choose([tmp_path], 60)
     assert chosen.path == paths[1] and chosen.step == 20
     assert "its content has changed since it was written" in chosen.bad[0][1]
     assert sorted(p.name for p in tmp_path.glob("*-state")) == [paths[0].name, paths[1].name]
@@ -41,7 +39,7 @@ def fifo_in(path: Path, sha256: str) -> Path:
 def test_a_state_that_cannot_be_checked_in_time_is_kept_where_it_is(tmp_path):
     path = saved_state(tmp_path, 10)
     fifo_in(path, "")
-    chosen = checkpoints.choose([tmp_path], checkpoints.Verifier(1.0))
+    chosen = checkpoints.choose([tmp_path], 1.0)
     ((unsure, reason),) = chosen.unsure
     assert unsure == path and "timed out after 1 s" in reason
     assert chosen.path is None and chosen.bad == () and path.is_dir()
@@ -62,20 +60,8 @@ def test_a_state_on_a_slow_disk_is_verified_however_long_that_takes(tmp_path):
     thread = threading.Thread(target=disk, daemon=True)
     thread.start()
     began_s = time.monotonic()
-    assert checkpoints.Verifier(2.5).result(path) == VerifyResult() and time.monotonic() - began_s > 2.5
+    assert checkpoints.verify(path, 2.5, time.sleep) == VerifyResult() and time.monotonic() - began_s > 2.5
     thread.join()
-
-
-def test_a_verification_that_was_begun_is_not_done_again(tmp_path, monkeypatch):
-    path = saved_state(tmp_path, 10)
-    verifier = checkpoints.Verifier(60)
-    verifier.begin(path)
-    wait_for(verifier.begin(path).done)
-    with monkeypatch.context() as patch:
-        patch.setattr(checkpoints, "Subjob", Mock(side_effect=AssertionError("verified twice")))
-        assert checkpoints.choose([tmp_path], verifier).path == path
-    (path / "weights").write_bytes(b"changed!")
-    assert checkpoints.choose([tmp_path], verifier).path is None, "a changed state is another question"
 
 
 def test_a_start_needs_room_for_two_checkpoints(tmp_path):
@@ -90,5 +76,5 @@ def test_a_check_that_fails_falls_back_to_hashes_and_is_never_a_verdict(tmp_path
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "torch.py").write_text("import os; os._exit(9)")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "broken"))
-    point = checkpoints.choose([tmp_path], checkpoints.Verifier(60))
+    point = checkpoints.choose([tmp_path], 60)
     assert point.path == path and not point.bad

@@ -18,7 +18,6 @@ from guards.snapshots import Snapshots
 from monitor import start
 from monitor.process import platform
 from monitor.resume import checkpoints as ours
-from monitor.resume.checkpoints import Verifier
 from monitor.state import History
 
 pytestmark = pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="no /dev/shm")
@@ -49,7 +48,7 @@ def ring_of(run, *steps, spec="spec", of=None):
 def newest(ring, run, **more):
     refused = list[str]()
     records = ours.usable_snapshots(ring, run, refused.append, **more)
-    point = ours.choose([], Verifier(60.0), time.sleep, records, refused.append)
+    point = ours.choose([], 60.0, time.sleep, records, refused.append)
     return point if point.record else None, refused
 
 
@@ -112,12 +111,9 @@ def choose(run, ring, failures=1, damages=False, limit=1 << 30):
     state = SimpleNamespace(history=History(failures={"x": failures}), snapshots=ring, snapshots_off="")
     incident = SimpleNamespace(cause=SimpleNamespace(damages_memory=damages), evidence=SimpleNamespace(step=7))
     folder = SimpleNamespace(folder=run, foreign=False, log=lambda line: None)
-    config = SimpleNamespace(restart=SimpleNamespace(snapshots_bytes=limit))
-    made = SimpleNamespace(
-        folder=folder, state=state, incident=incident, config=config, several=False, pause=time.sleep,
-        verifier=Verifier(60.0),
-    )  # fmt: skip
-    return start._choose(made, [run])
+    config = SimpleNamespace(restart=SimpleNamespace(snapshots_bytes=limit), check=SimpleNamespace(verify_s=60.0))
+    known = dict(folder=folder, state=state, incident=incident, config=config, several=False, pause=time.sleep)
+    return start._choose(SimpleNamespace(**known), [run])
 
 
 def test_memory_or_disk_the_newer_one_counts(run):
