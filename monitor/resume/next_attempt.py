@@ -43,7 +43,7 @@ from monitor.state import Observation
 Pause = Callable[[float], None]
 Change = dict[str, Any]  # a mitigation: {"name", "sentence", "patch"}; the patch is of the job (runs/job.py)
 STAND_IN = "HANGPROOF-NEWEST-state"  # characters that no shell quoting changes
-REST_S = 60.0  # after a script that could not be rendered
+REST_S = 60.0  # to the next try, where a script could not be rendered
 LOOK_S = 5.0  # between two looks at the standby's processes and at the free memory
 AT_MOST_BYTES = 4 << 30  # what the imports of a trainer need; a training holds its model and data beside them
 CHECKED = "HANGPROOF_CHECKED"  # set: whoever started the monitor has looked for what is missing
@@ -117,23 +117,22 @@ class Prewarm:
     def __init__(self, folder: RunFolder, timeout_s: float):
         self.folder = folder
         self.timeout_s = timeout_s
-        self._rendering: tuple[list[object], Subjob] | None = None
-        self._template: tuple[list[object], dict[str, Any]] | None = None  # (what it depends on, the result)
-        self._next_s = 0.0
+        self._job: Subjob | None = None  # renders the next script, or has
+        self._made_from: list[object] = []
+        self._next_s = 0.0  # not again before, from the same
 
     def tick(self, now_s: float, changes: list[Change]) -> None:
-        """Collect the script that is ready, or begin to render one that is stale. Called while the run makes progress."""
-        if self._rendering is not None and self._rendering[1].done():
-            (depends_on, job), self._rendering = self._rendering, None
-            if answer := job.answer():
-                self._template = (depends_on, answer)
-            else:  # the restart renders it, and reports what is wrong
-                self._next_s = now_s + REST_S
-        if now_s < self._next_s or self._rendering is not None or self.folder.foreign or platform.WINDOWS:
+        """Begin to render the script where it is missing or stale. Called while the run makes progress.
+
+        Where that fails, the restart renders it, and reports what is wrong.
+        """
+        made_from = self._depends_on(changes)
+        same = self._job is not None and made_from == self._made_from
+        if self.folder.foreign or platform.WINDOWS or (same and (now_s < self._next_s or self._fresh(changes))):
             return
-        if self._fresh(changes) is None:
-            request = {"want": "text", "resume": self.folder.folder / STAND_IN, "changes": changes}
-            self._rendering = self._depends_on(changes), _job(self.folder, request, self.timeout_s)
+        self.close()
+        request = {"want": "text", "resume": self.folder.folder / STAND_IN, "changes": changes}
+        self._job, self._made_from, self._next_s = _job(self.folder, request, self.timeout_s), made_from, now_s + REST_S
 
     def text(self, changes: list[Change]) -> str:
         """The prepared script, with the stand-in, for a standby; "" when it is missing or stale, or copies its results."""
@@ -163,8 +162,8 @@ class Prewarm:
 
     def close(self) -> None:
         """Kill a job under way."""
-        if self._rendering is not None:
-            self._rendering[1].kill()
+        if self._job is not None:
+            self._job.kill()
 
     def _depends_on(self, changes: list[Change]) -> list[object]:
         try:
@@ -174,8 +173,9 @@ class Prewarm:
         return [stat.st_mtime_ns, stat.st_size, *(c["name"] for c in changes)]
 
     def _fresh(self, changes: list[Change]) -> dict[str, Any] | None:
-        current = self._template is not None and self._template[0] == self._depends_on(changes)
-        return self._template[1] if self._template and current else None
+        """What the subprocess has answered; None while it has not, and where that was of another job or other changes."""
+        job, same = self._job, self._made_from == self._depends_on(changes)
+        return job.answer() if job is not None and same and job.done() else None
 
 
 # ---- the standby ----

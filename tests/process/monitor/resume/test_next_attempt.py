@@ -135,7 +135,7 @@ def test_what_a_run_must_be_like_to_have_one(tmp_path, spec, reason):
 @pytest.mark.parametrize(("save_dir", "text"), [("", "the script"), ("/var/tmp/x", "")])
 def test_a_script_that_copies_its_results_has_no_standby_to_copy_them_too(tmp_path, save_dir, text):
     prewarm = Prewarm(RunFolder(tmp_path), 1.0)
-    prewarm._template = (prewarm._depends_on([]), {"text": "the script", "save_dir": save_dir})
+    prewarm._job = Mock(**{"answer.return_value": {"text": "the script", "save_dir": save_dir}})
     assert prewarm.text([]) == text
 
 

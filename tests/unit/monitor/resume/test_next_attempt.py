@@ -53,7 +53,7 @@ def test_the_next_script_is_rendered_once_until_the_job_or_the_changes_differ(jo
     prewarm.close()
     assert waiting.killed
     waiting.reply = None  # it failed: the restart renders it, and reports what is wrong
-    for now_s, requests in ((110.0, 1), (110.0 + REST_S - 1, 1), (110.0 + REST_S, 2), (300.0, 2), (400.0, 3)):
+    for now_s, requests in ((110.0, 1), (100.0 + REST_S - 1, 1), (100.0 + REST_S, 2), (180.0, 2), (400.0, 3)):
         prewarm.tick(now_s, [])
         assert len(asked) == requests, now_s
     prewarm.tick(500.0, [])
