@@ -70,11 +70,11 @@ def known(kind: str) -> Evidence:
     return Evidence(kind, step=5, planned=40)
 
 
-def saved_state(folder: Path, step: int, data: bytes = b"weights") -> Path:
+def saved_state(folder: Path, step: int, name: str = "weights") -> Path:
     """A state of this step with one file, as a training writes it."""
     path = folder / f"toy-step{step:08d}-state"
     with checkpoint.writing(path, step, 1) as temporary:
-        (temporary / "weights").write_bytes(data)
+        (temporary / name).write_bytes(b"weights")
     return path
 
 

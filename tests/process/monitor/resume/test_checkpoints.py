@@ -72,7 +72,7 @@ def test_a_start_needs_room_for_two_checkpoints(tmp_path):
 
 def test_a_check_that_fails_falls_back_to_hashes_and_is_never_a_verdict(tmp_path, monkeypatch):
     """A broken torch in the monitor's environment, or no memory for the deep check, made every checkpoint "bad"."""
-    path = saved_state(tmp_path, 10)
+    path = saved_state(tmp_path, 10, "optimizer.bin")  # which the deep check loads with torch
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "torch.py").write_text("import os; os._exit(9)")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "broken"))
