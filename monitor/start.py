@@ -30,7 +30,7 @@ from monitor.process.spawned import Subjob, Tree, helper, python
 from monitor.resume import checkpoints, next_attempt
 from monitor.resume.next_attempt import Standby
 from monitor.run_folder import TRAINING_LOG, MonitorError, RunFolder
-from monitor.state import EXIT_BUDGET, Observation, ResumePoint, RunState, State, Transition, spec_edited, spec_hash
+from monitor.state import EXIT_BUDGET, Observation, ResumePoint, RunState, State, Transition, spec_hash
 from monitor.store import StoreAgent
 
 # Before a start that failed for a passing reason is tried again: doubled each time.
@@ -159,13 +159,6 @@ def _start_attempt(run: Run) -> Attempt | Transition:
         if problems:
             return Transition(State.FAILED, "; ".join(problems))
 
-    edited, known = spec_edited(run.folder.folder), state.edit_reported
-    if edited and not known:
-        how = f"stop the run, write it again with `python -m runs render {run.folder.folder.name}`, and start it"
-        run.folder.event(
-            "job", f"run.toml was edited; every attempt still runs job.json. To change what is trained, {how}"
-        )
-    state.edit_reported = edited
     point = _choose(run, folders)
     _report_bad(run, point)
     if point.unsure and (point.path is None or run.tries + 1 < VERIFY_TRIES_COUNT):

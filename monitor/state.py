@@ -238,7 +238,6 @@ class RunState:
     failing: bool = False  # from the detection of a failure, which is that incident, until its restart is decided
     shutdown: Shutdown | None = None
     spec_hash: str = ""
-    edit_reported: bool = False  # that run.toml says something else than the job
     snapshots: str = ""  # the folder of the snapshots in memory, "" for none
     snapshots_off: str = ""  # why there is none
     ledger: Ledger = field(default_factory=Ledger)

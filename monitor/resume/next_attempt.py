@@ -38,7 +38,7 @@ from monitor.attempt import Attempt
 from monitor.process import platform
 from monitor.process.spawned import Subjob, python
 from monitor.run_folder import JOB, SCRIPT, TRAINING_LOG, MonitorError, RunFolder
-from monitor.state import Observation
+from monitor.state import Observation, spec_edited
 
 Pause = Callable[[float], None]
 Change = dict[str, Any]  # a mitigation: {"name", "sentence", "patch"}; the patch is of the job (runs/job.py)
@@ -368,6 +368,9 @@ def respond(folder: Path, request: dict[str, Any]) -> dict[str, Any]:
             if reason := mitigate.refusal(job.run_spec(), name):
                 refused.append(f"{name.replace('_', ' ')}: {reason}")
         return {"refused": refused}
+    if spec_edited(folder):
+        how = f"stop the run, write it again with `python -m runs render {folder.name}`, and start it"
+        notes.append(f"run.toml was edited; every attempt still runs job.json. To change what is trained, {how}")
     edited = write_inputs(folder, job)
     if edited and not list(folder.glob("train.attempt-*")):  # later ones write them with their changes
         notes.append(f"{' and '.join(edited)} said something else; written again, as job.json has it")

@@ -125,12 +125,6 @@ def test_what_prevents_a_start_is_said_and_a_full_disk_may_pass(make_loop, monke
     monkeypatch.setenv(start.next_attempt.CHECKED, "1")  # whoever started the monitor has looked
     monkeypatch.setattr(run.prewarm, "render", wrong)
     assert start.start_attempt(run).message == "attempt 1 cannot be started: run.toml: no tier"
-    assert not events(run.folder.folder, "job")
-    monkeypatch.setattr(start, "spec_edited", lambda folder: True)
-    for _ in range(2):
-        start.start_attempt(run)
-    (told,) = events(run.folder.folder, "job")
-    assert "run.toml was edited" in told["message"] and run.state.edit_reported
     monkeypatch.setattr(checkpoints, "room_missing", lambda folders: "the disk is full")
     assert start.start_attempt(run) == Transition(State.FAILED, "the disk is full, then start the run again")
     run.state.attempt = 1

@@ -68,6 +68,8 @@ def test_neither_an_update_nor_an_edit_changes_an_attempt_until_the_run_is_made_
     before = old_tables(folder)
     runs.save(folder, runs.load(folder).changed(rank=64))
     assert spec_edited(folder)
+    (note,) = next_attempt.respond(folder, {"want": "problems"})["notes"]
+    assert note.startswith("run.toml was edited; every attempt still runs job.json")
     request = {"want": "script", "number": 2, "resume": str(folder / "x-state"), "was": []}  # as the monitor asks
     assert next_attempt.respond(folder, request)["compatible"] and pinned(folder) == before
     text = (folder / "train.attempt-2.sh").read_text()
