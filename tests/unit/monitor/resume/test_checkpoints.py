@@ -13,12 +13,13 @@ import pytest
 from monitor_evidence import saved_state
 
 from guards import checkpoint, snapshot_files, snapshots
+from guards.checkpoint import VerifyResult
 from guards.snapshot_files import File, SnapshotError
 from guards.snapshots import Snapshots
 from monitor import start
 from monitor.process import platform
 from monitor.resume import checkpoints as ours
-from monitor.state import History
+from monitor.state import History, ResumePoint
 
 pytestmark = pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="no /dev/shm")
 
@@ -114,6 +115,22 @@ def choose(run, ring, failures=1, damages=False, limit=1 << 30):
     config = SimpleNamespace(restart=SimpleNamespace(snapshots_bytes=limit), check=SimpleNamespace(verify_s=60.0))
     known = dict(folder=folder, state=state, incident=incident, config=config, several=False, pause=time.sleep)
     return start._choose(SimpleNamespace(**known), [run])
+
+
+def test_bad_states_are_set_aside_and_what_cannot_be_verified_stays(tmp_path, monkeypatch):
+    good, unsure, bad = (saved_state(tmp_path, step) for step in (0, 20, 30))
+    torn, unreadable = tmp_path / "toy-step00000040-state", tmp_path / "toy-step00000050-state"
+    torn.mkdir()
+    (unreadable / checkpoint.GUARD).mkdir(parents=True)
+    results = {good: VerifyResult(), unsure: VerifyResult(error="no answer"), bad: VerifyResult(("empty",))}
+    monkeypatch.setattr(ours, "verify", lambda state, *_: results.get(state, VerifyResult()))
+    in_memory = ours.choose([tmp_path], 60.0, snapshots=[ResumePoint(tmp_path / "x", 60, record=tmp_path / "x")])
+    assert in_memory.step == 60 and not in_memory.bad and torn.is_dir(), "it says nothing about the disk"
+    point = ours.choose([tmp_path], 60.0)
+    assert (point.path, point.step, point.record) == (good, 0, None)
+    reasons = [(path.name, reason) for path, reason in point.bad]
+    assert reasons == [(f"{bad.name}.bad", "empty"), (f"{torn.name}.bad", ours.UNGUARDED)] and not torn.exists()
+    assert [path for path, _ in point.unsure] == [unsure, unreadable] and unsure.is_dir() and unreadable.is_dir()
 
 
 def test_memory_or_disk_the_newer_one_counts(run):
