@@ -53,6 +53,22 @@ def test_a_rank_lives_while_a_process_of_its_number_and_start_is_there(make_loop
     assert view.ranks_gone and view.ended
 
 
+def test_what_a_dead_script_or_dead_ranks_leave_is_noticed(make_loop, trained, monkeypatch):
+    own, alive, looks = process_info(os.getpid()), [True], []
+    made = trained(make_loop())
+    monkeypatch.setattr(made, "_script_alive", lambda: alive[0])
+    monkeypatch.setattr(made, "_measure_activity", lambda now_s: looks.append("activity"))
+    monkeypatch.setattr(made.tree, "refresh", lambda: looks.append("tree"))
+    assert made.poll(platform.now(), 0.0).ranks_gone and looks == ["activity"], "the script may still copy something"
+    made.beats, looks[:] = [beat(pid=own.pid)], []
+    made.tree.members = {own.pid: own}
+    for tree_s, fresh in ((1e9, False), (1e9, False), (1e9, True), (0.0, False)):
+        assert not made.poll(platform.now(), tree_s, fresh).ended
+    assert looks == ["tree"] * 3 and not made._orphaned
+    alive[0] = False
+    assert not made.poll(platform.now(), 1e9).ended and made._orphaned
+
+
 def test_heartbeats_are_read_as_they_come_and_a_torn_one_keeps_the_last(make_loop, trained):
     made = trained(make_loop())
     made.beats = []

@@ -61,13 +61,16 @@ def test_another_machine_writes_into_a_folder_of_its_own_and_has_neither_store_n
 
 def test_a_run_is_found_by_its_folder_or_its_name_and_one_without_a_script_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path))
-    folder = tmp_path / "outputs" / "my-lora"
+    folder = tmp_path / "outputs" / "My-LoRA"
     folder.mkdir(parents=True)
     for name in (folder, "no-such-run"):
         with pytest.raises(MonitorError, match=SCRIPT):
             find(name)
+    (folder / "run.toml").write_text('name = "My LoRA"\n')
+    with pytest.raises(MonitorError, match="is missing; write it with `python -m runs render My-LoRA`"):
+        find("My LoRA")
     (folder / SCRIPT).touch()
-    assert find(folder) == find("my-lora") == folder
+    assert find(folder) == find("My-LoRA") == find("My LoRA") == folder
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
