@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parent
 COMMANDS = {
     "monitor": (
         "run", "start", "status", "stop", "sample", "save", "pause", "resume", "resume-all", "notify", "diagnose",
+        "metrics",
     ),
     "runs": ("new", "show", "render", "rename", "fields", "fetch-model"),
     "jobs": ("queue", "sweep", "delete"),

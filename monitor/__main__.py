@@ -91,6 +91,8 @@ def _command(words: list[str]) -> int:
     add("resume-all", "start every run that a reboot, a pre-emption or a killed monitor interrupted", None)
     add("notify", "send a test message to your own addresses (see monitor/cli/notify.py)", None)
     add("diagnose", "explain what a run, or any process, is doing and what it waits for")
+    metrics = add("metrics", "serve every run's status to Prometheus at /metrics", None)
+    metrics.add_argument("--port", type=int, default=9477)
     args = top.parse_args(words)
     try:
         if args.command != "run":

@@ -374,6 +374,23 @@ def rank_report(folder: Path) -> dict[str, Any] | None:
     return group.as_json(said) | {"lines": group.lines(said)}
 
 
+def metrics(args: argparse.Namespace) -> Answer:
+    """Serve until Ctrl-C."""
+    import http.server
+
+    from monitor.cli.metrics import Handler
+
+    try:
+        serving = http.server.ThreadingHTTPServer(("127.0.0.1", args.port), Handler)
+    except OSError as error:
+        raise MonitorError(f"port {args.port} cannot be used: {error.strerror}; choose another with --port") from error
+    print(f"http://127.0.0.1:{serving.server_port}/metrics", flush=True)
+    if args.json:
+        print(json.dumps({"port": serving.server_port}), flush=True)
+    serving.serve_forever()
+    return 0, None
+
+
 def notify(args: argparse.Namespace) -> Answer:
     """Send a message to the user's own addresses, to test them."""
     from monitor.cli.notify import send

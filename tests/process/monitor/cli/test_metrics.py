@@ -1,0 +1,44 @@
+"""What Prometheus reads of the runs."""
+
+import json
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+
+import psutil
+import pytest
+from monitor_helpers import ROOT, STATUS, environment, toy_run
+
+from monitor.cli import metrics
+from monitor.run_folder import RunFolder
+
+
+def test_prometheus_text_names_every_run_and_escapes_its_name():
+    page = metrics.text([STATUS])
+    assert 'hangproof_step{run="my \\"lora\\""} 12\n' in page
+    assert 'hangproof_state{run="my \\"lora\\"",state="running"} 1\n' in page
+    assert 'hangproof_state{run="my \\"lora\\"",state="failed"} 0\n' in page
+    assert "# TYPE hangproof_restarts_total counter\n" in page
+    assert 'hangproof_last_progress_timestamp_seconds{run="my \\"lora\\""} 1767323045.5' in page
+    assert metrics.text([]) == "\n"
+
+
+def test_metrics_are_served_on_this_machine_only_and_other_paths_say_so(tmp_path):
+    folder = toy_run(tmp_path / "outputs" / "toy")
+    RunFolder(folder).write_status({**STATUS, "name": "toy"})
+    command = [sys.executable, "-m", "monitor", "metrics", "--port", "0", "--json"]
+    env = environment(folder, HANGPROOF_DATA=str(tmp_path))
+    process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True)
+    try:
+        process.stdout.readline()
+        port = json.loads(process.stdout.readline())["port"]
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            assert 'hangproof_step{run="toy"} 12' in answer.read().decode()
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/other", timeout=10)
+        listening = [c.laddr.ip for c in psutil.Process(process.pid).net_connections() if c.status == "LISTEN"]
+        assert listening == ["127.0.0.1"]
+    finally:
+        process.kill()
+        process.communicate()
