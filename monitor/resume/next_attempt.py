@@ -134,10 +134,10 @@ class Prewarm:
         request = {"want": "text", "resume": self.folder.folder / STAND_IN, "changes": changes}
         self._job, self._made_from, self._next_s = _job(self.folder, request, self.timeout_s), made_from, now_s + REST_S
 
-    def text(self, changes: list[Change]) -> str:
-        """The prepared script, with the stand-in, for a standby; "" when it is missing or stale, or copies its results."""
-        found = self._fresh(changes)
-        return str(found["text"]) if found and not found["save_dir"] else ""
+    def prepared(self, changes: list[Change]) -> tuple[str, str]:
+        """The next script, with the stand-in, for a standby ("": missing or stale), and why it must not start early."""
+        found = self._fresh(changes) or {"text": "", "alone": ""}
+        return found["text"], found["alone"]
 
     def render(
         self, number: int, resume: Path | None, changes: list[Change], changes_at_save: list[str], pause: Pause
@@ -182,15 +182,13 @@ class Prewarm:
 
 
 def never(folder: RunFolder, limits: config.Section) -> str:
-    """Why this run has no standby attempt; "" when it can have one."""
+    """Why this run has no standby attempt; "" when it can have one, if its script can start early (`alone`)."""
     spec = folder.spec
     reasons = {
         "turned off in the limits (standby = false)": not limits.tries_count,
         "only Linux has what it needs": not platform.LINUX,
         "the script is not one of Hangproof's": folder.foreign,
-        "the script was edited, and what it does before the training is not known": "edited" in spec,
         "several processes train together": int(spec.get("gpus", 1)) * int(spec.get("nodes", 1)) > 1,
-        "the script copies its results when it ends": bool(spec.get("save_dir")),
     }
     return next((reason for reason, applies in reasons.items() if applies), "")
 
@@ -211,12 +209,15 @@ class Standby:
         """It waits at the gate."""
         return self.attempt is not None and (self.attempt.heartbeats / gate.READY).exists()
 
-    def tick(self, view: Observation, trains: Attempt, text: str, inherit: tuple[int, ...]) -> None:
+    def tick(self, view: Observation, trains: Attempt, prepared: tuple[str, str], inherit: tuple[int, ...]) -> None:
         """Start the standby, or look after it. Called while the run makes progress; OSError: it cannot be killed.
 
-        trains: the attempt that trains. text: the next one's script with the stand-in, "" while that is not prepared.
-        inherit: descriptors that an attempt keeps open.
+        trains: the attempt that trains. prepared: as Prewarm says it. inherit: descriptors that an attempt keeps open.
         """
+        text, alone = prepared
+        if alone:
+            self._tries, self.off = 0, alone
+            return self.drop(alone)
         attempt, limits, failed = self.attempt, self.limits, ""
         may_begin = self._tries and text and any(b.count >= limits.steps_count for b in view.beats)
         if view.now_s < self._next_s or not (attempt or may_begin):
@@ -330,7 +331,7 @@ def respond(folder: Path, request: dict[str, Any]) -> dict[str, Any]:
     """What the subprocess answers. The request has "want", and for most of them "changes", the mitigations in force.
 
     script: writes attempt "number", which resumes "resume"; "was": the mitigations when that was saved; {"script",
-    "save_dir", "compatible"}. text: prints it; {"text", "save_dir"}. change: the first mitigation of "ladder" that changes
+    "save_dir", "compatible"}. text: prints it; {"text", "save_dir", "alone": why two must not run at once}. change: the first mitigation of "ladder" that changes
     something; {"name", "sentence", "patch"} or {}, and "refused". problems: what prevents a start; {"problems", "notes"}.
 
     Raises:
@@ -358,7 +359,12 @@ def respond(folder: Path, request: dict[str, Any]) -> dict[str, Any]:
         path = runs.write_attempt(folder, job, request["number"], resume if compatible else None)
         return {"script": str(path), "save_dir": job.save_dir, "compatible": compatible}
     if want == "text":
-        return {"text": rendered(job, resume), "save_dir": job.save_dir}
+        reasons = {
+            "the script was edited, and what it does before the training is not known": "edited" in job.spec,
+            "the script copies its results when it ends": bool(job.save_dir),
+        }
+        alone = next((reason for reason, applies in reasons.items() if applies), "")
+        return {"text": rendered(job, resume), "save_dir": job.save_dir, "alone": alone}
     if want == "change":
         refused = list[str]()
         for name in request["ladder"]:

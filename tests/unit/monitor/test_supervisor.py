@@ -311,9 +311,10 @@ def test_a_start_waits_for_its_time_its_gpu_and_its_store(make_loop, trained, mo
     run.at = Transition(State.BACKOFF, due_s=time.monotonic() + 99)
     assert turn(run) is run.at
     run.at, run.queue.devices, run.queue._listed = Transition(State.BACKOFF), ["0"], lambda: None
+    run.queue.held = False
     waiting = turn(run)
     assert waiting.state is State.QUEUED and "the driver has not listed its GPUs yet" in waiting.message
-    run.queue.devices, started = [], [Transition(State.BACKOFF, "no memory"), trained(run)]
+    run.queue.held, started = True, [Transition(State.BACKOFF, "no memory"), trained(run)]
     monkeypatch.setattr(start, "start_attempt", lambda run: started.pop(0))
     run.store = SimpleNamespace(admitted=False, poll=StoreView, unreachable_s=lambda: 0.0, holds=False, summary=dict,
                                 close=lambda limit_s: None)  # fmt: skip

@@ -21,7 +21,7 @@ from monitor import config
 from monitor.attempt import Attempt
 from monitor.detect.progress import Durations
 from monitor.process import platform
-from monitor.resume.next_attempt import LOOK_S, STAND_IN, Prewarm, Standby, never
+from monitor.resume.next_attempt import LOOK_S, STAND_IN, Standby, never
 from monitor.run_folder import RunFolder
 
 pytestmark = pytest.mark.skipif(not platform.LINUX, reason="the standby attempt needs Linux")
@@ -71,7 +71,7 @@ def test_it_is_dropped_where_it_would_train_something_else_and_when_memory_becom
     standby._begin(2, text, ())
     assert standby.summary()["state"] == "starting"
     view = SimpleNamespace(now_s=time.monotonic(), beats=[])
-    wait_for(lambda: standby.tick(view, trains, text, ()) or standby.ready, 60, "a standby")
+    wait_for(lambda: standby.tick(view, trains, (text, ""), ()) or standby.ready, 60, "a standby")
     assert standby.summary()["state"] == "ready"
 
     folder, pids, dropped = standby.folder.folder, standby.pids(), []
@@ -88,7 +88,7 @@ def test_it_is_dropped_where_it_would_train_something_else_and_when_memory_becom
 
     monkeypatch.setattr("guards.memory.available_bytes", lambda: 1 << 20)
     standby._next_s = 0.0
-    standby.tick(view, trains, text, ())
+    standby.tick(view, trains, (text, ""), ())
     assert standby.summary()["state"] == "none" and "memory is short" in standby.summary()["reason"]
     assert pids and not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids)
 
@@ -110,7 +110,7 @@ def test_a_standby_is_tried_again_after_a_while_and_at_once_after_a_restart(alon
     monkeypatch.setattr(standby, "_begin", lambda *_: begun.append(standby._next_s - LOOK_S) or "it was killed")
 
     def look(now_s, steps=9, prepared="the script"):
-        standby.tick(SimpleNamespace(now_s=now_s, beats=[SimpleNamespace(count=steps)]), trains, prepared, ())
+        standby.tick(SimpleNamespace(now_s=now_s, beats=[SimpleNamespace(count=steps)]), trains, (prepared, ""), ())
         return len(begun)
 
     assert [look(100.0, steps=0), look(100.1, prepared=""), look(100.2), look(100.3)] == [0, 0, 1, 1]
@@ -119,10 +119,7 @@ def test_a_standby_is_tried_again_after_a_while_and_at_once_after_a_restart(alon
     assert begun == pytest.approx([100.2, 100.4, 100.4 + LOOK_S])
 
 
-@pytest.mark.parametrize(
-    ("spec", "reason"),
-    [({"gpus": 2}, "several"), ({"nodes": 2}, "several"), ({"save_dir": "/x"}, "copies"), ({"edited": {}}, "edited")],
-)
+@pytest.mark.parametrize(("spec", "reason"), [({"gpus": 2}, "several"), ({"nodes": 2}, "several")])
 def test_what_a_run_must_be_like_to_have_one(tmp_path, spec, reason):
     folder, limits = RunFolder(tmp_path), config.load().standby
     assert "not one of Hangproof's" in never(folder, limits)
@@ -132,11 +129,13 @@ def test_what_a_run_must_be_like_to_have_one(tmp_path, spec, reason):
     assert never(folder, limits) == ""
 
 
-@pytest.mark.parametrize(("save_dir", "text"), [("", "the script"), ("/var/tmp/x", "")])
-def test_a_script_that_copies_its_results_has_no_standby_to_copy_them_too(tmp_path, save_dir, text):
-    prewarm = Prewarm(RunFolder(tmp_path), 1.0)
-    prewarm._job = Mock(**{"answer.return_value": {"text": "the script", "save_dir": save_dir}})
-    assert prewarm.text([]) == text
+def test_a_script_that_must_not_run_twice_at_once_has_no_standby(alone, monkeypatch):
+    standby, trains, text = alone
+    monkeypatch.setattr(standby, "_begin", Mock(side_effect=AssertionError))
+    view = SimpleNamespace(now_s=100.0, beats=[SimpleNamespace(count=9)])
+    for prepared in ((text, "the script was edited"), (text, "")):
+        standby.tick(view, trains, prepared, ())
+        assert standby.summary() == {"state": "none", "pid": None, "memory_bytes": 0, "reason": "the script was edited"}
 
 
 def test_the_message_is_written_at_once_or_not_at_all():

@@ -3,6 +3,7 @@
 import os
 
 import pytest
+from runs_helpers import folder_of
 
 from monitor.resume import next_attempt
 from monitor.resume.next_attempt import REST_S, STAND_IN, Prewarm, Rendered
@@ -45,11 +46,20 @@ def jobs(tmp_path, monkeypatch):
 def test_the_next_script_is_rendered_once_until_the_job_or_the_changes_differ(jobs):
     folder, asked, replies = jobs
     prewarm = Prewarm(folder, 9.0)
-    replies += [Job("later"), Job(None), Job({"text": f"go {folder.folder / STAND_IN}\n", "save_dir": "/s"})]
+    replies += [
+        Job("later"),
+        Job(None),
+        Job({"text": f"go {folder.folder / STAND_IN}\n", "save_dir": "/s", "alone": "it copies"}),
+    ]
     waiting = replies[0]
     prewarm.tick(100.0, [])
     prewarm.tick(109.0, [])
-    assert len(asked) == 1 and asked[0]["want"] == "text" and asked[0]["changes"] == [] and prewarm.text([]) == ""
+    assert (
+        len(asked) == 1
+        and asked[0]["want"] == "text"
+        and asked[0]["changes"] == []
+        and prewarm.prepared([]) == ("", "")
+    )
     prewarm.close()
     assert waiting.killed
     waiting.reply = None  # it failed: the restart renders it, and reports what is wrong
@@ -57,7 +67,7 @@ def test_the_next_script_is_rendered_once_until_the_job_or_the_changes_differ(jo
         prewarm.tick(now_s, [])
         assert len(asked) == requests, now_s
     prewarm.tick(500.0, [])
-    assert len(asked) == 3
+    assert len(asked) == 3 and prewarm.prepared([]) == (f"go {folder.folder / STAND_IN}\n", "it copies")
     state = folder.folder / "toy-step00000010-state"
     ready = prewarm.render(2, state, [], [], None)
     assert ready == Rendered(folder.folder / "train.attempt-2.sh", "/s") and ready.script.read_text() == f"go {state}\n"
@@ -99,3 +109,21 @@ def test_what_the_subprocess_refuses_is_said_and_what_it_cannot_do_is_tried_agai
     assert next_attempt.next_change(folder, ["two"], [], 9.0, None) == {}
     log = (folder.folder / "monitor.log").read_text()
     assert "not_mitigated: one: edited" in log and "the run is not changed: no tier" in log
+
+
+@pytest.mark.parametrize(
+    ("fields", "line", "reason"),
+    [
+        ({}, "", ""),
+        ({}, "python prepare.py\n", "the script was edited, and what it does before the training is not known"),
+        ({"save_dir": "/var/tmp/fast"}, "", "the script copies its results when it ends"),
+    ],
+)
+def test_a_script_of_which_two_must_not_run_at_once_says_why(data, tmp_path, fields, line, reason):
+    folder = folder_of(tmp_path, **fields)
+    script = folder / "train.sh"
+    script.write_text(script.read_text().replace("set -eu\n", f"set -eu\n{line}"))
+    next_attempt.respond(folder, {"want": "problems"})  # the start takes over what was edited
+    found = next_attempt.respond(folder, {"want": "text", "resume": folder / STAND_IN})
+    assert (found["alone"], found["save_dir"]) == (reason, fields.get("save_dir", ""))
+    assert line in found["text"] and STAND_IN in found["text"]
