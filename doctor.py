@@ -13,19 +13,24 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import doctor_machine as machine
-import doctor_tools as tools
 from doctor_machine import FAILED, NOTE, OK, Finding
+from monitor.process import platform, spawned
+from runs.files import RunError
 from runs.paths import venv_program
 from sd_scripts_patches import install, versions
 from sd_scripts_patches.trainers import TRAINERS, Trainer
 
 CHECK_S = 120
+END_S = 10.0
 PATCHES = (sys.executable, "-m", "sd_scripts_patches")
 
 
@@ -46,7 +51,7 @@ def built_in() -> Iterator[Finding]:
 def left_over() -> Iterator[Finding]:
     """Trainers that nobody watches."""
     try:
-        found = tools.orphans()
+        found = orphans()
     except OSError as error:
         yield Finding("orphans", NOTE, f"the processes could not be listed: {error.strerror}")
         return
@@ -56,6 +61,42 @@ def left_over() -> Iterator[Finding]:
         text = f"{one['name']} (pid {one['pid']}) of the run {one['run']}, {one['age_s'] / 60:.0f} min old, {one['memory_bytes'] / 1e9:.1f} GB"
         fix = f"Watch the run again: python -m monitor start {one['run']}. Or end it: python -m monitor stop {one['run']}."
         yield Finding("orphans", NOTE, text, fix)
+
+
+def orphans() -> list[dict[str, Any]]:
+    """The trainers of ours that run although no monitor watches them, oldest first.
+
+    Returns:
+        [{"pid", "start", "name", "run": the folder's name, "age_s", "memory_bytes"}]; [] where nothing is left over.
+    """
+    boot_s = platform.now().boot_s
+    found: list[dict[str, Any]] = []
+    for process, folder in spawned.unwatched():
+        started_s = (
+            process.start / os.sysconf("SC_CLK_TCK") if platform.LINUX else process.start - time.time() + boot_s
+        )  # since boot
+        found.append({
+            "pid": process.pid, "start": process.start, "name": process.name, "run": folder.name,
+            "age_s": round(max(0.0, boot_s - started_s), 1), "memory_bytes": platform.private_bytes(process.pid),
+        })  # fmt: skip
+    return sorted(found, key=lambda one: (-one["age_s"], one["pid"]))
+
+
+def end_orphan(pid: object, start: object) -> str:
+    """End one process that `orphans` lists, with those that it started; returns what came of it.
+
+    Raises RunError: it is none of them (any more).
+    """
+    listed = [(one, folder) for one, folder in spawned.unwatched() if (one.pid, one.start) == (pid, start)]
+    if not listed:
+        raise RunError("This process is not an orphan any more; look again")
+    ((process, folder),) = listed
+    left = spawned.kill(spawned.Tree("", members={process.pid: process}), END_S / 2, END_S / 2).survivors
+    if left:
+        raise RunError(
+            f"Process {left[0].pid} does not end: it is stuck in the kernel. Restart the machine to remove it"
+        )
+    return f"Process {process.pid} ({process.name} of {folder.name}) was ended"
 
 
 def installed(trainer: Trainer, quick: bool) -> Iterator[Finding]:

@@ -1,17 +1,13 @@
 """The facts about this machine that decide whether training works on it: for `./start.sh doctor` and the page's tab "Doctor".
 
-Each check yields findings: a line with a verdict, and what to do where something is wrong. What can block for ever (a driver, a dead
-network disk, an import of torch) runs in a process of its own with a limit. Nothing is changed, and nothing is left behind.
+Each check yields findings: a line with a verdict, and what to do where something is wrong. What can block for ever (a driver, an
+import of torch) runs in a process of its own with a limit. Nothing is changed, and nothing is left behind.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,17 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from guards import loader
+from monitor.process.spawned import Subjob
 from presets import disks
 from runs.machine import this_machine
-from runs.paths import ROOT, data_root, datasets_dir, models_dir, outputs_dir
+from runs.paths import data_root, datasets_dir, models_dir, outputs_dir
 
 OK, NOTE, FAILED = "ok", "note", "failed"
 LEAST_DISK_GB = 40  # the files of FLUX.1 take 34 GB
 LEAST_SHM_BYTES = (
     1 << 30
 )  # Docker gives a container 64 MB (docs.docker.com/reference/cli/docker/container/run, --shm-size)
-DISK_BYTES, DISK_S = 64 << 20, 20.0
-SLOW_MB_S, SLOW_FSYNC_S = 50.0, 0.5
 VERSIONS_S = 90.0  # a first import of torch from a slow disk
 # In the trainer's own interpreter, from nothing of ours; -I: no PYTHONPATH, no current folder
 ASK_VERSIONS = """
@@ -67,13 +62,6 @@ except Exception as error:
     found["error"] = f"{type(error).__name__}: {error}"[:300]
 print(json.dumps(found))
 """
-MEASURE = """
-import json, pathlib, sys, doctor_machine
-try:
-    print(json.dumps(doctor_machine.measure_disk(pathlib.Path(sys.argv[1]))))
-except OSError as error:
-    sys.exit(f"it cannot be written: {error.strerror or error}")
-"""
 PACKAGES = ("accelerate", "diffusers", "transformers", "peft", "xformers", "bitsandbytes")
 
 
@@ -87,24 +75,11 @@ class Finding:
     action: str = ""
 
 
-def ask(command: Sequence[str | Path], limit_s: float, text: str = "", **environment: str) -> dict[str, Any] | str:
-    """What a command prints as JSON in its last line, or why there is none. text: its standard input."""
-    try:
-        process = subprocess.Popen(
-            list(map(str, command)), cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            text=True, encoding="utf-8", errors="replace", env={**os.environ, **environment},
-        )  # fmt: skip
-        out, err = process.communicate(text, timeout=limit_s)
-    except subprocess.TimeoutExpired:
-        process.kill()  # and not waited for: one in uninterruptible sleep does not die
-        return f"it did not answer within {limit_s:.0f} s"
-    except OSError as error:
-        return f"it cannot be started: {error.strerror or error}"
-    try:
-        value = json.loads(out.strip().rpartition("\n")[2])
-    except ValueError:
-        return (err.strip().splitlines() or [f"exit code {process.returncode}"])[-1][:300]
-    return value if isinstance(value, dict) else "it printed no answer"
+def ask(command: Sequence[str | Path], limit_s: float) -> dict[str, Any] | str:
+    """What a command prints as JSON in its last line, or why there is none."""
+    job = Subjob([*map(str, command)], limit_s)
+    job.wait(time.sleep)
+    return job.answer() or job.error[:300] or "it printed no answer"
 
 
 def python_versions(name: str, python: Path, kohya: bool = False) -> Iterator[Finding]:
@@ -185,7 +160,7 @@ def memory() -> Iterator[Finding]:
 
 
 def folders() -> Iterator[Finding]:
-    """The disk of the data folders: free space, kind of file system, speed; and the folder for temporary files."""
+    """The disk of the data folders: free space, kind of file system; and the folder for temporary files."""
     here = this_machine()
     disk = f"{here.free_disk_gb:.0f} GB free in {data_root()}"
     if here.free_disk_gb < LEAST_DISK_GB:
@@ -201,7 +176,6 @@ def folders() -> Iterator[Finding]:
             continue
         seen[device] = name
         yield from file_system(name, place)
-        yield disk_speed(name, place)
     try:
         moved = loader.move_sockets()
         yield Finding("TMPDIR", NOTE if moved else OK, moved or "short enough for the sockets of loader workers")
@@ -218,52 +192,3 @@ def file_system(name: str, folder: Path) -> Iterator[Finding]:
         yield Finding(f"file system of {name}", NOTE, where, fix)
     elif kind:
         yield Finding(f"file system of {name}", OK, f"{kind}, at {mount}")
-
-
-def disk_speed(name: str, folder: Path) -> Finding:
-    """How fast the disk of a folder writes, reads and flushes; measured by a process, because a dead disk blocks for ever."""
-    title = f"disk speed of {name}"
-    found = ask([sys.executable, "-c", MEASURE, folder], DISK_S * 2)
-    if isinstance(found, str):
-        fix = "Check this disk (dmesg, smartctl), or set HANGPROOF_DATA to a folder on another one."
-        return Finding(title, FAILED, f"{folder}: {found}", fix)
-    text = f"writes {found['write_mb_s']:.0f} MB/s, reads {found['read_mb_s']:.0f} MB/s, flushes a small file in {found['fsync_s'] * 1000:.0f} ms"
-    slow = min(found["write_mb_s"], found["read_mb_s"]) < SLOW_MB_S or found["fsync_s"] > SLOW_FSYNC_S
-    fix = "Loading a model and saving checkpoints will take long. Use a faster disk (HANGPROOF_DATA)." if slow else ""
-    return Finding(title, NOTE if slow else OK, text, fix)
-
-
-def measure_disk(folder: Path) -> dict[str, float]:
-    """{"write_mb_s", "read_mb_s", "fsync_s"} of a folder's disk, with 64 MB at most and for a few seconds.
-
-    Raises OSError: it cannot be written.
-    """
-    block, written, began_s = os.urandom(4 << 20), 0, time.monotonic()
-    with tempfile.TemporaryDirectory(prefix=".doctor-", dir=folder) as place:
-        path = Path(place, "speed")
-        with path.open("wb") as file:
-            while written < DISK_BYTES and time.monotonic() - began_s < DISK_S / 2:
-                file.write(block)
-                written += len(block)
-            file.flush()
-            os.fsync(file.fileno())
-        write_s = time.monotonic() - began_s
-        began_s, read = time.monotonic(), 0
-        with path.open("rb", buffering=0) as file:
-            if hasattr(os, "posix_fadvise"):  # not from memory, as far as the kernel agrees
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-            while chunk := file.read(len(block)):
-                read += len(chunk)
-        read_s = time.monotonic() - began_s
-        waits = []
-        for number in range(5):
-            began_s = time.monotonic()
-            with Path(place, f"small-{number}").open("wb") as file:
-                file.write(b"x" * 4096)
-                file.flush()
-                os.fsync(file.fileno())
-            waits.append(time.monotonic() - began_s)
-    return {
-        "write_mb_s": written / 1e6 / max(write_s, 1e-6), "read_mb_s": read / 1e6 / max(read_s, 1e-6),
-        "fsync_s": sorted(waits)[2],
-    }  # fmt: skip

@@ -7,14 +7,19 @@ components are made when the tab is opened and not with the page, so that they c
 
 import functools
 import json
+import re
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import gradio as gr
 
-import doctor_tools
+import doctor
 import runs
+from monitor.cli.explain import checked
+from monitor.process.spawned import Subjob, python
+from monitor.run_folder import MonitorError
 from runs.files import RunError
 from runs.paths import data_root
 from ui import jobs
@@ -23,9 +28,14 @@ from ui.run import fold
 from ui.run.fold import DRAWN, QUIET
 
 FOLDER, JOB = ".doctor", "doctor"  # the folder, in the data folder, has what the command printed
-QUICK_S, FULL_S, EXPLAIN_S = 600.0, 3600.0, 60.0
+QUICK_S, FULL_S, EXPLAIN_S, LINT_S = 600.0, 3600.0, 60.0, 30.0
 DRILL, DRILL_S = "drill", 600.0  # the time is for its start alone: its run, one of the list, goes on without the page
 MOST_TEXT = 100_000  # characters of the stacks of a process
+SCRIPT_BYTES = 200_000
+SECRET = re.compile(
+    r"\b(hf_[A-Za-z0-9]{10,}|sk-[A-Za-z0-9_-]{10,}|gh[pousr]_[A-Za-z0-9]{10,}|rpa_[A-Za-z0-9]{10,}|AKIA[A-Z0-9]{12,})"
+)
+PASSWORD = re.compile(r"(://)[^/\s@]+@")
 SHELLS = [("bash (Linux, macOS)", "train.sh"), ("batch (Windows)", "train.bat"), ("PowerShell (Windows)", "train.ps1")]
 ABOUT_DRILL = (
     "It trains a toy model on example photos and freezes it in the middle. You see how the hang is detected, explained and "
@@ -48,25 +58,61 @@ def examine(full: bool = False) -> None:
     jobs.start(_folder(), JOB, ["doctor", *([] if full else ["--quick"])], FULL_S if full else QUICK_S)
 
 
-def explain(pid: object) -> str:
+def explain(pid: str) -> str:
     """What a process does and waits for, with the stack of every thread where it can be had. Takes about three seconds.
 
     Raises:
         RunError: no number, no such process, another user's, or no answer.
     """
-    from monitor.cli.explain import checked
-    from monitor.process.spawned import Subjob, python
-    from monitor.run_folder import MonitorError
-
     try:
-        process = checked(pid.strip() if isinstance(pid, str) else pid)
+        process = checked(pid.strip())
     except MonitorError as error:
         raise RunError(str(error)) from error
-    job = Subjob(python("monitor", "diagnose", str(process.pid)), EXPLAIN_S)
-    job.wait(time.sleep)
+    job = _done(python("monitor", "diagnose", str(process.pid)), EXPLAIN_S)
     if job.error:
         raise RunError(job.text().strip().removeprefix("monitor: ") or job.error)
     return job.text().strip()[:MOST_TEXT]
+
+
+def lint(text: str, name: str) -> tuple[str, str]:
+    """(what `python -m presets lint` says of a pasted script, the script as its --fix makes it; "" where that is the same).
+
+    A process of its own judges it, within a limit. It runs nothing of the script.
+
+    Raises:
+        RunError: too long, no text, no training command, or no answer.
+    """
+    if not text.strip() or name not in dict(SHELLS).values():
+        raise RunError("Paste a training script first, such as the train.sh of kohya_ss or FluxGym")
+    data = text.encode("utf-8", "replace")
+    if len(data) > SCRIPT_BYTES:
+        raise RunError(f"The script is longer than {SCRIPT_BYTES // 1000} kB. Paste only the training command")
+    with tempfile.TemporaryDirectory(prefix="hangproof-lint-") as folder:
+        path = Path(folder, name)
+        path.write_bytes(data)
+        said = []
+        for flags in (["--json"], ["--json", "--fix"]):
+            job = _done(python("presets", "lint", str(path), *flags), LINT_S)
+            printed, _, last = job.text().replace(str(path), name).strip().rpartition("\n")
+            if job.answer() is None:
+                raise RunError(f"The script could not be judged: {last.removeprefix('presets: ') or job.error}")
+            said.append(printed)
+        fixed = path.read_bytes()
+    return said[0], "" if fixed == data else fixed.decode("utf-8", "replace")
+
+
+def _done(command: list[str], limit_s: float) -> Subjob:
+    job = Subjob(command, limit_s)
+    job.wait(time.sleep)
+    return job
+
+
+def without_secrets(text: str) -> str:
+    """A text for others to read: no home folder, no user in an address, no token."""
+    home = str(Path.home())
+    if len(home) > 1:
+        text = text.replace(home, "~")
+    return SECRET.sub("(hidden)", PASSWORD.sub(r"\1", text))
 
 
 # What is shown --------------------------------------------------------------------------------------------------------------
@@ -96,7 +142,7 @@ def look() -> tuple[bool, str]:
     job = jobs.read(_folder(), JOB)
     if job is None:
         return False, ""
-    text = doctor_tools.without_secrets(jobs.output(_folder(), JOB)[0].strip())
+    text = without_secrets(jobs.output(_folder(), JOB)[0].strip())
     if job.state == "running":
         return True, fold.note(f"Looking for {duration(round(job.seconds))}…") + region("Report", esc(text))
     problem = "" if text else jobs.reason(_folder(), JOB)
@@ -119,7 +165,7 @@ def _left() -> list[tuple[str, str]]:
             f"{one['memory_bytes'] / 1e6:.0f} MB of memory",
             json.dumps([one["pid"], one["start"]]),
         )
-        for one in doctor_tools.orphans()
+        for one in doctor.orphans()
     ]
 
 
@@ -136,7 +182,7 @@ def _left_over() -> None:
 
     def kill(value: str) -> list[Any]:
         try:
-            return draw(f"{doctor_tools.end_orphan(*json.loads(value))}.")
+            return draw(f"{doctor.end_orphan(*json.loads(value))}.")
         except RunError as error:
             return draw(f"{error}.")
 
@@ -185,16 +231,10 @@ def _lint() -> None:
 
     def on_go(script: str, name: str) -> list[Any]:
         try:
-            found = doctor_tools.lint_script(script, name)
+            said, better = lint(script, name)
         except RunError as error:
             return [fold.note(f"{error}.", True), gr.update(visible=False)]
-        lines = [
-            f"Line {one['line']}: {one['id']} ({one['level']})\n  {one['why']}\n  → {one['fix']}"
-            for one in found["findings"]
-        ]
-        note = f'<p class="hp-hint">{esc(found["note"])}</p>' if found["note"] else ""
-        shown = region("Problems of the script", esc("\n".join(lines))) or fold.note("No problems found.")
-        return [shown + note, gr.update(visible=bool(found["fixed"]), value=found["fixed"])]
+        return [region("Problems of the script", esc(said)), gr.update(visible=bool(better), value=better)]
 
     go.click(on_go, [text, kind], [shown, fixed], **QUIET)
 

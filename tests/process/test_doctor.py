@@ -9,8 +9,7 @@ import sys
 import pytest
 from runs_helpers import call
 
-import doctor_tools
-from doctor import start
+from doctor import end_orphan, orphans, start
 from monitor.process import platform, spawned
 from runs.files import RunError
 from sd_scripts_patches.trainers import TRAINERS
@@ -33,11 +32,11 @@ def test_an_orphan_is_listed_and_ended_with_what_it_started(data):
     process = subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, text=True)
     try:
         child = int(process.stdout.readline())
-        found = {one["pid"]: one for one in doctor_tools.orphans()}
+        found = {one["pid"]: one for one in orphans()}
         assert {found[process.pid]["run"], found[child]["run"]} == {"gone"}
         with pytest.raises(RunError, match="not an orphan"):
-            doctor_tools.end_orphan(process.pid, found[process.pid]["start"] + 1)
-        assert "was ended" in doctor_tools.end_orphan(process.pid, found[process.pid]["start"])
+            end_orphan(process.pid, found[process.pid]["start"] + 1)
+        assert "was ended" in end_orphan(process.pid, found[process.pid]["start"])
         assert process.wait(10) == -signal.SIGTERM and not platform.alive(child, found[child]["start"])
     finally:
         process.kill()
