@@ -1,13 +1,15 @@
-"""Small pieces of markup. Text from files and users goes through `esc` or `markdown`; nothing else turns text into HTML."""
+"""Small pieces of markup. Text from files and users goes through `esc`, `markdown` or a template, and nothing else makes it HTML."""
 
 import html
 import math
 import re
 from collections.abc import Iterable, Sequence
 from functools import cache, lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import jinja2
     from markdown_it import MarkdownIt
 
 ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
@@ -60,6 +62,20 @@ def pressed(event: Any, key: str) -> str:
     """A value of the button that was pressed; "" where the browser sent none."""
     value = getattr(event, key, "")
     return value if isinstance(value, str) else ""
+
+
+@cache
+def templates() -> "jinja2.Environment":
+    """The templates `ui/**/*.html`. Each value is text, unless it is Markup."""
+    import jinja2
+
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
 
 
 @cache

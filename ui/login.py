@@ -17,19 +17,19 @@ import secrets
 import sys
 import time
 from base64 import b64encode
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import parse_qsl, urlencode
 
+from markupsafe import Markup
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import Scope
 
 from runs.files import atomic_write
-from ui.html import esc
+from ui.html import templates
 from ui.token import cookie_value, same
 
 HERE = Path(__file__).parent
@@ -217,9 +217,9 @@ class Login:
             return JSONResponse({"error": ENDED if self.credentials else NO_TOKEN}, 401, CHALLENGE)
         up = "../" * (_raw_path(request.scope).count("/") - 1)
         if request.headers.get("sec-fetch-site") == "cross-site":
-            return again()
+            return page("again")
         if self.credentials is None:
-            return token_page(_own_query(request.url.query), f"{up}login")
+            return page("token", _own_query(request.url.query), action=f"{up}login")
         shown = _own_query(request.url.query)
         ended = {"ended": "1"} if self.cookie in request.cookies else {}
         query = urlencode({**ended, **({"next": shown} if shown else {})})
@@ -243,8 +243,8 @@ class Login:
             return RedirectResponse(_home(shown), 303)
         if reads:
             if request.headers.get("sec-fetch-site") == "cross-site":
-                return again()
-            return page(shown, info=_info(request)) if self.credentials else token_page(shown)
+                return page("again")
+            return page("password", shown, 200, {}, info=_info(request)) if self.credentials else page("token", shown)
         if not request.headers.get("content-type", "").startswith("application/x-www-form-urlencoded"):
             return PlainTextResponse("Send the form of the login page.", 401 if self.credentials is None else 415)
         form = await request.form()
@@ -257,18 +257,19 @@ class Login:
         wait = math.ceil(self.throttle.wait_s(address))
         if wait:
             text = f"Too many wrong passwords. Wait {wait} {'second' if wait == 1 else 'seconds'}, then try again."
-            return page(shown, typed[0], problem=text, status=429, headers={"Retry-After": str(wait)})
+            return page("password", shown, 429, {"Retry-After": str(wait)}, user=typed[0], problem=text)
         right = [same(*pair) for pair in zip(typed, self.credentials, strict=True)]
         if not all(right) or self.sessions is None:
             self.throttle.failed(address)
-            return page(shown, typed[0], problem="Wrong user name or password. Try again.", status=401)
+            text = "Wrong user name or password. Try again."
+            return page("password", shown, 401, {}, user=typed[0], problem=text)
         self.throttle.succeeded(address)
         return self._let_in(request, shown, self.sessions.start())
 
     def _with_token(self, request: Request, typed: str, shown: str) -> Response:
         """The answer to the form for the token; the complete address from the terminal does as well."""
         if self.token is None or not same(typed.rpartition("token=")[2].strip(), self.token):
-            return token_page(shown, problem="This is not the token. Copy it again.")
+            return page("token", shown, problem="This is not the token. Copy it again.")
         return self._let_in(request, shown, cookie_value(self.token))
 
     def log_out(self, request: Request) -> Response:
@@ -326,97 +327,31 @@ def _info(request: Request) -> str:
     return "Your login has ended. Log in again to continue." if request.query_params.get("ended") else ""
 
 
-@cache
-def _style() -> tuple[str, str]:
-    """The page's style sheet, and its hash for the Content-Security-Policy."""
-    text = (HERE / "login.css").read_text(encoding="utf-8")
-    return text, b64encode(hashlib.sha256(text.encode()).digest()).decode()
-
-
 def page(
-    shown: str,
-    user: str = "",
-    problem: str = "",
-    info: str = "",
-    status: int = 200,
-    headers: dict[str, str] | None = None,
+    kind: str, shown: str = "", status: int = 401, headers: Mapping[str, str] = CHALLENGE, **values: str
 ) -> Response:
-    """The login page."""
-    first, second = (" autofocus", "") if not user else ("", " autofocus")
-    body = f"""<h1>Log in to Hangproof</h1>
-{_notes(problem, info)}
-<form method="post" action="login">
-<input type="hidden" name="next" value="{esc(shown)}">
-<label for="username">User name</label>
-<input id="username" name="username" value="{esc(user)}" autocomplete="username" {_attributes(problem)}{first}>
-<label for="password">Password</label>
-<input id="password" name="password" type="password" autocomplete="current-password" {_attributes(problem)}{second}>
-<button type="submit">Log in</button>
-</form>
-<p class="hint">The user name and password are those that Hangproof was started with.</p>"""
-    return _document("Log in", body, status, headers)
+    """A page of login.html, which has no script and loads no other file.
 
-
-def token_page(shown: str, action: str = "login", problem: str = "") -> Response:
-    """The page that says where the token is, and takes it."""
-    body = f"""<h1>Hangproof needs its token</h1>
-{_notes(problem, "")}
-<p>Open the address that Hangproof printed when it started: it ends with the token. Or paste the token here. It is in the file
-<code>{esc(TOKEN_PLACE)}</code> of the account that started Hangproof.</p>
-<form method="post" action="{esc(action)}">
-<input type="hidden" name="next" value="{esc(shown)}">
-<label for="token">Token</label>
-<input id="token" name="token" type="password" autocomplete="current-password" {_attributes(problem)} autofocus>
-<button type="submit">Open Hangproof</button>
-</form>
-<p class="hint">The token keeps the other users of this machine out: whoever opens Hangproof can run programs.</p>"""
-    return _document("Token", body, 401, CHALLENGE)
-
-
-def again() -> Response:
-    """A page that opens its own address again. A browser sends the cookie only on the way from a page of this server,
-    and not with a link of another site, which is thus followed in two steps."""
-    return _document("Opening", '<h1>Opening Hangproof …</h1>\n<a href="">Continue</a>', 401, CHALLENGE, refresh=True)
-
-
-def _notes(problem: str, info: str) -> str:
-    note = f'<p class="problem" id="problem" role="alert">{esc(problem)}</p>' if problem else ""
-    return note + (f'<p class="info" role="status">{esc(info)}</p>' if info else "")
-
-
-def _attributes(problem: str) -> str:
-    described = ' aria-invalid="true" aria-describedby="problem"' if problem else ""
-    return f'required maxlength="{MAX_FIELD}" spellcheck="false" autocapitalize="none"{described}'
-
-
-def _document(title: str, body: str, status: int, headers: dict[str, str] | None, refresh: bool = False) -> Response:
-    """A page of its own. It has no script and loads no other file."""
+    Args:
+        kind: "password", "token", or "again": it opens its own address again. A browser sends the cookie only on the way
+            from a page of this server, and not with a link of another site, which is thus followed in two steps.
+        shown: the query of the page that is opened afterwards. values: the template's others.
+    """
     from ui.page import ICON, MARK
 
-    css, digest = _style()
+    css = (HERE / "login.css").read_text(encoding="utf-8")
+    digest = b64encode(hashlib.sha256(css.encode()).digest()).decode()
     policy = (
         f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; form-action 'self'; base-uri 'none'; "
         "frame-ancestors 'none'"
     )
-    html = f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-{'<meta http-equiv="refresh" content="0">' if refresh else ""}
-<title>{title} · Hangproof</title>
-<link rel="icon" href="{ICON}">
-<style>{css}</style>
-</head>
-<body>
-<main>
-{MARK}
-{body}
-</main>
-</body>
-</html>
-"""
-    return HTMLResponse(
-        html, status, {**(headers or {}), "content-security-policy": policy, "cache-control": "no-store"}
-    )
+    known = {"kind": kind, "shown": shown, "user": "", "problem": "", "info": "", "action": "login", "icon": ICON}
+    known |= {
+        "css": Markup(css),
+        "mark": Markup(MARK),
+        "max_field": str(MAX_FIELD),
+        "token_place": TOKEN_PLACE,
+        **values,
+    }
+    closed = {"content-security-policy": policy, "cache-control": "no-store"}
+    return HTMLResponse(templates().get_template("login.html").render(known), status, {**headers, **closed})
