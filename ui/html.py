@@ -78,6 +78,11 @@ def templates() -> "jinja2.Environment":
     )
 
 
+def part(template: str, macro: str, *values: object) -> str:
+    """The markup that a macro of a template makes."""
+    return str(getattr(templates().get_template(template).module, macro)(*values))
+
+
 @cache
 def _parser() -> "MarkdownIt":
     from markdown_it import MarkdownIt

@@ -1,26 +1,31 @@
-"""The run page as HTML: pure functions from a view to markup.
+"""The cards of a run, and the list of runs: from a view to what cards.html shows of it.
 
-Each state has a sentence that says what to do; the numbers follow it. Text from files goes through `esc` or `markdown`.
-A row of the list and a report are made once for each object that they show, because a timer asks every second.
+Each state has a sentence that says what to do; the numbers follow it. A row of the list and a report are made once for each
+object that they show, because a timer asks every second.
 """
 
 import functools
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
+
 from monitor.ledger import Ledger
 from monitor.phrases import PHASES, count
-from runs.evolution import Evolution, Lora, Sample
+from runs.evolution import Evolution, Lora
 from runs.manage import size_text
-from ui.html import duration, esc, markdown, number, per_step
+from ui.html import duration, markdown, number, part, per_step
 from ui.run.view import Incident, View, number_of
 from ui.served import archive_url, file_url
 
-Fact = tuple[str, str, str]  # label and value as markup, explanation as text
+CARD = functools.partial(part, "run/cards.html")
+TIME = Markup('<time datetime="{}">{}</time>')
+DOT = Markup('<i class="hp-dot hp-{}"></i>{}')
+Fact = tuple[str, str, str]  # label, value, explanation
 LISTED = 100  # runs that the list shows; the search finds the others
 UTC_TIME = re.compile(r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|\+00:00)")
 ERROR_STATES = ("failed", "recovering", "backoff", "unkillable", "orphaned")
@@ -68,13 +73,13 @@ def local_time(when: datetime | None) -> str:
     """A time that the browser shows in its own time zone (drawn.js); without the script it is UTC."""
     if when is None:
         return "–"
-    return f'<time datetime="{when.isoformat()}">{when.astimezone(UTC):%Y-%m-%d %H:%M} UTC</time>'
+    return TIME.format(when.isoformat(), f"{when.astimezone(UTC):%Y-%m-%d %H:%M} UTC")
 
 
 def local_times(markup: str) -> str:
     """Markup whose UTC times the browser shows in its own time zone. Times inside tags are none."""
     parts = re.split(r"(<[^>]*>)", markup)
-    parts[::2] = [UTC_TIME.sub(lambda m: f'<time datetime="{m[0]}">{m[0]}</time>', text) for text in parts[::2]]
+    parts[::2] = [UTC_TIME.sub(lambda m: TIME.format(m[0], m[0]), text) for text in parts[::2]]
     return "".join(parts)
 
 
@@ -92,13 +97,10 @@ def matching(views: list[View], search: str) -> list[View]:
 def run_list(views: list[View], selected: str, search: str = "") -> str:
     """The list of runs."""
     if not views:
-        return (
-            '<div class="hp-empty"><strong>No runs yet</strong><p>Set one up under <em>New LoRA</em>. '
-            "It appears here when it starts.</p></div>"
-        )
+        return CARD("empty", "No runs yet", "Set one up under New LoRA. It appears here when it starts.")
     found = matching(views, search)
     if not found:
-        return f'<div class="hp-empty"><strong>No run found</strong><p>No name or state contains “{esc(search)}”.</p></div>'
+        return CARD("empty", "No run found", f"No name or state contains “{search}”.")
     more = len(found) - LISTED
     note = f'<p class="hp-none hp-more">{more:,} older runs. Search to find them.</p>' if more > 0 else ""
     return "".join(_row(view, view.folder.name == selected) for view in found[:LISTED]) + note
@@ -108,25 +110,15 @@ def run_list(views: list[View], selected: str, search: str = "") -> str:
 def _row(view: View, here: bool) -> str:
     colour, label, _ = describe(view)
     percent = f"{view.progress:.0%}" if view.status.get("state") and view.state != "completed" else ""
-    return (
-        f'<button type="button" class="hp-run{" hp-here" if here else ""}" data-do="pick" data-run="{esc(view.folder.name)}" '
-        f'aria-current="{str(here).lower()}"><span class="hp-run-name" title="{esc(view.name)}">{esc(view.name)}</span>'
-        f'<span class="hp-run-state"><i class="hp-dot hp-{colour}"></i>{esc(label)} {percent}</span>'
-        f'<span class="hp-mini"><i class="hp-{colour}" style="width:{view.progress:.1%}"></i></span></button>'
-    )
+    return CARD("row", view, here, colour, label, percent)
 
 
 def no_run(selected: str) -> str:
     """Why no run is shown: none is selected, or the selected one is gone."""
     if selected:
-        return (
-            f'<div class="hp-empty hp-tall" role="status"><strong>The run {esc(repr(selected))} was renamed or deleted</strong>'
-            "<p>Choose a run in the list.</p></div>"
-        )
-    return (
-        '<div class="hp-empty hp-tall"><strong>No run selected</strong>'
-        "<p>A run shows its steps, loss and samples here, and each hang or crash with its recovery.</p></div>"
-    )
+        return CARD("empty", f"The run {selected!r} was renamed or deleted", "Choose a run in the list.", True, True)
+    text = "A run shows its steps, loss and samples here, and each hang or crash with its recovery."
+    return CARD("empty", "No run selected", text, True)
 
 
 def head(view: View) -> str:
@@ -138,30 +130,16 @@ def head(view: View) -> str:
     if status.get("phase") != "step" and (items := view.number("phase_total")):
         phase += f", {int(view.number('phase_done') or 0):,} of {int(items):,}"
     count = steps(view) or ("Preparing…" if running else "")
-    rows = [
-        f'<div class="hp-head"><h2 data-testid="run-name" data-run="{esc(view.folder.name)}">{esc(view.name)}</h2>'
-        f'<span class="hp-pill hp-{colour}" data-testid="state" data-state="{esc(view.state)}">{esc(label)}</span>'
-        + (f'<span class="hp-phase">{esc(phase)}</span>' if running and phase and phase != label.lower() else "")
-        + "</div>",
-        f'<div class="hp-bar"><i class="hp-{colour}{" hp-moving" if running and not view.progress else ""}" '
-        f'style="width:{view.progress:.2%}"></i></div>',
-        f'<div class="hp-barline"><span data-testid="steps" data-step="{view.number("step") or 0:.0f}">{count}</span>'
-        f"<span>{view.progress:.0%}</span></div>"
-        if status.get("state")
-        else "",
-    ]
     resume = "start over" if view.checkpoint is None else f"continue from the checkpoint at step {view.checkpoint:,}"
     meaning = meaning.format(start=view.start_label, resume=resume)
     ready = snapshots(view) if running else ""
     old = f"These {view.stale}." if view.stale else ""
     why = slow(view) if running else ""
     lines = [text for text in (view.problem, old, why, message, meaning, store(view), ready) if text]
-    rows += [f'<p class="hp-say" data-testid="message">{esc(text)}</p>' for text in dict.fromkeys(lines)]
-    if status.get("state"):
-        rows.append(fact_list(facts(view, running)))
-        if running and (used := machine(view)):
-            rows.append(fact_list(used, "hp-machine"))
-    return f'<div class="hp-sheet">{"".join(rows)}</div>'
+    used = machine(view) if running else []
+    known = facts(view, running) if status.get("state") else []
+    phase = phase if running and phase != label.lower() else ""
+    return CARD("head", view, colour, label, phase, count, dict.fromkeys(lines), known, used if known else [])
 
 
 def steps(view: View) -> str:
@@ -229,26 +207,21 @@ def ledger(view: View) -> str:
     if not view.status.get("state") or found.wall_s < 1:
         return ""
     shares = {state: found.seconds[state] / found.wall_s for state in LEDGER}
-    bar = "".join(
-        f'<i class="hp-{colour}" style="width:{shares[state]:.2%}" title="{label}"></i>'
-        for state, (label, colour, _) in LEDGER.items()
-    )
-    rows = [
-        (f'<i class="hp-dot hp-{colour}"></i>{label}', f"{_short(found.seconds[state])} · {shares[state]:.0%}", note)
+    rows: list[Fact] = [
+        (DOT.format(colour, label), f"{_short(found.seconds[state])} · {shares[state]:.0%}", note)
         for state, (label, colour, note) in LEDGER.items()
         if found.seconds[state] >= 0.05
     ]
     rows.append(("Trained twice", count(found.repeated, "step"), "Steps since the last checkpoint, after a failure"))
     if found.cost is not None:
-        rows.append(
-            ("Cost", f"{found.cost:,.2f}", f"At {found.price_per_hour:g} per hour, in the currency of the price")
-        )
+        at = f"At {found.price_per_hour:g} per hour, in the currency of the price"
+        rows.append(("Cost", f"{found.cost:,.2f}", at))
     saved = ""
     if found.failures:
-        text = f"{found.saved()[:1].upper()}{found.saved()[1:]}. The time in which nobody would have noticed is not counted."
-        saved = f'<p class="hp-say" data-testid="saved">{esc(text)}</p>'
-    body = f'<div class="hp-ledger" aria-hidden="true">{bar}</div>{fact_list(rows)}{saved}'
-    return _section("Time and money" if found.cost is not None else "Time", body, f"{_short(found.wall_s)} in all")
+        saved = f"{found.saved()[:1].upper()}{found.saved()[1:]}. The time in which nobody would have noticed is not counted."
+    bar = [(label, colour, shares[state]) for state, (label, colour, _) in LEDGER.items()]
+    title = "Time and money" if found.cost is not None else "Time"
+    return CARD("ledger", bar, rows, saved, title, _short(found.wall_s))
 
 
 def facts(view: View, running: bool) -> list[Fact]:
@@ -257,7 +230,7 @@ def facts(view: View, running: bool) -> list[Fact]:
     saved = view.checkpoint
     progress, started, ended = map(view.time, ("last_progress_at", "started_at", "updated_at"))
     ago_s = max(0.0, (datetime.now(UTC) - progress).total_seconds()) if progress else 0.0
-    ago = f'<span class="hp-ago">{"just now" if ago_s < 1.5 else f"{duration(ago_s)} ago"}</span>'
+    ago = Markup('<span class="hp-ago">{}</span>').format("just now" if ago_s < 1.5 else f"{duration(ago_s)} ago")
     source = "the speed of the last steps" if stepped else "earlier runs of this kind"
     known: list[tuple[object, str, str, str]] = [
         (running, "Time left", duration(view.number("eta_s")), f"Estimated from {source}"),
@@ -298,51 +271,30 @@ def machine(view: View) -> list[Fact]:
     return out
 
 
-def fact_list(found: Iterable[Fact], kind: str = "") -> str:
+def fact_list(found: Iterable[Fact]) -> str:
     """Figures as markup."""
-    rows = (f'<div title="{esc(note)}"><dt>{label}</dt><dd>{text}</dd></div>' for label, text, note in found)
-    return f'<dl class="hp-facts {kind}">{"".join(rows)}</dl>'
+    return CARD("fact_list", found)
 
 
 def loras(folder: Path, found: list[Lora], evolution: Evolution, picked: int | None) -> str:
     """Every saved LoRA with its step, its samples and a download, the final one first. picked: the best one's step."""
     drawn = {one.at: one.samples for one in evolution.snapshots}
-    rows = "".join(_lora(lora, drawn.get(lora.at, ()), picked) for lora in found)
-    title = "LoRA" if len(found) == 1 else f"{len(found)} LoRAs"
-    body = f'<ul class="hp-loras" tabindex="0" aria-label="Saved LoRAs">{rows}</ul>'
-    if len(found) > 1:
-        size = size_text(sum(lora.size for lora in found))
-        body += (
-            f'<p class="hp-download-all"><a class="hp-button" data-testid="download-all" download '
-            f'href="{esc(archive_url(folder))}">Download all as ZIP ({size})</a></p>'
-        )
-    return _section(title, body, esc(str(folder.absolute())))
 
+    def row(lora: Lora) -> tuple[object, ...]:
+        name, at = lora.path.name, lora.at
+        title = f"Final LoRA · {at}" if lora.final and at != name else at[:1].upper() + at[1:] if at != name else name
+        samples = drawn.get(at, ())
+        thumbs = [(one, file_url(one.path), file_url(one.path, versioned=True)) for one in samples]
+        best = picked is not None and lora.step == picked
+        return lora, title, thumbs, best, size_text(lora.size), file_url(lora.path)
 
-def _lora(lora: Lora, samples: Sequence[Sample], picked: int | None) -> str:
-    name, at = lora.path.name, lora.at
-    title = f"Final LoRA · {at}" if lora.final and at != name else at[:1].upper() + at[1:] if at != name else name
-    thumbs = "".join(
-        f'<a class="hp-thumb" target="_blank" href="{esc(file_url(sample.path))}" '
-        f'title="{esc(sample.at)}"><img loading="lazy" decoding="async" src="{esc(file_url(sample.path, versioned=True))}" '
-        f'alt="Sample of prompt {sample.prompt + 1}, {esc(sample.at)}"></a>'
-        for sample in samples
-    )
-    pill = ' <span class="hp-pill hp-done">picked</span>' if picked is not None and lora.step == picked else ""
-    look, test = ("hp-primary", "download") if lora.final else ("", "download-numbered")
-    return (
-        f'<li class="hp-lora{" hp-final" if lora.final else ""}" data-testid="lora"><div><strong>{esc(title)}</strong>{pill}'
-        f"<span>{esc(name)} · {size_text(lora.size)}</span></div>"
-        f'<div class="hp-thumbs">{thumbs}</div><a class="hp-button {look}" data-testid="{test}" '
-        f'href="{esc(file_url(lora.path))}" download="{esc(name)}" aria-label="Download {esc(name)}">Download</a></li>'
-    )
+    size = size_text(sum(lora.size for lora in found))
+    return CARD("loras", [*map(row, found)], folder.absolute(), archive_url(folder), size)
 
 
 def incidents(found: list[Incident]) -> str:
     """All hangs and crashes of the run."""
-    if not found:
-        return ""
-    return _section("Hangs and crashes", "".join(map(incident, found)), cost_of_all(found))
+    return CARD("incidents", [*map(incident, found)], cost_of_all(found)) if found else ""
 
 
 def cost_of_all(found: list[Incident]) -> str:
@@ -354,30 +306,20 @@ def cost_of_all(found: list[Incident]) -> str:
     return f"Cost: {_short(sum(spans))} until the next new step, {count(steps, 'step')} trained twice"
 
 
-def incident(one: Incident) -> str:
-    """One hang or crash: its cause, what was changed for the restart, and the time and steps it cost."""
+def incident(one: Incident) -> tuple[object, ...]:
+    """What is shown of one hang or crash: its number, title, where it was, explanation, the change for the restart,
+    whether it recovered, what it cost, and the report."""
     f = one.fields
     what = {"hang": "Hung", "crash": "Crashed"}.get(str(f.get("kind")), str(f.get("kind") or "Incident"))
     phase = str(f.get("phase") or "")
     where = f"after step {f['step']}" if phase == "step" and f.get("step") is not None else ""
     where = where or (f"while {PHASES.get(phase, phase)}" if phase else "")
     title = str(f.get("title") or f.get("cause") or "Unknown cause").replace("_", " ")
-    title = title[:1].upper() + title[1:]
-    recovered = number_of(f, "recover_s") is not None
     changed = f.get("changed")
     changed = "; ".join(map(str, changed)) if isinstance(changed, list) else str(changed or "")
-    parts = [f"<p>{esc(f['explanation'])}</p>"] if f.get("explanation") else []
-    if changed:
-        parts.append(f"<p><b>Changed for the restart:</b> {esc(changed)}</p>")
-    elif recovered:
-        parts.append("<p><b>Changed for the restart:</b> nothing</p>")
-    text = local_times(markdown(one.report))
-    report = f'<details><summary>Full report</summary><div class="hp-report">{text}</div></details>'
-    return (
-        f'<article class="hp-incident hp-{"done" if recovered else "warn"}" id="incident-{esc(one.number)}" data-testid="incident">'
-        f"<header><strong>{esc(title)}</strong><span>{esc(what)} {esc(where)}</span></header>{''.join(parts)}"
-        f"{fact_list(costs(f))}{report if one.report else ''}</article>"
-    )
+    recovered, report = number_of(f, "recover_s") is not None, Markup(local_times(markdown(one.report)))
+    title = title[:1].upper() + title[1:]
+    return one.number, title, f"{what} {where}", f.get("explanation"), changed, recovered, costs(f), report
 
 
 def costs(fields: dict[str, Any]) -> list[Fact]:
@@ -387,7 +329,7 @@ def costs(fields: dict[str, Any]) -> list[Fact]:
     out.append(("Recovery", "Not recovered", "") if recover_s is None else ("Recovered in", _short(recover_s), ""))
     if fields.get("resumed_from") is not None:
         source = ", in memory" if fields.get("from_memory") is True else ""
-        out.append(("Resumed from", f"step {esc(fields['resumed_from'])}{source}", ""))
+        out.append(("Resumed from", f"step {fields['resumed_from']}{source}", ""))
     if repeated is not None:
         out.append(("Steps trained twice", f"{repeated:.0f}", ""))
     return out
@@ -396,8 +338,3 @@ def costs(fields: dict[str, Any]) -> list[Fact]:
 def _short(seconds: float) -> str:
     """A time span with tenths of a second below one minute."""
     return f"{seconds:.1f} s" if seconds < 60 else duration(seconds)
-
-
-def _section(title: str, body: str, note: str = "") -> str:
-    aside = f"<span>{note}</span>" if note else ""
-    return f'<section class="hp-section"><h3>{esc(title)}{aside}</h3>{body}</section>'

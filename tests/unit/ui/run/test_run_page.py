@@ -53,7 +53,7 @@ def test_a_page_opens_with_the_run_in_its_address_or_a_running_one_and_says_what
     parts = run_page.render("", "")
     assert "No runs yet" in parts[2] and "No run selected" in parts[3]
     gone = run_page.refresh("<gone>", "")  # no other run takes its place, about which a question may still be open
-    assert gone[0] == {"__type__": "update"} and "The run &#x27;&lt;gone&gt;&#x27; was renamed or deleted" in gone[3]
+    assert gone[0] == {"__type__": "update"} and "The run &#39;&lt;gone&gt;&#39; was renamed or deleted" in gone[3]
     write_run(data, "old", state="completed")
     write_run(data, "busy")
     assert run_page.first_run("old") == "old"
