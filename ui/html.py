@@ -8,6 +8,8 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from markupsafe import Markup
+
 if TYPE_CHECKING:
     import jinja2
     from markdown_it import MarkdownIt
@@ -69,13 +71,15 @@ def templates() -> "jinja2.Environment":
     """The templates `ui/**/*.html`. Each value is text, unless it is Markup."""
     import jinja2
 
-    return jinja2.Environment(
+    found = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    found.globals["press"] = lambda *values, **named: Markup(press(*values, **named))
+    return found
 
 
 def part(template: str, macro: str, *values: object) -> str:

@@ -20,7 +20,7 @@ from monitor.process.spawned import Subjob, python
 from monitor.state import FINAL
 from runs.files import RunError
 from ui import scripts
-from ui.html import box, esc, press, pressed
+from ui.html import part, pressed
 from ui.run import cards, fold, view
 from ui.run.fold import QUIET
 
@@ -132,7 +132,7 @@ NOTHING = '<div class="hp-empty"><strong>No store is known</strong><p>Add one ab
 
 
 def html() -> str:
-    """Each store with its runs. All text is another machine's, so all of it goes through `esc`."""
+    """Each store with its runs. All text is another machine's."""
     from launch.fleet import added
 
     own, stores = added(), FLEET.look()
@@ -141,47 +141,29 @@ def html() -> str:
 
 
 def _store(address: str, store: Store, added: bool) -> str:
-    if store.read_at:
-        state = f"read {cards.local_time(datetime.fromisoformat(store.read_at))}"
-    else:
-        state = "" if store.error else "Reading…"
-    head = f'<strong>{esc(address)}</strong><span class="hp-hint">{state}</span>'
-    if added:
-        head += press("Remove", "remove", label=f"Remove {address} from this list", store=address)
-    parts = [f"<header>{head}</header>"]
-    if store.error:
-        parts.append(box([esc(store.error)]))
-    elif store.read_at and not store.runs:
-        parts.append('<p class="hp-none">This store has no run.</p>')
-    parts += [_run(one, address, store.stops.get(one["slug"])) for one in store.runs]
-    return f'<section data-store="{esc(address)}">{"".join(parts)}</section>'
+    when = cards.local_time(datetime.fromisoformat(store.read_at)) if store.read_at else ""
+    runs = [_run(one, store.stops.get(one["slug"])) for one in store.runs]
+    return part("run/fleet.html", "store", address, store, added, when, runs)
 
 
-def _run(run: dict[str, Any], store: str, stop: Subjob | None) -> str:
+def _run(run: dict[str, Any], stop: Subjob | None) -> tuple[object, ...]:
+    """A run, the colour and label of its state, its figures, what is said of it, and the label of its Stop; "" for none."""
     shown = view.View(Path(run["slug"]), run["name"], {**run, "checkpoint": {"step": run.get("checkpoint_step")}})
     colour, state, _ = cards.STATES.get(run.get("state", ""), ("idle", "Unknown", ""))
     ended, updated = run.get("state") in FINAL, shown.time("updated_at")
     facts = [("Step", cards.steps(shown), ""), *cards.facts(shown, not ended)]
     if updated and not ended:
         facts.append(("Last update", cards.local_time(updated), ""))
-    lines = [run.get("reason") or run.get("message") or ""]
+    lines = [run.get("reason") or run.get("message")]
     if run.get("holder"):
         lines.append(f"{'Trained' if run.get('held') else 'Last trained'} by {run['holder']}.")
     if not ended and updated and (datetime.now(UTC) - updated).total_seconds() > STALE_S:
         lines.append("No update for a while: the machine may be gone. Another one can take over from the store.")
-    failed = stop is not None and stop.error
-    lines += [run.get("problem") or "", f"The stop could not be requested: {_reason(stop)}" if stop and failed else ""]
-    said = "".join(f"<p>{esc(line)}</p>" for line in lines if line)
-    if not ended:
-        asked = bool(run.get("stop_requested")) or (stop is not None and not failed)
-        text, label = "Stop requested" if asked else "Stop", f"Stop {run['name']}"
-        button = press(text, "stop", label=label, off=asked, store=store, run=run["slug"], testid="far-stop")
-        said += f"<div>{button}</div>"
-    return (
-        f'<article class="hp-section hp-far" data-run="{esc(run["slug"])}"><header><strong>{esc(run["name"])}</strong>'
-        f'<span class="hp-pill hp-{colour}" data-testid="far-state">{state}</span></header>'
-        f"{cards.fact_list(facts)}{said}</article>"
-    )
+    lines.append(run.get("problem"))
+    if stop is not None and stop.error:
+        lines.append(f"The stop could not be requested: {_reason(stop)}")
+    asked = run.get("stop_requested") or (stop is not None and not stop.error)
+    return run, colour, state, facts, lines, "" if ended else "Stop requested" if asked else "Stop"
 
 
 def _changed(change: Callable[..., None], *values: str) -> list[str]:

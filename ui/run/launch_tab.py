@@ -250,8 +250,9 @@ def draw(folder: Path) -> None:
                 follow(f"launch-{kind}", write, lambda *values, kind=kind: write_files(folder, kind, values), fields)
             groups.append(column)
         choice.input(lambda kind: [gr.update(visible=kind == one) for one in PLACES], choice, groups, **QUIET)
-    ranks = gr.HTML(_ranks(folder), elem_id="rank-report", apply_default_css=False)
-    gr.Timer(fold.TICK_S).tick(lambda: _ranks(folder), None, ranks, key="ranks-tick", **QUIET)
+    if trains:
+        ranks = gr.HTML(_ranks(folder), elem_id="rank-report", apply_default_css=False)
+        gr.Timer(fold.TICK_S).tick(lambda: _ranks(folder), None, ranks, key="ranks-tick", **QUIET)
 
 
 def _place(folder: Path, kind: str, place: Place) -> tuple[gr.Button, list[Any]]:

@@ -13,7 +13,7 @@ from monitor.run_folder import MonitorError
 from monitor.state import FINAL, load_learned
 from runs import sweep
 from runs.files import RunError
-from ui.html import duration, esc, number, press, table
+from ui.html import duration, esc, number, part, table
 from ui.run import view
 from ui.run.readers import kept
 
@@ -33,20 +33,15 @@ def html(everything: list[view.View]) -> str:
     views = {one.folder.name: one for one in everything}
     waiting = [one for one in entries() if one.next_run in views]  # a deleted run leaves at the queue's next turn
     _keep_going()
-    items, starts_s = "", _free_s(everything)
-    for place, entry in enumerate(waiting, 1):
-        items += _item(entry, views[entry.next_run], place, len(waiting), starts_s)
+    shown, starts_s = [], _free_s(everything)
+    for entry in waiting:
+        first = views[entry.next_run]
+        shown.append((entry, entry.run if entry.sweep else first.name, _about(entry, first, starts_s)))
         for name in [] if entry.problem else entry.sweep or (entry.run,):
             length_s = _left_s(views[name]) if name in views else 0.0
             starts_s = None if starts_s is None or length_s is None else starts_s + length_s
-    sweeps = "".join(_sweep(one, views) for one in sweep.all_sweeps()[:SWEEPS])
-    if not items and not sweeps:
-        return ""
-    heading = f"Queue ({len(waiting)})" if waiting else "Queue"
-    return (
-        f'<section class="hp-queue" aria-label="Queue" data-testid="queue"><h3>{heading}</h3><ol>{items}</ol>'
-        f'<ul class="hp-sweeps" aria-label="Sweeps">{sweeps}</ul></section>'
-    )
+    sweeps = [_sweep(one, views) for one in sweep.all_sweeps()[:SWEEPS]]
+    return part("run/queue.html", "queue", shown, sweeps) if shown or sweeps else ""
 
 
 def _keep_going() -> None:
@@ -57,42 +52,23 @@ def _keep_going() -> None:
         queue.ensure_worker()
 
 
-def _item(entry: queue.Entry, shown: view.View, place: int, last: int, starts_s: float | None) -> str:
-    """An entry. shown: its run, or the next one of its sweep. starts_s: seconds until that starts, None while unknown."""
-    run, name = entry.run, entry.run if entry.sweep else shown.name
+def _about(entry: queue.Entry, shown: view.View, starts_s: float | None) -> list[str]:
+    """What is said of an entry. shown: its run, or the next one of its sweep. starts_s: until that starts, None while unknown."""
     if entry.problem:
-        about = [entry.problem]
-        start = press("Try again", "retry", label=f"Try again: {name}", run=run)
-    else:
-        about = [f"{entry.total - len(entry.sweep)} of {entry.total} started"] if entry.sweep else []
-        about += ["paused"] * (shown.state == "paused")
-        if starts_s is not None:
-            rounded_s = round(starts_s / 15) * 15
-            about.append(f"starts in about {duration(rounded_s)}" if rounded_s else "starts next")
-        start = press("Run now", "now", label=f"Run now, and pause what runs: {name}", run=run)
-    up = press("↑", "up", label=f"Move up: {name}", off=place == 1, run=run)
-    down = press("↓", "down", label=f"Move down: {name}", off=place == last, run=run)
-    cancel = press("Cancel", "cancel", label=f"Remove from the queue: {name}", run=run)
-    return (
-        f'<li class="{"hp-bad" if entry.problem else ""}" data-run="{esc(run)}">'
-        f'<span class="hp-queue-number">{place}</span><span class="hp-queue-name">{esc(name)}</span>'
-        f'<span class="hp-queue-about">{esc(" · ".join(about))}</span>'
-        f'<div class="hp-queue-row">{up}{down}{start}{cancel}</div></li>'
-    )
+        return [entry.problem]
+    about = [f"{entry.total - len(entry.sweep)} of {entry.total} started"] if entry.sweep else []
+    about += ["paused"] * (shown.state == "paused")
+    if starts_s is not None:
+        rounded_s = round(starts_s / 15) * 15
+        about.append(f"starts in about {duration(rounded_s)}" if rounded_s else "starts next")
+    return about
 
 
-def _sweep(one: sweep.Sweep, views: dict[str, view.View]) -> str:
-    """A sweep: how many of its runs have ended, and what can be done with them."""
-    shown, name = [views[run] for run, _ in one.runs if run in views], one.name
-    ended = sum(each.state in FINAL for each in shown)
-    buttons = press("Compare", "table", label=f"Compare the runs of {name}", run=name)
-    if any(entry.run == name for entry in entries()) or any(each.running for each in shown):
-        buttons += press("Cancel all", "cancel", label=f"Cancel all runs of {name} that have not ended", run=name)
-    return (
-        f'<li data-run="{esc(name)}"><span class="hp-queue-name">{esc(name)}</span>'
-        f'<span class="hp-queue-about">{ended} of {len(one.runs)} have ended</span>'
-        f'<div class="hp-queue-row">{buttons}</div></li>'
-    )
+def _sweep(one: sweep.Sweep, views: dict[str, view.View]) -> tuple[sweep.Sweep, int, bool]:
+    """A sweep, how many of its runs have ended, and whether others have not."""
+    shown = [views[run] for run, _ in one.runs if run in views]
+    waits = any(entry.run == one.name for entry in entries())
+    return one, sum(each.state in FINAL for each in shown), waits or any(each.running for each in shown)
 
 
 def _free_s(everything: list[view.View]) -> float | None:
