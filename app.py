@@ -248,17 +248,21 @@ def build(args: argparse.Namespace, auth: tuple[str, str] | None, token: str | N
     Raises:
         RunError, PresetError: a table or an argument is invalid.
     """
+    from fastapi import FastAPI
+
     from presets import defaults
     from ui import page
-    from ui.api.server import OnDemand, api_app
+    from ui.api import server
     from ui.login import Login
-    from ui.mount import mounted
     from ui.security import Guard, Hosts, Limits
 
     hosts = Hosts(args.listen, allowed_hosts(args))
     upload = defaults()["images"]["max_upload_mb"] * 1_000_000
     blocks = page.build(login=auth is not None)
-    app = mounted(
+    app = FastAPI(openapi_url=None)
+    server.add(app, upload, f"http://127.0.0.1:{args.port}" if args.mcp else "", token)
+    server.mount(
+        app,
         blocks,
         "/",
         upload,
@@ -269,8 +273,7 @@ def build(args: argparse.Namespace, auth: tuple[str, str] | None, token: str | N
         head=page.PAGE_HEAD,
     )
     login = Login(token, auth, datasets_dir() / ".logins.json", args.port) if auth or token else None
-    api = OnDemand(app, lambda: api_app(upload, f"http://127.0.0.1:{args.port}" if args.mcp else "", token))
-    return Guard(api, hosts, Limits(upload), login, args.mcp)
+    return Guard(app, hosts, Limits(upload), login, args.mcp)
 
 
 def _listen(app: "ASGIApp", host: str, port: int) -> None:

@@ -32,7 +32,6 @@ def imports() -> None:
     import ui.api.server
     import ui.dataset.draft
     import ui.login
-    import ui.mount
     import ui.page
     import ui.security  # noqa: F401
 

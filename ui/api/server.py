@@ -1,28 +1,27 @@
-"""Serves the API under `/api`: a Gradio app of its own, beside the page.
+"""Serves the page, and the API under `/api`: a Gradio app each, in one application.
 
-Decision: its endpoints are not in the page's config, which each visit downloads, and it is built by the first request
-to it, so that it costs neither the page's start nor an idle server anything. `gradio_client` works as with any Gradio
+Decision: the endpoints of the API are not in the page's config, which each visit downloads. `gradio_client` works as with any Gradio
 app: `Client("http://127.0.0.1:7860/api/", headers=…)`, with the token (ui/token.py). With `--mcp` its endpoints are
 also tools of an MCP server (`/api/gradio_api/mcp/`).
 """
 
-import asyncio
 import functools
 import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from starlette.types import ASGIApp, Receive, Scope, Send
-
 from presets import PresetError
 from runs.files import RunError
 from runs.paths import datasets_dir, outputs_dir
-from ui.mount import mounted
 from ui.token import bearer
 
 if TYPE_CHECKING:
     import gradio as gr
+    from fastapi import FastAPI
 
+# How often Gradio's queue looks for events, and for the progress of those that run (the page shows none). At its own one and ten
+# milliseconds, a page that nobody uses takes 1.5 % of a core.
+LOOK_S, PROGRESS_S = 0.05, 0.5
 PATH = "/api"
 TITLE = "Hangproof API"
 # As in the README.
@@ -45,6 +44,32 @@ An action that cannot be done raises an error that says what to do. The link “
 its types, for Python, JavaScript and curl.
 """
 MCP_MISSING = "--mcp needs the package mcp; install it with: .venv/bin/python -m pip install 'gradio[mcp]=={version}'"
+
+
+def mount(app: "FastAPI", blocks: "gr.Blocks", path: str, max_upload: int, **options: Any) -> None:
+    """Let an application serve `blocks` at a path.
+
+    Args:
+        max_upload: bytes of a file. options: further ones of gr.mount_gradio_app.
+    """
+    import gradio as gr
+
+    gr.mount_gradio_app(
+        app,
+        blocks,
+        path,
+        app_kwargs={"openapi_url": None},
+        show_error=True,
+        max_file_size=max_upload,
+        ssr_mode=False,
+        pwa=False,
+        enable_monitoring=False,
+        run_history=False,
+        **options,
+    )
+    # Gradio checks which files an event names only after launch() (processing_utils.py, _check_allowed).
+    blocks.has_launched = True
+    blocks._queue.sleep_when_free, blocks._queue.progress_update_sleep_when_free = LOOK_S, PROGRESS_S
 
 
 def endpoints() -> dict[str, Callable[..., Any]]:
@@ -99,16 +124,15 @@ def _without_files(value: Any) -> Any:
     return [_without_files(one) for one in value] if isinstance(value, list | tuple) else value
 
 
-def api_app(max_upload: int, mcp: str, token: str | None) -> ASGIApp:
-    """The API as an ASGI application, below PATH. mcp: the server's own address where it also serves tools; else ""."""
+def add(app: "FastAPI", max_upload: int, mcp: str, token: str | None) -> None:
+    """Add the API to an application, below PATH. mcp: the server's own address where it also serves tools; else ""."""
     folders = [str(outputs_dir()), str(datasets_dir())]
     blocks = build()
-    app = mounted(blocks, PATH, max_upload, mcp_server=bool(mcp), footer_links=["api"], allowed_paths=folders)
+    mount(app, blocks, PATH, max_upload, mcp_server=bool(mcp), footer_links=["api"], allowed_paths=folders)
     if mcp:
         # Gradio's tools call the API over HTTP, at the address in the headers of the first request (gradio/mcp.py,
         # _get_or_create_client): that client would have no token, and could be led to another server.
         blocks.mcp_server_obj._get_or_create_client = functools.cache(lambda: _own_client(f"{mcp}{PATH}/", token))
-    return app
 
 
 def _own_client(address: str, token: str | None) -> Any:
@@ -132,36 +156,3 @@ def check_mcp() -> None:
         from importlib.metadata import version
 
         raise RunError(MCP_MISSING.format(version=version("gradio")))
-
-
-class OnDemand:
-    """ASGI application that passes requests below PATH to the API, which the first of them builds, and all others on."""
-
-    def __init__(self, app: ASGIApp, make: Callable[[], ASGIApp]) -> None:
-        self.app, self.make = app, make
-        self._api: ASGIApp | None = None
-        self._lock = asyncio.Lock()
-        self._running: asyncio.Task[None] | None = None
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and (scope["path"] == PATH or scope["path"].startswith(f"{PATH}/")):
-            await (await self._started())(scope, receive, send)
-        else:
-            await self.app(scope, receive, send)
-
-    async def _started(self) -> ASGIApp:
-        async with self._lock:
-            if self._api is None:
-                api = await asyncio.to_thread(self.make)
-                ready = asyncio.Event()
-                self._running = asyncio.create_task(_run(api, ready))
-                await ready.wait()
-                self._api = api
-        return self._api
-
-
-async def _run(api: Any, ready: asyncio.Event) -> None:
-    """Keep an application's lifespan open; what starts in it (the queue, the MCP server) runs until the server ends."""
-    async with api.router.lifespan_context(api):
-        ready.set()
-        await asyncio.Event().wait()
