@@ -268,7 +268,6 @@ def build(args: argparse.Namespace, auth: tuple[str, str] | None, token: str | N
         upload,
         mcp_server=False,
         footer_links=[],
-        allowed_paths=page.allowed_paths(),
         theme=page.theme(),
         head=page.PAGE_HEAD,
     )

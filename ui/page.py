@@ -6,7 +6,6 @@ from typing import Any
 
 import gradio as gr
 
-import runs
 from ui import doctor_page, scripts
 from ui.new import new_lora, settings
 from ui.run import fleet_page, run_page, view
@@ -207,8 +206,3 @@ def opened(stored: str | None, request: gr.Request) -> list[Any]:
     tab = gr.update(selected=shown) if shown else gr.skip()
     active = [gr.Timer(active=shown == "runs"), gr.Timer(active=shown == "fleet")]
     return [*draft, *run_page.render(selected or run_page.newest(), ""), intro, tab, *active]
-
-
-def allowed_paths() -> list[str]:
-    """The only folders whose files the server sends."""
-    return [str(runs.outputs_dir()), str(runs.datasets_dir())]

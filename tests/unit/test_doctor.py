@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from doctor import installed
-from doctor_machine import ask
+from doctor import ask, installed
 from sd_scripts_patches.trainers import TRAINERS
 
 

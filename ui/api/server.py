@@ -65,6 +65,7 @@ def mount(app: "FastAPI", blocks: "gr.Blocks", path: str, max_upload: int, **opt
         pwa=False,
         enable_monitoring=False,
         run_history=False,
+        allowed_paths=[str(outputs_dir()), str(datasets_dir())],
         **options,
     )
     # Gradio checks which files an event names only after launch() (processing_utils.py, _check_allowed).
@@ -126,9 +127,8 @@ def _without_files(value: Any) -> Any:
 
 def add(app: "FastAPI", max_upload: int, mcp: str, token: str | None) -> None:
     """Add the API to an application, below PATH. mcp: the server's own address where it also serves tools; else ""."""
-    folders = [str(outputs_dir()), str(datasets_dir())]
     blocks = build()
-    mount(app, blocks, PATH, max_upload, mcp_server=bool(mcp), footer_links=["api"], allowed_paths=folders)
+    mount(app, blocks, PATH, max_upload, mcp_server=bool(mcp), footer_links=["api"])
     if mcp:
         # Gradio's tools call the API over HTTP, at the address in the headers of the first request (gradio/mcp.py,
         # _get_or_create_client): that client would have no token, and could be led to another server.

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from ui_helpers import write_run
 
 import doctor
-import doctor_machine
 from runs.files import RunError
 from ui import doctor_page, jobs
 
@@ -37,7 +36,7 @@ def test_a_network_disk_is_a_warning(monkeypatch):
     ):
         table = [SimpleNamespace(mountpoint=at, fstype=name) for at, name in mounts.items()]
         monkeypatch.setattr("psutil.disk_partitions", lambda all, table=table: table)
-        (found,) = doctor_machine.file_system("runs", Path("/data/outputs"))
+        (found,) = doctor.file_system("runs", Path("/data/outputs"))
         assert (found.status == "note" and f"({kind}," in found.text) if kind else found.status == "ok"
 
 
