@@ -3,7 +3,6 @@
 import contextlib
 import http.client
 import json
-import os
 import socket
 from concurrent.futures import ThreadPoolExecutor
 
@@ -149,21 +148,6 @@ def test_nothing_is_sent_without_a_login(listening):
     assert status == 303 and headers["Location"] == "login?next=run%3Dmine"
     assert ask(listening, "GET", "/logout", Cookie=log_in(listening)[2])[0] == 405  # an image cannot log out
     assert PASSWORD not in listening.log.read_text()
-
-
-@pytest.mark.slow
-def test_a_login_and_the_token_survive_a_restart(tmp_path):
-    """The password is in the variable; another password ends the logins (tests/unit/ui/test_login.py)."""
-    with serving(tmp_path / "data", HANGPROOF_AUTH="me:from:variable") as one:
-        assert log_in(one, "from")[0] == 401
-        token, (status, _, cookie) = one.token, log_in(one, "from:variable")
-        kept = [path for path in one.data.rglob(".*") if path.is_file()]
-        secrets = (b"variable", cookie.split("=")[1].encode(), token.encode())
-        assert status == 303 and kept and not any(secret in path.read_bytes() for path in kept for secret in secrets)
-        assert os.name == "nt" or all(path.stat().st_mode & 0o077 == 0 for path in kept)
-    with serving(tmp_path / "data", port=one.port, HANGPROOF_AUTH="me:from:variable") as two:
-        assert ask(two, "GET", "/config", Cookie=cookie)[0] == 200
-        assert ask(two, "GET", "/config", Authorization=f"Bearer {token}")[0] == 200 and two.token == token
 
 
 # Health, size, speed -------------------------------------------------------------------------------------------------

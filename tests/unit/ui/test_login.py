@@ -74,8 +74,10 @@ def test_sessions_expire_and_are_bounded(tmp_path, clock):
     assert not sessions.valid(first) and sessions.valid(tokens[-1]) and len(sessions.expiry) == MAX_SESSIONS
     clock.return_value += SESSION_S + 1
     assert not sessions.valid(tokens[-1])
-    token = sessions.start()
-    assert Sessions(tmp_path / "logins", ("me", "secret"), clock).valid(token)
+    token, kept = sessions.start(), tmp_path / "logins"
+    assert Sessions(kept, ("me", "secret"), clock).valid(token)
+    assert token not in kept.read_text() and "secret" not in kept.read_text()
+    assert os.name == "nt" or kept.stat().st_mode & 0o077 == 0
     assert not Sessions(tmp_path / "logins", ("me", "another"), clock).valid(token), "a new password ends the logins"
 
 

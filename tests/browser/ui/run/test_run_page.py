@@ -176,19 +176,6 @@ def test_a_run_is_searched_renamed_and_deleted(page, server, monkeypatch):
     field(page, "run-search").fill("")
 
 
-def test_after_the_only_run_is_deleted_nothing_of_it_is_shown(browser, data):
-    folder = write_run(data, "only", state="stopped")
-    with serving(data) as server, a_tab(browser) as page:
-        show_run(page, server, folder.name)
-        page.locator("#manage-fold button.label-wrap").click()
-        page.locator("#delete-ok").click()
-        page.locator("#run-notice").get_by_text("Deleted only").wait_for()
-        page.locator("#run-list").get_by_text("No runs yet").wait_for()
-        page.locator("#delete-ok").wait_for(state="hidden")
-        page.locator("#manage-fold button.label-wrap.open").wait_for(state="detached")
-        assert not folder.exists()
-
-
 def test_a_run_that_is_renamed_or_deleted_elsewhere_is_not_replaced_by_another(page, server):
     """A click on Delete, asked for one run, deletes no other."""
     folder = write_run(server.data, "oak", state="stopped")
