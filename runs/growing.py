@@ -29,11 +29,8 @@ class Added:
         """What was read so far: the file and the number of bytes."""
         return f"{self._inode}-{self.offset}"
 
-    def read(self, limit: int = READ_BYTES, skip_to_end: bool = False) -> tuple[bytes, bool]:
-        """(the next bytes, at most `limit`; whether the file is another one or was truncated: start over).
-
-        skip_to_end: of more than `limit` bytes, read the last ones.
-        """
+    def read(self, limit: int = READ_BYTES) -> tuple[bytes, bool]:
+        """(the next bytes, at most `limit`; whether the file is another one or was truncated: start over)."""
         try:
             with self.path.open("rb") as file:
                 found = os.fstat(file.fileno())
@@ -43,8 +40,6 @@ class Added:
                 self.size = found.st_size
                 if self.size == self.offset:
                     return b"", new
-                if skip_to_end:
-                    self.offset = max(self.offset, self.size - limit)
                 file.seek(self.offset)
                 data = file.read(limit)
         except OSError:

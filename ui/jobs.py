@@ -28,6 +28,7 @@ from monitor.process import platform, spawned
 from monitor.process.platform import Lock, is_held
 from monitor.process.spawned import ROOT, helper_environment, python
 from runs.files import RunError, atomic_write
+from ui.run.readers import end_of
 
 FOLDER = ".jobs"
 TOKEN = "HANGPROOF_JOB"  # in the environment of a command's process and of all that it starts
@@ -162,7 +163,10 @@ def all_of(folder: Path) -> dict[str, Job]:
 
 def output(folder: Path, name: str) -> tuple[str, Any, str]:
     """(what the command printed, the JSON value of its last line or None, its errors)."""
-    text, errors = (_tail(folder / FOLDER / f"{name}{suffix}") for suffix in (".out", ".err"))
+    text, errors = (
+        end_of(folder / FOLDER / f"{name}{suffix}", OUTPUT_BYTES).decode("utf-8", "replace")
+        for suffix in (".out", ".err")
+    )
     body, _, last = text.rstrip("\n").rpartition("\n")
     try:
         value = json.loads(last)
@@ -188,15 +192,6 @@ def cancel(folder: Path, name: str) -> None:
             return  # its process ends it, and says so
         _kill(values["token"], GRACE_S)
         _end_with(path, values, "cancelled", None)
-
-
-def _tail(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - OUTPUT_BYTES))
-            return file.read(OUTPUT_BYTES).decode("utf-8", "replace")
-    except OSError:
-        return ""
 
 
 # The process of a command --------------------------------------------------------------------------------------------

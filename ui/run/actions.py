@@ -17,7 +17,7 @@ from ui.dataset.images import OUT_OF_DATE
 from ui.html import esc, press
 from ui.run import queue, view
 from ui.run.control import refusals
-from ui.run.readers import kept
+from ui.run.readers import end_of, kept
 
 STEPS = ("starting", "running", "suspect", "slow")  # states in which a request is done at the next step
 # action: (label, the label while it is being done, what it does)
@@ -90,12 +90,7 @@ def _position(folder: Path) -> int:
 
 def _last_answer(events: Path) -> tuple[datetime | None, str]:
     """When the newest request of this run was answered, and how; None without an answer."""
-    try:
-        with events.open("rb") as file:
-            file.seek(max(0, file.seek(0, 2) - EVENT_BYTES))
-            found = json_objects(file.read(EVENT_BYTES))
-    except OSError:
-        return None, ""
+    found = json_objects(end_of(events, EVENT_BYTES))
     answers = [one for one in found if one.get("kind") == step_requests.EVENT] or [{}]
     return view.moment(answers[-1].get("t")), str(answers[-1].get("message"))[:300]
 

@@ -1,6 +1,6 @@
 """The part "Log" of a run: its end as it grows, and the lines near the end that have a text or a level.
 
-A log can have a gigabyte. So no call reads all of it: the end is read as it grows (ui/run/readers.py), a search reads the last
+A log can have a gigabyte. So no call reads all of it: the end is read again when it has grown, a search reads the last
 SEARCHED_BYTES, and whoever wants more downloads the file.
 """
 
@@ -15,6 +15,7 @@ import gradio as gr
 from monitor.run_folder import TRAINING_LOG
 from runs.env_file import masking
 from runs.files import RunError
+from runs.growing import LINE_BYTES
 from runs.manage import size_text
 from ui import scripts
 from ui.dataset.images import OUT_OF_DATE
@@ -22,11 +23,12 @@ from ui.html import ANSI, esc, region
 from ui.run import fold, view
 from ui.run.cards import ERROR_STATES, local_times
 from ui.run.fold import QUIET
-from ui.run.readers import LINE_BYTES, kept, last_state, stamp
+from ui.run.readers import end_of, kept, stamp
 from ui.served import file_url
 
 TICK_S = 1.0
 SHOWN = 300  # lines of the end
+LOG_BYTES, LOG_LINES = 2 << 20, 1000  # of the end, in which the first error is looked for
 SEARCHED_BYTES = 4_000_000
 MOST_FOUND = 500
 LONGEST_QUERY = 200
@@ -56,8 +58,18 @@ def level_of(line: str) -> str:
 
 
 def _end(folder: Path) -> list[bytes]:
-    """The last lines of the log without the values of secrets."""
-    return masking(folder)(view.log_end(folder)).rstrip().split(b"\n")
+    """The last lines of the log, each as a terminal shows it, without the values of secrets."""
+    data = end_of(folder / TRAINING_LOG, LOG_BYTES)
+    lines = data.split(b"\n")
+    if len(data) == LOG_BYTES and len(lines) > 1:
+        del lines[0]  # it may be cut within a secret
+    shown = b"\n".join(last_state(line)[-LINE_BYTES:] for line in lines[-LOG_LINES:])
+    return masking(folder)(shown).rstrip().split(b"\n")
+
+
+def last_state(line: bytes) -> bytes:
+    """Of a progress bar, which can grow for hours without a line end, what a terminal shows now."""
+    return line[line.rfind(b"\r", 0, len(line.rstrip(b"\r"))) + 1 :]
 
 
 def tail(folder: Path) -> list[Line]:

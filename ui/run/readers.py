@@ -1,4 +1,4 @@
-"""The end of a log as it grows; stamps that tell whether a file changed, and what is kept of a file until it does."""
+"""Stamps that tell whether a file changed, what is kept of a file until it does, and the end of a file."""
 
 import os
 import time
@@ -6,10 +6,6 @@ from collections.abc import Callable, Hashable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from runs.growing import LINE_BYTES, Added
-
-LOG_BYTES = 2 << 20  # of a log that is opened, its last ones
-LOG_LINES = 1000
 YOUNG_NS = 2_000_000_000
 KEPT = 20_000  # values
 T = TypeVar("T")
@@ -52,22 +48,11 @@ def kept(name: str, key: Path, files: Iterable[Path], make: Callable[[], T], you
     return known[1]
 
 
-class LogEnd:
-    """The last lines of a log, the one that is being written too. Each update reads only what was added."""
-
-    def __init__(self, path: Path):
-        self._added = Added(path)
-        self._end = b""
-
-    def update(self) -> bytes:
-        """The lines as they are now."""
-        data, new = self._added.read(LOG_BYTES, skip_to_end=True)
-        if data or new:
-            lines = ((b"" if new else self._end) + data).split(b"\n")[-LOG_LINES:]
-            self._end = b"\n".join(last_state(line)[-LINE_BYTES:] for line in lines)
-        return self._end
-
-
-def last_state(line: bytes) -> bytes:
-    """Of a progress bar, which can grow for hours without a line end, what a terminal shows now."""
-    return line[line.rfind(b"\r", 0, len(line.rstrip(b"\r"))) + 1 :]
+def end_of(path: Path, most: int) -> bytes:
+    """The last bytes of a file; b"" where it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - most))
+            return file.read(most)
+    except OSError:
+        return b""

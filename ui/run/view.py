@@ -1,4 +1,4 @@
-"""Reads a run's folder for the page: its status, incidents, losses, LoRAs, samples and log.
+"""Reads a run's folder for the page: its status, incidents, losses, LoRAs and samples.
 
 Nothing here waits for the trainer or the monitor. A missing, incomplete or invalid file affects only its own part of
 the view. The page asks every second, with hundreds of runs and a `metrics.jsonl` of a million lines, so a file is read
@@ -19,17 +19,17 @@ import tomllib
 
 import runs
 from monitor.process.platform import LOCK, is_held
-from monitor.run_folder import METRICS, STATUS, STOP, TRAINING_LOG
+from monitor.run_folder import METRICS, STATUS, STOP
 from monitor.state import FINAL, with_age
 from runs import env_file, manage
 from runs.evolution import SUFFIX, Evolution, Lora, Losses, read_lora, read_prompts, read_samples, table
 from runs.files import RunError
 from ui.dataset.draft_store import OUT_OF_DATE
 from ui.run.metrics import Metrics
-from ui.run.readers import LogEnd, kept, stamp
+from ui.run.readers import kept, stamp
 
 SAMPLES, PROMPTS = "sample", "sample_prompts.txt"
-READ_RUNS = 8  # runs whose losses, log and incidents stay in memory
+READ_RUNS = 8  # runs whose losses stay in memory
 T = TypeVar("T")
 
 
@@ -195,19 +195,12 @@ def read_all() -> list[View]:
 # What grows is read from where the last look ended. The readers are used with the lock.
 _metrics = functools.lru_cache(READ_RUNS)(lambda folder: Metrics(folder / METRICS))
 _losses = functools.lru_cache(READ_RUNS)(lambda folder: Losses(folder / METRICS))
-_log = functools.lru_cache(READ_RUNS)(lambda folder: LogEnd(folder / TRAINING_LOG))
 
 
 def with_metrics(folder: Path, use: Callable[[Metrics], T]) -> T:
     """What `use` makes of the run's numbers, which are up to date and do not change meanwhile."""
     with _lock:
         return use(_metrics(folder).update())
-
-
-def log_end(folder: Path) -> bytes:
-    """The last lines of the training log."""
-    with _lock:
-        return _log(folder).update()
 
 
 def evolution(folder: Path) -> Evolution:

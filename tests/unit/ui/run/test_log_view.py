@@ -42,7 +42,7 @@ def test_levels_select_errors_and_warnings(folder):
     assert [kind for kind, _ in log_view.find(folder, "", "warning")[0]] == ["warning", "error", "error"]
 
 
-def test_a_secret_of_the_run_is_neither_shown_nor_found(folder):
+def test_a_secret_of_the_run_is_neither_shown_nor_found(folder, monkeypatch):
     key = "0123456789abcdef"
     env_file.write(folder, {"WANDB_API_KEY": key})
     (folder / "training.log").write_text(f"one\nValueError: key {key} is refused\nat 89% key={key}")
@@ -51,6 +51,8 @@ def test_a_secret_of_the_run_is_neither_shown_nor_found(folder):
     assert log_view.error_of(folder) == hidden
     assert found(folder, "is refused") == [hidden] == found(folder, level="error")
     assert found(folder, "0123456789") == []
+    monkeypatch.setattr(log_view, "LOG_BYTES", 47)  # from within the first key on
+    assert log_view._end(folder) == [b"at 89% key=(WANDB_API_KEY)"]
 
 
 def test_a_search_that_cannot_be_done_is_a_sentence(folder):
