@@ -2,7 +2,6 @@
 
 import html
 import math
-import re
 from collections.abc import Iterable, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
@@ -13,8 +12,6 @@ from markupsafe import Markup
 if TYPE_CHECKING:
     import jinja2
     from markdown_it import MarkdownIt
-
-ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 
 
 def esc(value: object) -> str:

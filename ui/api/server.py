@@ -77,12 +77,11 @@ def endpoints() -> dict[str, Callable[..., Any]]:
     """The public functions of ui/api/runs.py and drafts.py by name."""
     from ui.api import drafts, runs
 
-    own = (one for module in (runs, drafts) for one in vars(module).values() if _is_of(one, module.__name__))
+    found = [
+        (module.__name__, one) for module in (runs, drafts) for one in vars(module).values() if inspect.isfunction(one)
+    ]
+    own = [one for module, one in found if one.__module__ == module and one.__name__[0] != "_"]
     return {one.__name__: checked(one) for one in own}
-
-
-def _is_of(one: object, module: str) -> bool:
-    return inspect.isfunction(one) and one.__module__ == module and not one.__name__.startswith("_")
 
 
 def build() -> "gr.Blocks":

@@ -19,7 +19,7 @@ from runs.growing import LINE_BYTES
 from runs.manage import size_text
 from ui import scripts
 from ui.dataset.images import OUT_OF_DATE
-from ui.html import ANSI, esc, region
+from ui.html import esc, region
 from ui.run import fold, view
 from ui.run.cards import ERROR_STATES, local_times
 from ui.run.fold import QUIET
@@ -33,6 +33,7 @@ SEARCHED_BYTES = 4_000_000
 MOST_FOUND = 500
 LONGEST_QUERY = 200
 LONGEST_LINE = 4000  # characters of a line that are shown and searched
+ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 HEADER = re.compile(r"=== (\S+) attempt (\d+): ")  # monitor/attempt.py writes it before each attempt
 USAGE_ERROR = re.compile(r"(?:\S+: )?error: \S")
 EXCEPTION = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception): \S")

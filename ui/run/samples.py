@@ -9,6 +9,7 @@ from typing import Any
 
 import gradio as gr
 
+from monitor.phrases import count
 from runs.evolution import Evolution, best
 from runs.files import RunError
 from ui import served
@@ -192,7 +193,7 @@ def _loras(found: Evolution) -> list[tuple[str, int]]:
 
 def _count(shown: list[Picture]) -> str:
     many = f"; the newest {MOST} are shown" if len(shown) > MOST else ""
-    return f"{len(shown):,} {'sample' if len(shown) == 1 else 'samples'}{many}"
+    return f"{count(len(shown), 'sample')}{many}"
 
 
 def _columns(texts: dict[int, str]) -> int:
