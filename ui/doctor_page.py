@@ -1,4 +1,4 @@
-"""The tab "Doctor": is this machine ready, what is left over, and what does a hang look like?
+"""The tab "Doctor": is this machine ready, what is left over, what does a process wait for, and is a script known to hang?
 
 Each part shows what a command of ours prints, so the page and a terminal say the same. The examination runs in the
 background (ui/jobs.py): the server imports no torch, waits for no driver, and a reload shows what was found. The
@@ -8,6 +8,8 @@ components are made when the tab is opened and not with the page, so that they c
 import functools
 import json
 import re
+import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,9 @@ import gradio as gr
 
 import doctor
 import runs
+from monitor.cli.explain import checked
+from monitor.process.spawned import Subjob, python
+from monitor.run_folder import MonitorError
 from runs.files import RunError
 from runs.paths import data_root
 from ui import jobs
@@ -23,12 +28,15 @@ from ui.run import fold
 from ui.run.fold import DRAWN, QUIET
 
 FOLDER, JOB = ".doctor", "doctor"  # the folder, in the data folder, has what the command printed
-QUICK_S, FULL_S = 600.0, 3600.0
+QUICK_S, FULL_S, EXPLAIN_S, LINT_S = 600.0, 3600.0, 60.0, 30.0
 DRILL, DRILL_S = "drill", 600.0  # the time is for its start alone: its run, one of the list, goes on without the page
+MOST_TEXT = 100_000  # characters of the stacks of a process
+SCRIPT_BYTES = 200_000
 SECRET = re.compile(
     r"\b(hf_[A-Za-z0-9]{10,}|sk-[A-Za-z0-9_-]{10,}|gh[pousr]_[A-Za-z0-9]{10,}|rpa_[A-Za-z0-9]{10,}|AKIA[A-Z0-9]{12,})"
 )
 PASSWORD = re.compile(r"(://)[^/\s@]+@")
+SHELLS = [("bash (Linux, macOS)", "train.sh"), ("batch (Windows)", "train.bat"), ("PowerShell (Windows)", "train.ps1")]
 ABOUT_DRILL = (
     "It trains a toy model on example photos and freezes it in the middle. You see how the hang is detected, explained and "
     "ended, and how the run starts again and finishes. No run of yours is touched."
@@ -48,6 +56,55 @@ def examine(full: bool = False) -> None:
         RunError: it looks already, or cannot be started.
     """
     jobs.start(_folder(), JOB, ["doctor", *([] if full else ["--quick"])], FULL_S if full else QUICK_S)
+
+
+def explain(pid: str) -> str:
+    """What a process does and waits for, with the stack of every thread where it can be had. Takes about three seconds.
+
+    Raises:
+        RunError: no number, no such process, another user's, or no answer.
+    """
+    try:
+        process = checked(pid.strip())
+    except MonitorError as error:
+        raise RunError(str(error)) from error
+    job = _done(python("monitor", "diagnose", str(process.pid)), EXPLAIN_S)
+    if job.error:
+        raise RunError(job.text().strip().removeprefix("monitor: ") or job.error)
+    return job.text().strip()[:MOST_TEXT]
+
+
+def lint(text: str, name: str) -> tuple[str, str]:
+    """(what `python -m presets lint` says of a pasted script, the script as its --fix makes it; "" where that is the same).
+
+    A process of its own judges it, within a limit. It runs nothing of the script.
+
+    Raises:
+        RunError: too long, no text, no training command, or no answer.
+    """
+    if not text.strip() or name not in dict(SHELLS).values():
+        raise RunError("Paste a training script first, such as the train.sh of kohya_ss or FluxGym")
+    data = text.encode("utf-8", "replace")
+    if len(data) > SCRIPT_BYTES:
+        raise RunError(f"The script is longer than {SCRIPT_BYTES // 1000} kB. Paste only the training command")
+    with tempfile.TemporaryDirectory(prefix="hangproof-lint-") as folder:
+        path = Path(folder, name)
+        path.write_bytes(data)
+        said = []
+        for flags in (["--json"], ["--json", "--fix"]):
+            job = _done(python("presets", "lint", str(path), *flags), LINT_S)
+            printed, _, last = job.text().replace(str(path), name).strip().rpartition("\n")
+            if job.answer() is None:
+                raise RunError(f"The script could not be judged: {last.removeprefix('presets: ') or job.error}")
+            said.append(printed)
+        fixed = path.read_bytes()
+    return said[0], "" if fixed == data else fixed.decode("utf-8", "replace")
+
+
+def _done(command: list[str], limit_s: float) -> Subjob:
+    job = Subjob(command, limit_s)
+    job.wait(time.sleep)
+    return job
 
 
 def without_secrets(text: str) -> str:
@@ -142,6 +199,46 @@ def _left_over() -> None:
     sure.click(kill, chosen, outputs, **QUIET)
 
 
+def _explain() -> None:
+    pid = fold.line("Process number (pid)", "As nvidia-smi, top or ps shows it", max_length=20)
+    with gr.Row(elem_classes="hp-actions"):
+        go = _button("Explain", primary=True)
+    shown = _html()
+
+    def on_go(number: str) -> Any:
+        yield '<p class="hp-hint" role="status">Looking twice, two seconds apart…</p>'
+        try:
+            yield region(f"Process {number}", esc(explain(number)))
+        except RunError as error:
+            yield fold.note(f"{error}.", True)
+
+    gr.on([go.click, pid.submit], on_go, pid, shown, **QUIET)
+
+
+def _lint() -> None:
+    text = gr.Textbox(
+        label="Script", info="It is read, not run. Nothing is stored.", placeholder="accelerate launch … flux_train_network.py …",
+        lines=8, max_lines=20, interactive=True,
+    )  # fmt: skip
+    kind = gr.Dropdown(SHELLS, value="train.sh", label="Shell", interactive=True)
+    with gr.Row(elem_classes="hp-actions"):
+        go = _button("Check the script", primary=True)
+    shown = _html()
+    fixed = gr.Textbox(
+        label="The script with these fixes", lines=8, max_lines=30, buttons=["copy"], visible=False, interactive=False,
+        elem_id="doctor-fixed",
+    )  # fmt: skip
+
+    def on_go(script: str, name: str) -> list[Any]:
+        try:
+            said, better = lint(script, name)
+        except RunError as error:
+            return [fold.note(f"{error}.", True), gr.update(visible=False)]
+        return [region("Problems of the script", esc(said)), gr.update(visible=bool(better), value=better)]
+
+    go.click(on_go, [text, kind], [shown, fixed], **QUIET)
+
+
 def _drill() -> None:
     _html(f'<p class="hp-hint">{ABOUT_DRILL}</p>')
     words = ["launch", "drill", "--no-wait", "--json"]
@@ -167,5 +264,17 @@ def look_at_drill() -> tuple[bool, str]:
 PARTS = (
     ("machine", "This machine", "Python, PyTorch, GPU, disks, memory and the trainers", _machine),
     ("orphans", "Left-over trainers", "Trainers of Hangproof that no monitor watches any more", _left_over),
+    (
+        "explain",
+        "Explain a process",
+        "What a process of yours does, what it waits for, and the stack of every thread",
+        _explain,
+    ),
+    (
+        "lint",
+        "Check a training script",
+        "Finds what is known to hang or fail in scripts of kohya's trainers, kohya_ss and FluxGym",
+        _lint,
+    ),
     ("drill", "Hang drill", "Watch a demo run freeze and recover, in about a minute", _drill),
 )

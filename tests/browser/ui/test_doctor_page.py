@@ -8,6 +8,11 @@ from pathlib import Path
 
 from ui_page import assert_accessible, until
 
+SCRIPT = """#!/bin/bash
+accelerate launch --num_cpu_threads_per_process 1 flux_train_network.py --pretrained_model_name_or_path models/flux1-dev.sft \\
+  --blocks_to_swap 18 --split_mode --max_data_loader_n_workers 2 --persistent_data_loader_workers
+"""
+
 
 def a_left_over(data: Path) -> subprocess.Popen:
     """A process that looks like a trainer whose monitor was killed."""
@@ -23,7 +28,7 @@ def a_left_over(data: Path) -> subprocess.Popen:
     return process
 
 
-def test_the_doctor_shows_the_machine_and_ends_what_is_left_over(tab, bare_server):
+def test_the_doctor_shows_the_machine_explains_a_process_and_checks_a_script(tab, bare_server):
     process = a_left_over(bare_server.data)
     try:
         tab.goto(f"{bare_server.url}/?tab=doctor")
@@ -46,6 +51,27 @@ def test_the_doctor_shows_the_machine_and_ends_what_is_left_over(tab, bare_serve
         left.get_by_role("button", name="now?").click()
         left.get_by_text("of left-over) was ended", exact=False).wait_for()
         until(lambda: process.poll() is not None, "the process is ended")
+
+        why = tab.locator("#doctor-explain")
+        why.get_by_label("Process number").fill("0; rm -rf /")
+        why.get_by_role("button", name="Explain").click()
+        why.get_by_text("is no process number", exact=False).wait_for()
+        why.get_by_label("Process number").fill(str(bare_server.process.pid))
+        why.get_by_role("button", name="Explain").click()
+        why.get_by_text(f"Process {bare_server.process.pid} (", exact=False).wait_for()
+        region = why.get_by_role("region", name=f"Process {bare_server.process.pid}")
+        region.get_by_text("Its parent is", exact=False).wait_for()
+
+        lint = tab.locator("#doctor-lint")
+        lint.locator("textarea").first.fill("echo '<img src=x onerror=alert(1)>'")
+        lint.get_by_role("button", name="Check the script").click()
+        lint.get_by_text("no training command found", exact=False).wait_for()
+        lint.locator("textarea").first.fill(SCRIPT)
+        lint.get_by_role("button", name="Check the script").click()
+        fixed = lint.locator("#doctor-fixed textarea")
+        until(lambda: "flux_train_network.py" in fixed.input_value(), "the fixed script")
+        assert "blocks_to_swap" not in fixed.input_value()
+        until(lambda: lint.get_by_role("region").inner_text().count("train.sh:") >= 2, "what is wrong with the script")
 
         until(tab.get_by_role("button", name="Start the drill").is_enabled, "the drill can be started")
         assert_accessible(tab)  # with everything open

@@ -20,6 +20,28 @@ def test_only_an_orphan_can_be_ended(pid, start):
         doctor.end_orphan(pid, start)
 
 
+SCRIPT = "accelerate launch flux_train_network.py --blocks_to_swap 18 --split_mode --max_data_loader_n_workers 0\n"
+
+
+def test_a_pasted_script_is_judged_and_fixed_as_by_the_command():
+    said, fixed = doctor_page.lint(SCRIPT, "train.sh")
+    assert said.startswith("train.sh:1: ") and "/" not in said.partition(":")[0]
+    assert "--split_mode" in SCRIPT and fixed and "--split_mode" not in fixed
+    said, again = doctor_page.lint(fixed, "train.sh")
+    assert again == ""
+
+
+def test_what_is_no_script_and_what_is_no_process_is_refused():
+    for text, name in (
+        ("", "train.sh"), ("x" * 300_000, "train.sh"), (SCRIPT, "../train.sh"), ("echo '\0\udcff`$(", "train.bat"),
+    ):  # fmt: skip
+        with pytest.raises(RunError):
+            doctor_page.lint(text, name)
+    for pid in ("", "0; rm -rf /", "999999999999"):
+        with pytest.raises(RunError):
+            doctor_page.explain(pid)
+
+
 def test_a_report_has_no_home_no_token_and_no_password():
     home = str(Path.home())
     given_text = f"{home}/models https://me:secret@host/x hf_abcdefghijklmnop sk-1234567890abcdef"
