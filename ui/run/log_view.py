@@ -34,23 +34,34 @@ MOST_FOUND = 500
 LONGEST_QUERY = 200
 LONGEST_LINE = 4000  # characters of a line that are shown and searched
 ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+COLOUR = re.compile(r"(\x1b\[[0-9;]{0,40}m)")
 HEADER = re.compile(r"=== (\S+) attempt (\d+): ")  # monitor/attempt.py writes it before each attempt
 USAGE_ERROR = re.compile(r"(?:\S+: )?error: \S")
 EXCEPTION = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception): \S")
 LAUNCHER_ERRORS = ("subprocess.CalledProcessError:", "torch.distributed.")
+# Without a word's beginning: a terminal's colour code can stand before it.
 ERROR = re.compile(r"(?i)error\b|exception\b|traceback|fatal\b|critical\b|out of memory|killed\b|nan loss")
 WARNING = re.compile(r"(?i)warn(?:ing)?\b|deprecat")
 KINDS = {"": ("", "warning", "error"), "warning": ("warning", "error"), "error": ("error",)}
 
-Line = tuple[str, str]  # its level, its text
+Line = tuple[str, str]  # its level, its text with a terminal's colours
+
+
+def styled(line: bytes) -> str:
+    """A line as a terminal shows it. The only control characters left are the codes of colours, which the browser makes
+    styles, and tabs."""
+    text = last_state(line)[:LINE_BYTES].decode("utf-8", "replace").rstrip("\r")
+    text = ANSI.sub(lambda code: code[0] if COLOUR.fullmatch(code[0]) else "", text)
+    if not text.isprintable():
+        parts = COLOUR.split(text)
+        parts[::2] = ["".join(c for c in part if c == "\t" or c.isprintable()) for part in parts[::2]]
+        text = "".join(parts)
+    return text[:LONGEST_LINE]
 
 
 def plain(line: bytes) -> str:
-    """A line as a terminal shows it, without its colours. The only control characters left are tabs."""
-    text = ANSI.sub("", last_state(line)[:LINE_BYTES].decode("utf-8", "replace"))
-    if not text.isprintable():
-        text = "".join(c for c in text if c == "\t" or c.isprintable())
-    return text[:LONGEST_LINE]
+    """`styled` without the colours."""
+    return COLOUR.sub("", styled(line))
 
 
 def level_of(line: str) -> str:
@@ -77,7 +88,7 @@ def tail(folder: Path) -> list[Line]:
     """The end of the log; the same object until the log changes."""
 
     def made() -> list[Line]:
-        lines = [plain(line) for line in _end(folder)[-SHOWN:]]
+        lines = [styled(line) for line in _end(folder)[-SHOWN:]]
         return [(level_of(line), line) for line in lines] if any(lines) else []
 
     return kept("log", folder, [folder / TRAINING_LOG], made)
@@ -122,8 +133,9 @@ def find(folder: Path, text: str, level: str = "") -> tuple[list[Line], float]:
         raise RunError(f"{TRAINING_LOG} cannot be read: {error.strerror}") from error
 
     def backwards() -> Iterator[Line]:
-        for line in map(plain, reversed(data.split(b"\n"))):
-            if line and text.casefold() in line.casefold() and (kind := level_of(line)) in KINDS[level]:
+        for line in map(styled, reversed(data.split(b"\n"))):
+            seen = COLOUR.sub("", line)
+            if seen and text.casefold() in seen.casefold() and (kind := level_of(seen)) in KINDS[level]:
                 yield kind, line
 
     return [*itertools.islice(backwards(), MOST_FOUND)][::-1], searched / size if size else 1.0
@@ -138,10 +150,29 @@ EMPTY = '<p class="hp-none">The log is empty.</p>'
 def markup(lines: list[Line]) -> str:
     """Lines as markup."""
     out = [
-        f'<span class="hp-log-line{f" hp-log-{level}" if level else ""}">{local_times(esc(text))}\n</span>'
+        f'<span class="hp-log-line{f" hp-log-{level}" if level else ""}">{_coloured(text)}\n</span>'
         for level, text in lines
     ]
     return region("Training log", "".join(out), "hp-log") or EMPTY
+
+
+def _coloured(line: str) -> str:
+    if "\x1b" not in line:
+        return local_times(esc(line))
+    from rich.console import Console
+    from rich.text import Text
+
+    out = []
+    for part in Text.from_ansi(line).render(Console()):
+        style = part.style
+        classes = [
+            f"hp-sgr-{name}" for name in ("bold", "dim", "italic", "underline") if style and getattr(style, name)
+        ]
+        if style and style.color and style.color.number is not None and style.color.number < 16:
+            classes.append(f"hp-sgr-c{style.color.number % 8}")
+        text = local_times(esc(part.text))
+        out.append(f'<span class="{" ".join(classes)}">{text}</span>' if classes else text)
+    return "".join(out)
 
 
 def draw(folder: Path) -> None:

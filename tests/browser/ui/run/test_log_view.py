@@ -1,4 +1,4 @@
-"""The log on the page: its end, a search, and that nothing in a log is executed."""
+"""The log on the page: its end, colours, a search, and that nothing in a log is executed."""
 
 from ui_helpers import write_run
 from ui_page import assert_accessible, field, show_run, until
@@ -42,7 +42,7 @@ def test_the_log_follows_its_end_and_is_searched(page, server):
     log.get_by_text("an unseen line").wait_for()
     field(page, "log-level").click()
     page.get_by_role("option", name="Errors", exact=True).click()
-    log.locator(".hp-log-error").get_by_text("RuntimeError: a red one").wait_for()
+    log.locator(".hp-sgr-c1").get_by_text("RuntimeError: a red one").wait_for()
     follow.check()
     log.get_by_text("an unseen line").wait_for()
     assert_accessible(page, "#log-fold")

@@ -1,4 +1,4 @@
-"""The log: its end, a search near the end, and that nothing in a log is executed."""
+"""The log: its end, colours, a search near the end, and that nothing in a log is executed."""
 
 import time
 
@@ -37,8 +37,8 @@ def test_levels_select_errors_and_warnings(folder):
     (folder / "training.log").write_text(text)
     errors = ["RuntimeError: CUDA out of memory", "Traceback (most recent call last):"]
     assert found(folder, level="error") == errors
-    assert found(folder, level="warning") == ["WARNING: slow disk", *errors]
-    assert found(folder, "disk", "warning") == ["WARNING: slow disk"]
+    assert found(folder, level="warning") == ["\x1b[33mWARNING: slow disk\x1b[0m", *errors]
+    assert found(folder, "disk", "warning") == ["\x1b[33mWARNING: slow disk\x1b[0m"]
     assert [kind for kind, _ in log_view.find(folder, "", "warning")[0]] == ["warning", "error", "error"]
 
 
@@ -66,15 +66,15 @@ def test_a_search_that_cannot_be_done_is_a_sentence(folder):
 
 
 def test_what_a_log_says_is_text_and_its_times_are_elements():
-    lines = [("error", "2026-11-22T20:15:38.271Z <img src=x onerror=alert(1)> <b>")]
+    lines = [("error", "2026-11-22T20:15:38.271Z <img src=x onerror=alert(1)> \x1b[1;31m<b>\x1b[0m")]
     shown = log_view.markup(lines)
-    assert "<img" not in shown and "<b>" not in shown and 'class="hp-log-line hp-log-error">' in shown
+    assert "<img" not in shown and "<b>" not in shown and 'class="hp-sgr-bold hp-sgr-c1">&lt;b&gt;' in shown
     assert '<time datetime="2026-11-22T20:15:38.271Z">' in shown
     assert cards.local_times('<a title="2026-11-22T00:21:00Z">x</a>') == '<a title="2026-11-22T00:21:00Z">x</a>'
 
 
 @given(st.binary(max_size=400))
-def test_no_bytes_of_a_log_leave_a_control_character(noise):
+def test_no_bytes_of_a_log_leave_a_control_character_but_colours(noise):
     shown = log_view.plain(noise.replace(b"\n", b""))
     assert all(character == "\t" or character.isprintable() for character in shown)
 
@@ -94,11 +94,14 @@ def test_a_log_of_a_gigabyte_stays_quick(folder):
     assert time.process_time() - began < 5.0
 
 
-def test_the_log_reads_as_it_looked_on_a_terminal(folder):
+def test_the_log_reads_as_it_looked_on_a_terminal_with_its_colours(folder):
     bar = b"".join(b"\x1b[32msteps: %3d%%\x1b[0m\r" % n for n in range(0, 101, 10))
     end = b"\n\xff\xfe bytes\x00\x07\n\x1b]0;title\x07\x1b[2Kend\n"
     (folder / "training.log").write_bytes(b"\x1b[1;32mINFO\x1b[0m start\r\n" + bar + end)
-    assert [line for _, line in log_view.tail(folder)] == ["INFO start", "steps: 100%", "\ufffd\ufffd bytes", "end"]
+    coloured = ("\x1b[1;32mINFO\x1b[0m start", "\x1b[32msteps: 100%\x1b[0m")
+    assert [line for _, line in log_view.tail(folder)] == [*coloured, "\ufffd\ufffd bytes", "end"]
+    shown = log_view.markup(log_view.tail(folder))
+    assert '<span class="hp-sgr-c2">steps: 100%</span>' in shown and "\x1b" not in shown
 
 
 TRACE = "Traceback (most recent call last):\n"
@@ -126,7 +129,7 @@ def test_a_log_that_grows_or_begins_again_is_read_again_and_no_other(folder):
     for end in range(len(whole) + 1):
         path.write_bytes(b"") if end == 0 else path.open("ab").write(whole[end - 1 : end])
         last = log_view.tail(folder)
-    assert [line for _, line in last] == ["café", "steps: 4%", "red", "end"]
+    assert [line for _, line in last] == ["café", "steps: 4%", "\x1b[31mred\x1b[0m", "end"]
     assert log_view.tail(folder) is last
     path.write_text("new\n")
     assert log_view.tail(folder) == [("", "new")]
