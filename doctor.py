@@ -17,6 +17,7 @@ import json
 import os
 import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -38,6 +39,8 @@ LEAST_DISK_GB = 40  # the files of FLUX.1 take 34 GB
 LEAST_SHM_BYTES = (
     1 << 30
 )  # Docker gives a container 64 MB (docs.docker.com/reference/cli/docker/container/run, --shm-size)
+DISK_BYTES, DISK_S = 64 << 20, 20.0
+SLOW_MB_S, SLOW_FSYNC_S = 50.0, 0.5
 VERSIONS_S = 90.0  # a first import of torch from a slow disk
 # In the trainer's own interpreter, from nothing of ours; -I: no PYTHONPATH, no current folder
 ASK_VERSIONS = """
@@ -74,6 +77,13 @@ try:
 except Exception as error:
     found["error"] = f"{type(error).__name__}: {error}"[:300]
 print(json.dumps(found))
+"""
+MEASURE = """
+import json, pathlib, sys, doctor
+try:
+    print(json.dumps(doctor.measure_disk(pathlib.Path(sys.argv[1]))))
+except OSError as error:
+    sys.exit(f"it cannot be written: {error.strerror or error}")
 """
 PACKAGES = ("accelerate", "diffusers", "transformers", "peft", "xformers", "bitsandbytes")
 CHECK_S = 120
@@ -279,7 +289,7 @@ def memory() -> Iterator[Finding]:
 
 
 def folders() -> Iterator[Finding]:
-    """The disk of the data folders: free space, kind of file system; and the folder for temporary files."""
+    """The disk of the data folders: free space, kind of file system, speed; and the folder for temporary files."""
     here = this_machine()
     disk = f"{here.free_disk_gb:.0f} GB free in {data_root()}"
     if here.free_disk_gb < LEAST_DISK_GB:
@@ -295,6 +305,7 @@ def folders() -> Iterator[Finding]:
             continue
         seen[device] = name
         yield from file_system(name, place)
+        yield disk_speed(name, place)
     try:
         moved = loader.move_sockets()
         yield Finding("TMPDIR", NOTE if moved else OK, moved or "short enough for the sockets of loader workers")
@@ -311,6 +322,55 @@ def file_system(name: str, folder: Path) -> Iterator[Finding]:
         yield Finding(f"file system of {name}", NOTE, where, fix)
     elif kind:
         yield Finding(f"file system of {name}", OK, f"{kind}, at {mount}")
+
+
+def disk_speed(name: str, folder: Path) -> Finding:
+    """How fast the disk of a folder writes, reads and flushes; measured by a process, because a dead disk blocks for ever."""
+    title = f"disk speed of {name}"
+    found = ask([sys.executable, "-c", MEASURE, folder], DISK_S * 2)
+    if isinstance(found, str):
+        fix = "Check this disk (dmesg, smartctl), or set HANGPROOF_DATA to a folder on another one."
+        return Finding(title, FAILED, f"{folder}: {found}", fix)
+    text = f"writes {found['write_mb_s']:.0f} MB/s, reads {found['read_mb_s']:.0f} MB/s, flushes a small file in {found['fsync_s'] * 1000:.0f} ms"
+    slow = min(found["write_mb_s"], found["read_mb_s"]) < SLOW_MB_S or found["fsync_s"] > SLOW_FSYNC_S
+    fix = "Loading a model and saving checkpoints will take long. Use a faster disk (HANGPROOF_DATA)." if slow else ""
+    return Finding(title, NOTE if slow else OK, text, fix)
+
+
+def measure_disk(folder: Path) -> dict[str, float]:
+    """{"write_mb_s", "read_mb_s", "fsync_s"} of a folder's disk, with 64 MB at most and for a few seconds.
+
+    Raises OSError: it cannot be written.
+    """
+    block, written, began_s = os.urandom(4 << 20), 0, time.monotonic()
+    with tempfile.TemporaryDirectory(prefix=".doctor-", dir=folder) as place:
+        path = Path(place, "speed")
+        with path.open("wb") as file:
+            while written < DISK_BYTES and time.monotonic() - began_s < DISK_S / 2:
+                file.write(block)
+                written += len(block)
+            file.flush()
+            os.fsync(file.fileno())
+        write_s = time.monotonic() - began_s
+        began_s, read = time.monotonic(), 0
+        with path.open("rb", buffering=0) as file:
+            if hasattr(os, "posix_fadvise"):  # not from memory, as far as the kernel agrees
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            while chunk := file.read(len(block)):
+                read += len(chunk)
+        read_s = time.monotonic() - began_s
+        waits = []
+        for number in range(5):
+            began_s = time.monotonic()
+            with Path(place, f"small-{number}").open("wb") as file:
+                file.write(b"x" * 4096)
+                file.flush()
+                os.fsync(file.fileno())
+            waits.append(time.monotonic() - began_s)
+    return {
+        "write_mb_s": written / 1e6 / max(write_s, 1e-6), "read_mb_s": read / 1e6 / max(read_s, 1e-6),
+        "fsync_s": sorted(waits)[2],
+    }  # fmt: skip
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -38,7 +38,7 @@ def test_the_doctor_shows_the_machine_explains_a_process_and_checks_a_script(tab
         for text in (
             "ok      Python: ",
             "GPU: ",
-            "file system of runs: ",
+            "disk speed of runs: ",
             "built-in trainer PyTorch: ",
             "sd-scripts: ",
         ):
