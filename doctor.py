@@ -19,17 +19,16 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from guards import loader
 from monitor.process import platform, spawned
-from monitor.process.spawned import Subjob
 from presets import disks
 from runs.files import RunError
-from runs.machine import this_machine
+from runs.machine import ask, this_machine
 from runs.paths import data_root, datasets_dir, models_dir, outputs_dir, venv_program
 from sd_scripts_patches import install, versions
 from sd_scripts_patches.trainers import TRAINERS, Trainer
@@ -202,13 +201,6 @@ class Finding:
     status: str
     text: str
     action: str = ""
-
-
-def ask(command: Sequence[str | Path], limit_s: float) -> dict[str, Any] | str:
-    """What a command prints as JSON in its last line, or why there is none."""
-    job = Subjob([*map(str, command)], limit_s)
-    job.wait(time.sleep)
-    return job.answer() or job.error[:300] or "it printed no answer"
 
 
 def python_versions(name: str, python: Path, kohya: bool = False) -> Iterator[Finding]:

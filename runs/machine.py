@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,32 +85,31 @@ def _gpu_found() -> Gpu:
     with _lock:
         fresh_s = FREE_FRESH_S if _gpu is not None and _gpu[1]["vram_gb"] is not None else FRESH_S
         if _gpu is None or time.monotonic() - _gpu[0] > fresh_s:
-            _gpu = (time.monotonic(), _ask_driver())
+            found = ask([sys.executable, "-m", "runs.machine"], DRIVER_TIMEOUT_S)
+            if isinstance(found, str):
+                found = {**NO_GPU, "note": f"the NVIDIA driver could not be read: {found}; restart the machine"}
+            _gpu = (time.monotonic(), found)
         return _gpu[1]
 
 
-def _ask_driver() -> Gpu:
-    """The GPU that a run uses, from the helper process."""
-    helper = subprocess.Popen(
-        [sys.executable, "-m", "runs.machine"],
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        encoding="utf-8",
-    )
+def ask(command: Sequence[str | Path], limit_s: float, text: str = "", **environment: str) -> dict[str, Any] | str:
+    """What a command prints as JSON in its last line, or why there is none. text: its standard input."""
     try:
-        output, _ = helper.communicate(timeout=DRIVER_TIMEOUT_S)
+        process = subprocess.Popen(
+            list(map(str, command)), cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            text=True, encoding="utf-8", errors="replace", env={**os.environ, **environment},
+        )  # fmt: skip
+        out, err = process.communicate(text, timeout=limit_s)
     except subprocess.TimeoutExpired:
-        helper.kill()  # and not waited for: a process that is stuck in the driver may ignore the signal
-        note = f"the NVIDIA driver did not answer within {DRIVER_TIMEOUT_S:.0f} s; restart the machine"
-        return {**NO_GPU, "note": note}
+        process.kill()  # and not waited for: one in uninterruptible sleep does not die
+        return f"it did not answer within {limit_s:.0f} s"
+    except OSError as error:
+        return f"it cannot be started: {error.strerror or error}"
     try:
-        answer = json.loads(output)
-        return {key: answer[key] for key in NO_GPU}
-    except (ValueError, KeyError, TypeError):
-        note = f"the GPU could not be read: `python -m runs.machine` exited with code {helper.returncode}"
-        return {**NO_GPU, "note": note}
+        value = json.loads(out.strip().rpartition("\n")[2])
+    except ValueError:
+        return (err.strip().splitlines() or [f"exit code {process.returncode}"])[-1][:300]
+    return value if isinstance(value, dict) else "it printed no answer"
 
 
 def _visible(count: int) -> list[int]:

@@ -19,7 +19,11 @@ ASK = "import json, sys; from runs import machine; machine.DRIVER_TIMEOUT_S = {}
         ({}, 60, "gpu_name='Stand-in', vram_gb=24.0.* note=''"),
         ({"CUDA_VISIBLE_DEVICES": "-1"}, 60, "gpu_name='', vram_gb=None"),
         ({"FAULTS_NVML": "lost"}, 60, "note='the NVIDIA driver failed: GPU is lost'"),
-        ({"FAULTS_NVML": "hangs"}, 1, "the NVIDIA driver did not answer within 1 s"),
+        (
+            {"FAULTS_NVML": "hangs"},
+            1,
+            "the NVIDIA driver could not be read: it did not answer within 1 s; restart the machine",
+        ),
     ],
 )
 def test_a_gpu_or_that_it_is_hidden_or_its_driver_fails_or_hangs_is_a_plain_answer_without_importing_torch(
