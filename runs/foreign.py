@@ -1,14 +1,15 @@
 """Reads the configurations of other trainers: what they set, by the flags of kohya's trainers, which all of them share.
 
 FluxGym's train.sh and dataset.toml, a command, script or `--config_file` of sd-scripts, a command of musubi-tuner, a
-JSON of the kohya_ss GUI and a job of ai-toolkit (runs/foreign_programs.py). Everything here is text from elsewhere: it
-is parsed and never run, its size is limited, and whatever is wrong with it is a RunError. runs/foreign_spec.py turns
-the result into a run.
+JSON of the kohya_ss GUI and a job of ai-toolkit. Everything here is text from elsewhere: it is parsed and never run, its
+size is limited, and whatever is wrong with it is a RunError. The names of each trainer, and what becomes of them, are
+tables: presets/foreign.toml. runs/foreign_spec.py turns the result into a run.
 """
 
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import tomllib
@@ -17,17 +18,136 @@ from presets import PresetError, read_table
 from presets.training import Training, file_name, trainings
 from runs import env_file
 from runs.files import RunError
-from runs.foreign_programs import read_gui, read_job
-from runs.foreign_settings import Settings, lines_of, shown, tables
 
+TABLES = read_table("foreign.toml")
 MAX_BYTES = 1_000_000  # of one file
 MAX_SCRIPT = 64_000  # of a script or YAML, which take longer to read; FluxGym's have 3 kB
 MAX_FILES = 10
+MAX_FLAGS = 2000
+SHOWN = 160  # characters of a value in a message
+OFF = (None, "", False)  # values that a file can hold for a setting that is off
 DATA_SET = re.compile(r"^[ \t]*\[\[?(datasets|general)", re.MULTILINE)
 READ = (
     "a train.sh and dataset.toml of FluxGym, a JSON of kohya_ss, a command, script or config TOML of sd-scripts, a command of "
     "musubi-tuner, or a YAML of ai-toolkit"
 )
+
+
+@dataclass(frozen=True)
+class Row:
+    """What becomes of one setting of the file.
+
+    outcome: "field" (a field of the form), "flag" (an extra option), "same" (Hangproof sets it already), "run" (the
+    run's folder determines it), "changed", "dropped" (known to hang), "unsupported". text: where it went, or why not.
+    """
+
+    name: str
+    value: str
+    outcome: str
+    text: str
+
+    def __post_init__(self) -> None:
+        flag = re.split(r"[.\s]", self.name.removeprefix("--"))[-1]
+        if self.value and (env_file.is_secret_flag(flag) or env_file.VALUE.search(self.value)):
+            object.__setattr__(self, "value", "…")
+
+
+@dataclass(frozen=True)
+class ImageFolder:
+    """A folder of images that a file names. repeats: None where the file has none for it."""
+
+    path: str
+    repeats: int | None = None
+    trigger: str = ""
+
+
+@dataclass
+class Settings:
+    """What the files set.
+
+    kind: what they are, for a sentence. script: the training script, "" where no file names one. flags: by name, their
+    values ([] for a switch); as a run, those that are not decided yet. labels: how the file writes a flag, where this
+    differs. rows: one for each setting that is decided. As a run: fields of a RunSpec, `extra` included.
+    """
+
+    kind: str = ""
+    script: str = ""
+    flags: dict[str, list[str]] = field(default_factory=dict, repr=False)
+    labels: dict[str, str] = field(default_factory=dict)
+    prompts: list[str] = field(default_factory=list)
+    folders: list[ImageFolder] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
+    secrets: dict[str, str] = field(default_factory=dict, repr=False)  # that a script sets, by variable
+    notes: list[str] = field(default_factory=list)
+    gpus: int = 1
+    plain: bool = True  # False: a kind of LoRA that Hangproof does not train, so its rank says nothing
+    fields: dict[str, Any] = field(default_factory=dict)
+
+    def row(self, flag: str, values: list[str], outcome: str, text: str) -> None:
+        """Say what became of a flag."""
+        self.rows.append(Row(self.labels.get(flag, f"--{flag}"), shown(" ".join(values) or "on"), outcome, text))
+
+    def take(self, flag: str, outcome: str, text: str) -> None:
+        """Decide a flag: its row, and no more of it."""
+        if (values := self.flags.pop(flag, None)) is not None:
+            self.row(flag, values, outcome, text)
+
+    def refuse(self, name: str, value: object, text: str) -> None:
+        """Say why a setting is not taken over."""
+        self.rows.append(Row(shown(name), shown(value), "unsupported", text))
+
+    def add(self, flag: object, value: object, label: str = "") -> None:
+        """Add a flag with a value of a file or a command; one that is off is left out. RunError: there are too many.
+
+        Args:
+            value: a list for several values or, where it is empty, for a switch. label: how the file writes the flag.
+        """
+        if value in OFF or not isinstance(flag, str):
+            return None
+        values = value if isinstance(value, list) else [] if value is True else [value]
+        if not all(isinstance(one, str | int | float) for one in values):
+            return self.refuse(label or flag, "…", "Not a plain value")
+        if len(self.flags) >= MAX_FLAGS:
+            raise RunError(f"The file has more than {MAX_FLAGS} settings, so it is no configuration")
+        texts = [number(one) for one in values]
+        if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", flag):
+            return self.refuse(flag, " ".join(texts), "Not the name of an option")
+        self.flags[flag] = texts
+        if label and label != flag:
+            self.labels[flag] = label
+        return None
+
+    def add_folder(self, path: str, repeats: object = None, trigger: object = None) -> None:
+        """Add a folder of images. What is no plain number or text is left out."""
+        whole = isinstance(repeats, int) and not isinstance(repeats, bool) and 1 <= repeats <= 10**6
+        word = " ".join(trigger.split())[:200] if isinstance(trigger, str) else ""
+        self.folders.append(ImageFolder(path[:4000], repeats if whole else None, word))  # type: ignore[arg-type]
+
+
+def number(value: object) -> str:
+    """A plain value as text; a whole number without a point."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float) and abs(value) < 1e15 and value == int(value):
+        return str(int(value))
+    return str(value)
+
+
+def shown(value: object) -> str:
+    """A value for a person: one line, not too long."""
+    text = " ".join(str(value).split())
+    return text if len(text) <= SHOWN else text[: SHOWN - 1] + "…"
+
+
+def lines_of(text: str) -> list[str]:
+    """Sample prompts: the lines of a file without comments; at most 100."""
+    lines = (line.strip() for line in text.splitlines())
+    return [line[:1000] for line in lines if line and not line.startswith("#")][:100]
+
+
+def tables(value: object) -> list[dict[str, Any]]:
+    """The tables of a list of a file; at most 1000."""
+    return [one for one in value if isinstance(one, dict)][:1000] if isinstance(value, list) else []
 
 
 def read(files: Sequence[tuple[str, str]]) -> Settings:
@@ -39,30 +159,25 @@ def read(files: Sequence[tuple[str, str]]) -> Settings:
     Raises:
         RunError: a file is too large, cannot be read, or is no configuration that Hangproof knows.
     """
-    files = [(name.strip()[:200], text) for name, text in files if text.strip()]
+    files = [(name.strip()[:200] or "The text", text) for name, text in files if text.strip()]
     if not files:
         raise RunError(f"There is nothing to import. Paste or choose {READ}")
     if len(files) > MAX_FILES:
         raise RunError(f"{len(files)} files are too many; choose at most {MAX_FILES}")
-    for name, text in files:
-        if len(text) > MAX_BYTES:
-            raise RunError(f"{name or 'The text'}: larger than {MAX_BYTES // 1000} kB, so it is no configuration")
-        if "\0" in text:
-            raise RunError(f"{name or 'The text'}: contains a NUL character, so it is no text; choose another file")
     out, texts = Settings(), []
     # Scripts before data sets: the script says what the kind is.
     for name, text in sorted(files, key=lambda one: DATA_SET.search(one[1]) is not None):
         try:
             if not _read_one(out, name, text.lstrip("\ufeff")):
                 texts.append((name, text))
-        except RecursionError as error:
-            raise RunError(f"{name or 'The text'}: nested too deeply, so it is no configuration") from error
+        except (RunError, RecursionError) as error:
+            why = error if isinstance(error, RunError) else "nested too deeply, so it is no configuration"
+            raise RunError(f"{name}: {why}") from error
     wanted = file_name((out.flags.get("sample_prompts") or [""])[0])
     for name, text in texts:
-        if wanted and file_name(name) == wanted:
-            out.prompts = lines_of(text)
-        else:
-            raise RunError(f"{name or 'The text'}: this is not {READ}. Check that it is complete")
+        if not wanted or file_name(name) != wanted:
+            raise RunError(f"{name}: this is not {READ}. Check that it is complete")
+        out.prompts = lines_of(text)
     if not out.kind:
         raise RunError(f"The file has no settings of a training. Choose {READ}")
     return out
@@ -70,16 +185,20 @@ def read(files: Sequence[tuple[str, str]]) -> Settings:
 
 def _read_one(out: Settings, name: str, text: str) -> bool:
     """Add what one file sets; False for a text of an unknown kind."""
-    label, short = name or "The text", len(text) <= MAX_SCRIPT
+    short = len(text) <= MAX_SCRIPT
+    if len(text) > MAX_BYTES:
+        raise RunError(f"larger than {MAX_BYTES // 1000} kB, so it is no configuration")
+    if "\0" in text:
+        raise RunError("contains a NUL character, so it is no text; choose another file")
     if short and not text.lstrip().startswith("{") and (found := _commands(name, text)):
         read_command(out, found[0])
         out.secrets |= env_file.of_script(text)[1]
         if len(found) > 1:
-            out.notes.append(f"{label} has {len(found)} training commands; the first is imported.")
-    elif (table := _table_of(label, text)) is not None:
-        _read_table(out, label, *table)
+            out.notes.append(f"{name} has {len(found)} training commands; the first is imported.")
+    elif _read_table(out, name, text):
+        return True
     elif not short:
-        raise RunError(f"{label}: larger than {MAX_SCRIPT // 1000} kB, so it is no script of a training")
+        raise RunError(f"larger than {MAX_SCRIPT // 1000} kB, so it is no script of a training")
     elif re.search(r"(^|\s)--[A-Za-z]", text) and (found := _commands("", f"train_network.py {text.strip()}")):
         read_command(out, found[0])
         out.script = ""
@@ -90,28 +209,29 @@ def _read_one(out: Settings, name: str, text: str) -> bool:
 
 def _commands(name: str, text: str) -> list[Training]:
     """The training commands of a script or a command line. The dialect is that of its name, else of its line ends."""
-    name = file_name(name)
+    script = file_name(name)
     if re.search(r"\^[ \t]*\r?\n", text) and not re.search(r"\\\r?\n", text):
-        name = "train.bat"
+        script = "train.bat"
     elif re.search(r"`\r?\n", text):
-        name = "train.ps1"
-    text = text.replace("\r\n", "\n") if name != "train.bat" else text
+        script = "train.ps1"
+    text = text.replace("\r\n", "\n") if script != "train.bat" else text
     try:
-        return trainings(text, name or "train.sh", plain=True)
+        return trainings(text, script, plain=True)
     except (PresetError, ValueError, IndexError) as error:
-        raise RunError(f"{name or 'The text'}: the command cannot be read ({error}); check its quotes") from error
+        raise RunError(f"the command cannot be read ({error}); check its quotes") from error
 
 
 def read_command(out: Settings, t: Training) -> None:
     """Add what a training command sets."""
-    word = t.command.words[t.script]
-    out.script = "trainer" if t.module == "trainer" else file_name(word.shape)
-    guarded = out.script in read_table("lint.toml")["guarded_scripts"]
-    out.kind = f"a command of {'musubi-tuner' if guarded else 'sd-scripts'}"
+    path = t.command.words[t.script].shape
+    out.script = "trainer" if t.module == "trainer" else file_name(path)
     if out.script == "trainer":
         out.kind = "a script of Hangproof"
-    elif "sd-scripts/flux_train_network.py" in word.shape.replace("\\", "/") and not t.module:
+    elif "sd-scripts/flux_train_network.py" in path.replace("\\", "/") and not t.module:
         out.kind = "a script of FluxGym"
+    else:
+        guarded = out.script in read_table("lint.toml")["guarded_scripts"]
+        out.kind = f"a command of {'musubi-tuner' if guarded else 'sd-scripts'}"
     count = t.launch.get("num_processes") or ""
     out.gpus = int(count) if count.isdigit() and 1 <= int(count) <= 1024 else 1
     for flag, known in t.flags.items():
@@ -128,8 +248,11 @@ def read_command(out: Settings, t: Training) -> None:
         out.notes.append(f"The settings in {shown(config)} are not included; add that file, too.")
 
 
-def _table_of(label: str, text: str) -> tuple[str, Any] | None:
-    """("JSON", "YAML" or "TOML", what it holds); None where the text is none. RunError: it looks like one, and is damaged."""
+def _read_table(out: Settings, name: str, text: str) -> bool:
+    """Add what a file of tables sets: ai-toolkit's have YAML or JSON, kohya_ss's JSON, those of kohya's trainers TOML.
+
+    False where the text is none. RunError: it looks like one, and is damaged.
+    """
     import yaml
 
     kind, parse = "TOML", tomllib.loads
@@ -138,28 +261,25 @@ def _table_of(label: str, text: str) -> tuple[str, Any] | None:
     elif len(text) <= MAX_SCRIPT and re.search(r"^(job|config)[ \t]*:", text, re.MULTILINE):
         kind, parse = "YAML", yaml.safe_load
     try:
-        return kind, parse(text)
+        table = parse(text)
     except (yaml.YAMLError, ValueError, TypeError, OverflowError) as error:
-        if kind == "TOML" and not label.lower().endswith(".toml") and not re.match(r"\s*(\[|[A-Za-z_]+ *= )", text):
-            return None
-        raise RunError(f"{label}: not valid {kind} ({shown(error)}); correct it, or choose the file again") from error
-
-
-def _read_table(out: Settings, label: str, kind: str, table: Any) -> None:
-    """Add what a file of tables sets: ai-toolkit's have YAML or JSON, kohya_ss's JSON, those of kohya's trainers TOML."""
+        if kind == "TOML" and not name.lower().endswith(".toml") and not re.match(r"\s*(\[|[A-Za-z_]+ *= )", text):
+            return False
+        raise RunError(f"not valid {kind} ({shown(error)}); correct it, or choose the file again") from error
     if not isinstance(table, dict):
-        raise RunError(f"{label}: a configuration is a table of names and values")
+        raise RunError("a configuration is a table of names and values")
     if kind == "YAML" or (kind == "JSON" and isinstance(table.get("config"), dict)):
-        return read_job(out, label, table)
-    if kind == "JSON":
-        return read_gui(out, label, table)
-    if "datasets" in table or "general" in table:
-        return read_dataset(out, table)
-    out.kind = out.kind or "a config file of sd-scripts"  # flags, some of them in tables whose names mean nothing
-    for key, value in table.items():
-        for flag, setting in value.items() if isinstance(value, dict) else [(key, value)]:
-            out.add(flag, setting)
-    return None
+        read_job(out, table)
+    elif kind == "JSON":
+        read_gui(out, table)
+    elif "datasets" in table or "general" in table:
+        read_dataset(out, table)
+    else:
+        out.kind = out.kind or "a config file of sd-scripts"  # flags, some of them in tables whose names mean nothing
+        for key, value in table.items():
+            for flag, setting in value.items() if isinstance(value, dict) else [(key, value)]:
+                out.add(flag, setting)
+    return True
 
 
 # Data sets ---------------------------------------------------------------------------------------------------------------
@@ -196,3 +316,185 @@ def read_dataset(out: Settings, table: Mapping[str, Any]) -> None:
             continue
         repeats = subset.get("num_repeats", first.get("num_repeats", general.get("num_repeats")))
         out.add_folder(path, repeats, subset.get("class_tokens"))
+
+
+# kohya_ss --------------------------------------------------------------------------------------------------------------
+
+GUI = TABLES["kohya_ss"]
+CHECKBOXES: dict[str, str] = GUI["checkboxes"]  # that choose a script; without any it is train_network.py
+SILENT = {*GUI["silent"]["fields"], *CHECKBOXES}
+# Of these fields, 0 is a value; the GUI leaves a 0 of the others out.
+ZERO_COUNTS = ("learning_rate", "seed", "max_data_loader_n_workers", "guidance_scale", "network_alpha")
+
+
+def read_gui(out: Settings, table: Mapping[str, Any]) -> None:
+    """Add what a JSON of the GUI sets.
+
+    Raises:
+        RunError: it is no configuration of the GUI, or one of a training that is no LoRA.
+    """
+    if "LoRA_type" not in table:
+        known = "train_data_dir" in table or "pretrained_model_name_or_path" in table
+        why = "it trains no LoRA" if known else "it is none of kohya_ss"
+        raise RunError(f"this JSON cannot be imported: {why}. Save it on the LoRA tab of kohya_ss")
+    if table.get("v2") is True:
+        raise RunError("it is for Stable Diffusion 2, which Hangproof does not train")
+    on = [name for name in CHECKBOXES if table.get(name) is True]
+    out.kind, out.script = "a configuration of kohya_ss", CHECKBOXES[on[-1]] if on else "train_network.py"
+    for key, value in table.items():
+        if (flag := _flag_of(key, table, on)) and not _is_off(key, value):
+            if key in ("optimizer_args", "lr_scheduler_args", "network_weights") and isinstance(value, str):
+                value = value.replace('"', "").split()  # lists, which the GUI keeps as texts
+            out.add(flag, value, key)
+    _schedule(out, table)
+    _network(out, table)
+    _rest(out, table)
+
+
+def _flag_of(key: str, table: Mapping[str, Any], on: list[str]) -> str:
+    """The flag of a field; "" where it is none, belongs to a family that is not trained, or has no effect."""
+    prefix = next((prefix for prefix in GUI["prefixes"] if key.startswith(prefix)), "")
+    families = [GUI["prefixes"][prefix]] if prefix else [box for box, keys in GUI["only"].items() if key in keys]
+    counts = all(table.get(other, wanted) == wanted for other, wanted in GUI["when"].get(key, {}).items())
+    if key in SILENT or not counts or (families and families[0] not in on):
+        return ""
+    return key.removeprefix(prefix) if prefix else str(GUI["renamed"].get(key, key))
+
+
+def _is_off(key: str, value: object) -> bool:
+    unused = value in ("", None, False) or value in GUI["usual"].get(key, ())
+    return unused or (key not in ZERO_COUNTS and number(value) in ("0", "0.0"))
+
+
+def _count(table: Mapping[str, Any], key: str) -> float:
+    """A number in a field that can hold text; 0 where it is none."""
+    try:
+        found = float(str(table.get(key)))
+    except ValueError:
+        return 0.0
+    return found if abs(found) < 1e12 else 0.0
+
+
+def _schedule(out: Settings, table: Mapping[str, Any]) -> None:
+    """The length and the learning rates, of which each has several fields."""
+    keys = ("max_train_steps", "max_train_epochs", "learning_rate", "unet_lr", "text_encoder_lr")
+    steps, epochs, rate, unet, text = (_count(table, key) for key in keys)
+    out.flags.pop("max_train_epochs", None)
+    key = "max_train_epochs" if epochs > 0 else "epoch"
+    if steps <= 0 < (epochs := _count(table, key)):
+        out.add("max_train_epochs", [int(epochs)], key)
+    if not rate:
+        out.flags.pop("learning_rate", None)
+    if unet and unet != rate:
+        out.add("unet_lr" if rate else "learning_rate", table["unet_lr"], "unet_lr")
+    if text:
+        out.add("text_encoder_lr", table["text_encoder_lr"])
+    elif unet:  # the GUI trains only the U-Net when only it has a rate
+        out.add("network_train_unet_only", True)
+
+
+def _network(out: Settings, table: Mapping[str, Any]) -> None:
+    """The LoRA's type, which is a module with arguments."""
+    kind = table.get("LoRA_type")
+    module = GUI["networks"].get(kind) if isinstance(kind, str) else None
+    if module is None:
+        why = f"LoRAs of the type {shown(kind)} need the package lycoris-lora; Hangproof trains a plain LoRA instead"
+        out.refuse("LoRA_type", kind, why)
+        for key in ("network_dim", "network_alpha"):  # a LoKr has 100000 where a LoRA has 16
+            if values := out.flags.pop(key, None):
+                out.refuse(key, values[0], "It means something else in a plain LoRA; set it by hand")
+        out.plain = False
+        return
+    if table.get("sd3_checkbox") is True and module == "networks.lora":
+        module = "networks.lora_sd3"
+    out.add("network_module", module, "LoRA_type")
+    rows = GUI["network_args"]
+    keys = [key for key in (*rows["every"], *rows.get(kind, ())) if key in table and not _is_off(key, table[key])]
+    arguments = [f"{key}={number(table[key])}" for key in keys]
+    if arguments and all(re.fullmatch(r"[\w.,=+-]+", word) for word in arguments):
+        out.add("network_args", arguments)
+
+
+def _rest(out: Settings, table: Mapping[str, Any]) -> None:
+    """The warm-up, prompts, the image folder, attention, GPUs, and the text field with other flags."""
+    share = _count(table, "lr_warmup")
+    if table.get("lr_scheduler") == "constant":
+        out.flags.pop("lr_warmup_steps", None)
+    elif share > 0 and "lr_warmup_steps" not in out.flags:  # a percentage of the run
+        out.add("lr_warmup_steps", f"{min(share, 99) / 100:g}", "lr_warmup")
+    attention, texts = table.get("xformers"), {key: value for key, value in table.items() if isinstance(value, str)}
+    if attention in ("xformers", "sdpa", True):
+        out.add("sdpa" if attention == "sdpa" else "xformers", True)
+    if "sample_prompts" in texts:
+        out.prompts = lines_of(texts["sample_prompts"])
+    count = _count(table, "num_processes")
+    out.gpus = int(count) if table.get("multi_gpu") is True and 1 <= count <= 1024 else 1
+    path = texts.get("train_data_dir", "").strip()
+    named = re.match(r"\s*trigger(?: words?)?\s*:\s*(.+)", texts.get("training_comment", ""), re.IGNORECASE)
+    if path or named:
+        out.add_folder(path, None, named and named[1])
+    for training in trainings(f"train_network.py {texts.get('additional_parameters', '')}"):
+        for flag, known in training.flags.items():
+            out.add(flag, [value or "" for value in known.values])
+
+
+# ai-toolkit ------------------------------------------------------------------------------------------------------------
+
+JOB = TABLES["ai_toolkit"]
+USED = (*JOB["flags"], "model.arch", "model.is_flux", "model.is_xl", "sample.prompts")  # read below
+
+
+def read_job(out: Settings, table: Mapping[str, Any]) -> None:
+    """Add what a job sets. RunError: it has no process."""
+    config = found if isinstance(found := table.get("config"), dict) else {}
+    processes = config.get("process")
+    first = processes[0] if isinstance(processes, list) and processes else None
+    if not isinstance(first, dict):
+        raise RunError("no job of ai-toolkit; it has a table “config” with a list “process”")
+    out.kind = "a job of ai-toolkit"
+    out.add("output_name", config.get("name"), "name")
+    parts = {name: part for name, part in first.items() if isinstance(name, str) and isinstance(part, dict)}
+    for place, flag in JOB["flags"].items():
+        name, _, key = place.partition(".")
+        if key in parts.get(name, {}) and flag not in out.flags:
+            value = parts[name][key]
+            out.add(flag, JOB["precisions"].get(str(value)) if flag == "mixed_precision" else value, place)
+    out.script = _job_script(parts.get("model", {}))
+    given = parts.get("sample", {}).get("prompts")
+    texts = [one.get("prompt") if isinstance(one, dict) else one for one in given] if isinstance(given, list) else []
+    out.prompts = [" ".join(text.split())[:1000] for text in texts if isinstance(text, str) and text.strip()][:100]
+    _job_folders(out, tables(first.get("datasets"))[:100], first.get("trigger_word"))
+    for name, part in parts.items():
+        for key, value in part.items():
+            place = f"{name}.{key}"
+            taken = place in USED or value in OFF or (name, value) == ("network", "lora")
+            if not taken and len(out.rows) < 300:
+                why = JOB["not_taken"].get(place, "Hangproof has no such setting, or sets it by the base model")
+                out.refuse(place, value if isinstance(value, str | int | float) else "…", why)
+
+
+def _job_folders(out: Settings, datasets: list[dict[str, Any]], trigger: object) -> None:
+    """The folders of images, the resolution and the trigger word."""
+    for one in datasets:
+        path, sides = one.get("folder_path"), one.get("resolution")
+        if isinstance(path, str) and path:
+            out.add_folder(path, one.get("num_repeats"), trigger)
+        sides = sides if isinstance(sides, list) else [sides]
+        if sides and isinstance(sides[-1], int) and "resolution" not in out.flags:
+            out.add("resolution", max(s for s in sides if isinstance(s, int)), "datasets.resolution")
+            if len(sides) > 1:
+                out.notes.append("The data set is trained at several resolutions; Hangproof trains at the largest one.")
+    if isinstance(trigger, str) and trigger.strip() and not out.folders:
+        out.add_folder("", None, trigger)
+
+
+def _job_script(model: Mapping[str, Any]) -> str:
+    """The training script of a base model. RunError: it is of a kind that Hangproof does not train."""
+    scripts, arch = JOB["architectures"], model.get("arch")
+    known = arch if isinstance(arch, str) else next((key for key in scripts if model.get(f"is_{key}")), None)
+    if known is None:
+        return "train_network.py"
+    script = str(scripts.get(known.partition(":")[0].lower(), ""))
+    if known and not script:
+        raise RunError(f"model.arch: Hangproof has no base model of the kind {shown(known)}")
+    return script

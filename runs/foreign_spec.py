@@ -21,7 +21,7 @@ from runs.command import flags as ours_of
 from runs.fields import LABELS
 from runs.files import RunError
 from runs.flags import flag_faults, flag_value, known_flags
-from runs.foreign_settings import TABLES, Row, Settings, number, shown
+from runs.foreign import TABLES, Row, Settings, number, shown
 from runs.paths import CHECKOUTS, outputs_dir
 from runs.spec import ALIASES, RESERVED_FLAGS, RunSpec, make
 

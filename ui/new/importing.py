@@ -21,7 +21,7 @@ from ui.run import fold
 from ui.run.fold import QUIET
 
 if TYPE_CHECKING:
-    from runs.foreign_settings import Settings
+    from runs.foreign import Settings
 
 TEXT = 300  # characters of a value that is shown
 

@@ -1,12 +1,15 @@
 """Configurations of other trainers become runs: every setting has one row, what hangs is dropped, nothing is executed."""
 
+import json
 import os
 
 import pytest
-from foreign_helpers import imported, row
+from foreign_helpers import GUI, example, imported, row
 
+import presets
+from runs import foreign
 from runs.files import RunError
-from runs.foreign import MAX_FILES, MAX_SCRIPT, read
+from runs.foreign import CHECKBOXES, MAX_FILES, MAX_FLAGS, MAX_SCRIPT, SHOWN, ImageFolder, Row, Settings, read
 
 
 def test_a_config_file_and_bare_options_need_no_script():
@@ -82,3 +85,82 @@ def test_what_only_the_shell_knows_is_named_with_its_line(name, text):
     found = read([(name, text)])
     assert found.rows[0].name == "--seed" and found.rows[0].outcome == "unsupported"
     assert any(note.startswith("Not understood: line 2.") for note in found.notes)
+
+
+def test_a_json_of_kohya_ss_means_what_its_gui_writes_as_flags():
+    one = imported(("x.json", json.dumps(GUI)), tier="12G")
+    wanted = {"model": "flux-dev", "rank": "16", "alpha": "8", "batch_size": "2", "resolution": 768, "tier": "12G"}
+    wanted |= {"max_train_steps": "1200", "learning_rate": "0.0003", "prompts": ["a cat --w 512", "a dog"]}
+    wanted |= {"trigger": "ohwx cat"}
+    assert wanted.items() <= one.fields.items() and "epochs" not in one.fields and "seed" not in one.fields
+    extra = {key: value if isinstance(value, list) else str(value) for key, value in one.fields["extra"].items()}
+    assert extra["optimizer_type"] == "Prodigy" and extra["optimizer_args"] == ["decouple=True", "weight_decay=0.01"]
+    assert extra["lr_warmup_steps"] == "0.1" and extra["max_timestep"] == "900" and extra["unet_lr"] == "0.0002"
+    assert extra["lr_scheduler"] == "cosine" and "multires_noise_iterations" not in extra and "no_half_vae" not in extra
+    assert extra["max_grad_norm"] == "False", "of the VRAM choice's own optimizer"
+    assert row(one, "xformers").outcome == "changed" and one.folders[0].path == "/data/cats"
+    secret = row(one, "wandb_api_key")
+    assert secret.outcome == "changed" and "kept apart" in secret.text and "sk-very" not in str(one.rows)
+    assert one.fields["environment"] == {"WANDB_API_KEY": "sk-very-secret"}
+    assert "wandb_api_key" not in one.fields["extra"]
+
+
+def test_each_checkbox_of_the_gui_is_a_family_and_each_type_of_lora_is_taken_over_or_refused_with_a_reason():
+    for box in (*CHECKBOXES, ""):
+        gui = {"LoRA_type": "Standard", "network_dim": 8, "learning_rate": 1e-4, **({box: True} if box else {})}
+        found = presets.trainer_of(imported(("x.json", json.dumps(gui))).fields["model"], "sd-scripts")
+        assert found["script"] == CHECKBOXES.get(box, "train_network.py")
+    for kind in (*foreign.GUI["networks"], "LyCORIS/LoHa", "", None, 7):
+        gui = {"LoRA_type": kind, "network_dim": 128, "network_alpha": 1, "conv_dim": 8, "sdxl": True, "factor": -1}
+        one = imported(("x.json", json.dumps(gui)))
+        assert one.fields.get("rank") == ("128" if kind in foreign.GUI["networks"] else None)
+        assert kind in foreign.GUI["networks"] or "lycoris-lora" in row(one, "LoRA_type").text
+
+
+def test_a_job_of_ai_toolkit_gives_its_length_prompts_and_resolution():
+    one = imported(("job.yaml", example("ai_toolkit.yaml")))
+    wanted = {"model": "flux-dev", "rank": "16", "max_train_steps": "2000", "resolution": 1024, "trigger": "p3r5on"}
+    assert (wanted | {"learning_rate": "1e-4", "prompts": ["a cat", "a dog"]}).items() <= one.fields.items()
+    assert row(one, "train.ema_config").outcome == "unsupported"
+
+
+def test_plain_values_become_flags_others_are_refused_with_a_reason_and_a_secret_is_hidden():
+    found = Settings()
+    for flag, value in {"seed": 5.0, "sdpa": True, "betas": [0.5, "x"], "off": False, "a b": 1, "c": [{}]}.items():
+        found.add(flag, value)
+    assert found.flags == {"seed": ["5"], "sdpa": [], "betas": ["0.5", "x"]}
+    assert [one.text for one in found.rows] == ["Not the name of an option", "Not a plain value"]
+    assert Row("--wandb_api_key", "abc", "changed", "").value == "…" and Row("--seed", "5", "same", "").value == "5"
+    assert foreign.shown("a\n b") == "a b" and len(foreign.shown("x" * 1000)) == SHOWN
+    assert foreign.lines_of("# note\n a cat \n\n") == ["a cat"] and len(foreign.lines_of("a\n" * 1000)) == 100
+    assert foreign.lines_of("a" * 2000) == ["a" * 1000] and foreign.shown("x" * SHOWN) == "x" * SHOWN
+    assert Row("note", "s3://me:pass@host/x", "unsupported", "").value == "…"
+    assert foreign.tables([{"a": 1}, 3]) == [{"a": 1}] and foreign.tables({"a": 1}) == []
+
+
+def test_a_setting_is_named_as_its_file_names_it_and_is_no_flag_once_it_is_decided():
+    found = Settings()
+    for setting in (("network_dim", 8, "LoRA rank"), ("sdpa", True, "sdpa"), ("off", ""), (3, 1)):
+        found.add(*setting)
+    found.add("betas", [True, False, 1e16, 2.0])
+    assert found.labels == {"network_dim": "LoRA rank"} and found.rows == []
+    found.take("network_dim", "field", "Rank"), found.take("sdpa", "same", ""), found.take("gone", "field", "")
+    found.refuse("a\nb", [1], "none of ours"), found.add("c", [None], "see")
+    assert found.rows == [
+        Row("LoRA rank", "8", "field", "Rank"), Row("--sdpa", "on", "same", ""), Row("a b", "[1]", "unsupported", "none of ours"),
+        Row("see", "…", "unsupported", "Not a plain value"),
+    ]  # fmt: skip
+    assert found.flags == {"betas": ["true", "false", "1e+16", "2"]}
+    found.flags = {f"flag{number}": [] for number in range(MAX_FLAGS - 1)}
+    found.add("last", 1)
+    with pytest.raises(RunError, match=f"more than {MAX_FLAGS} settings"):
+        found.add("one_more", 1)
+
+
+def test_a_folder_has_a_plain_number_of_repeats_or_none():
+    found = Settings()
+    found.add_folder("in", 5, " a\n cat ")
+    for repeats in (True, 0, "5", 1, 10**6, 10**6 + 1):
+        found.add_folder("in", repeats, 3)
+    wanted = [ImageFolder("in", 5, "a cat"), *(ImageFolder("in", n) for n in (None, None, None, 1, 10**6, None))]
+    assert found.folders == wanted

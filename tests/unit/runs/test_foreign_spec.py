@@ -16,8 +16,7 @@ from tomlkit.exceptions import TOMLKitError
 import presets
 import runs
 from runs.files import RunError
-from runs.foreign import read
-from runs.foreign_programs import CHECKBOXES
+from runs.foreign import CHECKBOXES, read
 from runs.foreign_spec import convert
 
 
