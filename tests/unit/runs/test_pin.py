@@ -44,6 +44,15 @@ def test_a_script_edited_by_hand_is_what_every_attempt_runs(tmp_path, data):
     assert len(said) == 1 and "edited by hand" in said[0] and job.spec["rank"] == 12 and "edited" in job.spec
     again = rendered(pinned(folder, said.append), folder / "x-state")
     assert "ulimit -n 4096" in again and "--resume" in again and len(said) == 1
+    found = ask(folder, "change", ladder=["workers_0"], changes=[])
+    mitigated = rendered(job.patched(found["patch"]), folder / "x-state")
+    assert "ulimit -n 4096" in mitigated and "--max_data_loader_n_workers 0" in mitigated and "x-state" in mitigated
+    unclear = text.replace("--max_data_loader_n_workers 2", "$workers")
+    unclear = unclear.replace("ulimit -n 4096", 'workers="--max_data_loader_n_workers 2"')
+    (folder / "train.sh").write_text(unclear)
+    pinned(folder)
+    (refused,) = ask(folder, "change", ladder=["workers_0"], changes=[])["refused"]
+    assert refused.startswith("workers 0: ") and "--max_data_loader_n_workers is not written" in refused
 
 
 @pytest.mark.parametrize(
