@@ -233,9 +233,9 @@ def fix(text: str, wanted: str, generated: str, platform: str = sys.platform) ->
     raise RunError("Hangproof cannot correct this line automatically; change it by hand")
 
 
-def diff(before: str, after: str, names: tuple[str, str]) -> list[str]:
+def diff(before: str, after: str) -> list[str]:
     """The changed lines with their context, each starting with "+", "-", "@" or a space; none where nothing changed."""
-    lines = difflib.unified_diff(before.splitlines(), after.splitlines(), *names, lineterm="", n=1)
+    lines = difflib.unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=1)
     return [line for line in lines if not line.startswith(("---", "+++"))][:400]
 
 

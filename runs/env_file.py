@@ -253,12 +253,10 @@ def of_script(text: str) -> tuple[str, dict[str, str]]:
     if any(f"--{flag}" in text for flag in FLAGS):
         text = _resolved(text, batch, values)
     text = _ASSIGNED.sub(assigned, _BATCH_SET.sub(assigned, _FLAGGED.sub(flagged, text)))
-    for name, written in _WRITTEN.items():
-        if found := re.search(written, text):
-            values.setdefault(name, found[1])
-            text = text.replace(found[1], f"%{name}%" if batch else f"${{{name}:-}}")
-    for name, value in values.items():  # written a second time, or in a way that is not read above
-        if len(value) >= WORTH and value in text:
+    plain = {name: found[1] for name, written in _WRITTEN.items() if (found := re.search(written, text))}
+    values = {**values, **{name: value for name, value in plain.items() if name not in values}}
+    for name, value in (*plain.items(), *values.items()):  # also one that is written a second time
+        if len(value) >= WORTH:
             text = text.replace(value, f"%{name}%" if batch else f"${{{name}:-}}")
     return text, values
 

@@ -28,29 +28,14 @@ from runs.spec import ALIASES, RESERVED_FLAGS, RunSpec, make
 WORDS = {**LABELS, "keep_tokens": "keep_tokens"}
 FLAG_OF = {key: flag for flag, key in ALIASES.items()} | {"name": "output_name", "control_dir": "control_directory"}
 SET_OTHERWISE = ("model", "tier", "backend", "prompts", "trigger")
-HANGPROOFS = (
-    "keep_states",
-    "sample_steps",
-    "store",
-    "nodes",
-    "price_per_hour",
-    "spend_limit",
-)  # no other trainer has them
-FIELDS = {
-    FLAG_OF.get(key, key): key for key in RunSpec.model_fields if key in WORDS.keys() - {*SET_OTHERWISE, *HANGPROOFS}
-}
+FIELDS = {FLAG_OF.get(key, key): key for key in RunSpec.model_fields if key in WORDS.keys() - {*SET_OTHERWISE}}
 SECRET = "A secret: kept apart, in a file that only you can read; the run has its name"
-OWN_RUN = "The run's own folder is used"
 SDPA = "Computed with PyTorch's own attention (--sdpa), which gives the same result"
-USUAL = "The trainer's default; the file has none"
-NOT_HERE, BY_HANGPROOF = (
-    {flag: reason for reason, flags in TABLES[name].items() for flag in flags} for name in ("not_here", "by_hangproof")
-)
 # What becomes of a flag of this name, whatever its value: its outcome and the reason.
 DECIDED = {flag: ("changed", SDPA) for flag in ("xformers", "mem_eff_attn")}
-DECIDED |= {flag: ("run", OWN_RUN) for flag in RESERVED_FLAGS}
-DECIDED |= {flag: ("run", reason) for flag, reason in BY_HANGPROOF.items()}
-DECIDED |= {flag: ("unsupported", reason) for flag, reason in NOT_HERE.items()}
+DECIDED |= {flag: ("run", "The run's own folder is used") for flag in RESERVED_FLAGS}
+for table, outcome in (("by_hangproof", "run"), ("not_here", "unsupported")):
+    DECIDED |= {flag: (outcome, reason) for reason, flags in TABLES[table].items() for flag in flags}
 TRAINER_DEFAULTS = {"rank": 4, "alpha": 1.0}  # sd-scripts library/train_util.py, train_network.py
 STEPS = 1600
 MAIN_FLAGS = ("pretrained_model_name_or_path", "dit")  # of the base model's main file
@@ -268,7 +253,8 @@ def _length(out: Settings, given: set[str]) -> None:
     if not given & {"max_train_steps", "max_train_epochs"}:
         usual["max_train_steps"] = str(STEPS)
     out.fields |= usual
-    out.rows += [Row(WORDS[key], str(value), "same", USUAL) for key, value in usual.items()]
+    why = "The trainer's default; the file has none"
+    out.rows += [Row(WORDS[key], str(value), "same", why) for key, value in usual.items()]
     if "epochs" in out.fields:
         if "max_train_steps" in out.fields:  # sd-scripts: max_train_epochs overrides max_train_steps
             out.notes.append("The file sets epochs and steps; the epochs decide, as in kohya's trainers.")
@@ -290,7 +276,6 @@ def _resolution(out: Settings) -> None:
 
 def _extra(out: Settings, given: set[str]) -> None:
     """The flags that are left: those that Hangproof writes anyway, and those that become extra options."""
-
     basic = make({"name": "my-lora", **{key: out.fields[key] for key in ("model", "backend", "tier")}})
     ours = ours_of(basic, outputs_dir() / basic.slug)
     known = known_flags(basic.backend, presets.models()[basic.model]["family"])
@@ -324,7 +309,6 @@ def _extra(out: Settings, given: set[str]) -> None:
 
 def _refused(out: Settings, flag: str, value: object, known: bool) -> str:
     """Why the run, or its trainer where it is known, refuses an extra option; "" where it does not."""
-
     try:
         spec = make({"name": "my-lora", **out.fields, "extra": {**out.fields["extra"], flag: value}})
         faults = flag_faults(spec) if known else []

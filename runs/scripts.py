@@ -31,7 +31,8 @@ NOT_COPIED = (
     "error: some results could not be copied from {local} to {final}; free some space there and copy them by hand"
 )
 INSTALL = {"diffusers": "run ./start.sh once"} | {name: f"run ./start.sh {name}" for name in CHECKOUTS}
-GUARDS = "sd_scripts_patches"
+UNGUARDED = "-m {} adds a limit to every wait. Without it: accelerate launch {} and the flags below"
+TOGETHER = "{} processes train together{}: each on a GPU of its own (NCCL), or on the processor (gloo) where PyTorch finds no GPU."
 
 
 def script(spec: "RunSpec", folder: Path, resume: Path | None = None, platform: str = sys.platform) -> str:
@@ -54,15 +55,20 @@ def rendered(job: Job, resume: Path | None = None) -> str:
     *caching, training = job.commands
     options = [[Variable(word[1:]) if word.startswith("$") else word for word in line] for line in job.launch]
     flags = {**training["flags"], "resume": str(resume) if resume else False}
-    lines = [*options, module(job.backend, training["script"]), *words(flags)]
+    _, guards, *guarded = start = module(job.backend, training["script"])
+    comments = [UNGUARDED.format(guards, " ".join(path.split())) for path in guarded]
+    if job.world > 1:
+        comments.append(TOGETHER.format(job.world, f" on {job.nodes} machines" if job.nodes > 1 else ""))
+    secrets = env_file.script_lines(job.spec.get("secrets", []), Path(job.places["run"]), job.platform)
+    lines = [*options, start, *words(flags)]
     venv = backend_venv(job.backend)
     program, python = (venv_program(venv, name, job.platform) for name in ("accelerate", "python"))
     text = _template(windows).render(
         job=job,
         root=str(ROOT),
         title=" ".join(f"Trains {job.slug}: {job.title}.".split()),
-        comments=[text for text in (_unguarded(lines), _together(job)) if text],
-        secrets=_secrets(job),
+        comments=comments,
+        secrets=secrets,
         no_node={n: NO_NODE.format(name=n, nodes=job.nodes, what=what) for n, what in NODE_VARIABLES.items()},
         launcher=str(program),
         no_launcher=MISSING.format(program="accelerate", job=job, path=program, install=INSTALL[job.backend]),
@@ -76,7 +82,7 @@ def rendered(job: Job, resume: Path | None = None) -> str:
     if "edited" not in job.spec:
         return text
     mine, base = (job.spec["edited"][key] for key in ("script", "generated"))
-    return env_file.with_lines(custom_script.merged(mine, base, text, job.platform)[0], _secrets(job))
+    return env_file.with_lines(custom_script.merged(mine, base, text, job.platform)[0], secrets)
 
 
 @functools.cache
@@ -97,31 +103,6 @@ def _template(windows: bool) -> "jinja2.Template":
     frames.filters["path"] = _in_quotes
     frames.filters["plain"] = lambda text: re.sub("[%^&|<>]", "", text)
     return frames.get_template(script_name(platform="win32" if windows else ""))
-
-
-def _secrets(job: Job) -> str:
-    """The lines that read the values of secrets; "" for a run without any."""
-    return env_file.script_lines(job.spec.get("secrets", []), Path(job.places["run"]), job.platform)
-
-
-def _unguarded(lines: list[list[str]]) -> str:
-    """The comment on the guards: what they do, and the command without them; "" for the built-in trainer."""
-    words = [word for line in lines for word in line]
-    if GUARDS not in words:
-        return ""
-    script = " ".join(words[words.index(GUARDS) + 1].split())
-    return f"-m {GUARDS} adds a limit to every wait. Without it: accelerate launch {script} and the flags below"
-
-
-def _together(job: Job) -> str:
-    """The comment of a run with several processes; "" for one."""
-    if job.world == 1:
-        return ""
-    machines = f" on {job.nodes} machines" if job.nodes > 1 else ""
-    return (
-        f"{job.world} processes train together{machines}: each on a GPU of its own (NCCL), or on the processor (gloo) "
-        "where PyTorch finds no GPU."
-    )
 
 
 def _in_quotes(value: str) -> str:

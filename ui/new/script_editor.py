@@ -128,7 +128,7 @@ def for_run(draft_id: str, spec: "runs.RunSpec") -> "runs.RunSpec":
 
 def changed_settings(base: str, now: str) -> list[str]:
     """How the generated script differs from the one that was edited, as lines of a diff; the run's name does not count."""
-    return custom_script.diff(custom_script.follow(base, base, now), now, ("", ""))
+    return custom_script.diff(custom_script.follow(base, base, now), now)
 
 
 def reviewed(draft_id: str, review: form.Review) -> form.Review:
