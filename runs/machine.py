@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -144,7 +144,11 @@ def read_driver() -> Gpu:
 
 def cuda_build(backend: str = "diffusers") -> bool:
     """Whether the torch of the backend's environment is a CUDA build. False where torch is not found."""
-    for package in _torch_packages(backend):
+    venv = backend_venv(backend)  # in which Windows has another layout
+    packages = [venv / "Lib/site-packages/torch", *venv.glob("lib/python3*/site-packages/torch")]
+    if backend == "diffusers" and (found := importlib.util.find_spec("torch")):  # finds it without importing it
+        packages += map(Path, found.submodule_search_locations or ())
+    for package in packages:
         try:
             text = (package / "version.py").read_text(encoding="utf-8")
         except OSError:
@@ -152,16 +156,6 @@ def cuda_build(backend: str = "diffusers") -> bool:
         cuda = re.search(r"^cuda\b[^=\n]*=\s*(.+)$", text, re.MULTILINE)
         return cuda is not None and cuda.group(1).strip() not in ("None", "''", '""')
     return False
-
-
-def _torch_packages(backend: str) -> Iterator[Path]:
-    """Folders in which the backend's torch may be, the backend's own environment first."""
-    venv = backend_venv(backend)
-    yield venv / "Lib" / "site-packages" / "torch"  # Windows
-    yield from venv.glob("lib/python3*/site-packages/torch")
-    if backend == "diffusers":
-        found = importlib.util.find_spec("torch")  # finds a top-level package without importing it
-        yield from map(Path, (found.submodule_search_locations or ()) if found else ())
 
 
 if __name__ == "__main__":
