@@ -56,29 +56,9 @@ class Job:
         return slug(self.spec["name"])
 
     @property
-    def backend(self) -> str:
-        """The trainer."""
-        return str(self.spec["backend"])
-
-    @property
-    def nodes(self) -> int:
-        """The number of machines that train together."""
-        return int(self.spec["nodes"])
-
-    @property
     def save_dir(self) -> str:
         """The folder that checkpoints are written to; "" is the run's folder."""
         return str(self.spec.get("save_dir", ""))
-
-    @property
-    def direct(self) -> bool:
-        """Whether the script starts the trainer itself, without accelerate's launcher."""
-        return not self.launch
-
-    @property
-    def world(self) -> int:
-        """The number of processes that train together."""
-        return self.nodes * int(self.spec["gpus"])
 
     def patched(self, patch: Patch) -> "Job":
         """The job after a change."""
@@ -133,8 +113,8 @@ def made(job: Job, run_toml: bytes) -> Job:
     """The job of a run that is made now, from the `run.toml` with these bytes."""
     from presets.schema import commit  # the page is built without it
 
-    checkout = CHECKOUTS.get(job.backend)
-    versions = {"hangproof": commit(ROOT) or "", "trainer": job.backend}
+    checkout = CHECKOUTS.get(job.spec["backend"])
+    versions = {"hangproof": commit(ROOT) or "", "trainer": job.spec["backend"]}
     versions |= {"trainer_commit": commit(checkout.path()) or ""} if checkout else {}
     digest = checksum(json.dumps(job.trains(), sort_keys=True).encode())
     return replace(job, versions=versions, digest=digest, run_toml=checksum(run_toml))

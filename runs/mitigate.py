@@ -294,7 +294,7 @@ def _shape(job: Job) -> tuple[object, ...]:
     words = flags.get("network_args") or []
     return (
         job.spec["model"],
-        job.backend,
+        job.spec["backend"],
         str(flags.get("network_dim")),
         str(flags.get("optimizer_type")).lower(),
         [word for word in (words if isinstance(words, list) else [str(words)]) if not word.startswith(REGEX_RATES)],

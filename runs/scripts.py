@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from runs.spec import RunSpec
 
-MISSING = "no {program} for the {job.backend} backend: {path} does not exist and PATH has none; {install}"
+MISSING = "no {program} for the {backend} backend: {path} does not exist and PATH has none; {install}"
 NO_NODE = "{name} is not set: this run trains on {nodes} machines, and the variable holds {what}"
 NOT_COPIED = (
     "error: some results could not be copied from {local} to {final}; free some space there and copy them by hand"
@@ -50,18 +50,19 @@ def rendered(job: Job, resume: Path | None = None) -> str:
         RunError: the platform's script cannot hold a value, or several machines would train under Windows.
     """
     windows = job.platform.startswith("win")
-    if job.nodes > 1 and windows:
+    backend, nodes, gpus = (job.spec[key] for key in ("backend", "nodes", "gpus"))
+    if nodes > 1 and windows:
         raise RunError("nodes: several machines train together under Linux only; set nodes to 1, or use WSL")
     *caching, training = job.commands
     options = [[Variable(word[1:]) if word.startswith("$") else word for word in line] for line in job.launch]
     flags = {**training["flags"], "resume": str(resume) if resume else False}
-    _, guards, *guarded = start = module(job.backend, training["script"])
+    _, guards, *guarded = start = module(backend, training["script"])
     comments = [UNGUARDED.format(guards, " ".join(path.split())) for path in guarded]
-    if job.world > 1:
-        comments.append(TOGETHER.format(job.world, f" on {job.nodes} machines" if job.nodes > 1 else ""))
+    if nodes * gpus > 1:
+        comments.append(TOGETHER.format(nodes * gpus, f" on {nodes} machines" if nodes > 1 else ""))
     secrets = env_file.script_lines(job.spec.get("secrets", []), Path(job.places["run"]), job.platform)
     lines = [*options, start, *words(flags)]
-    venv = backend_venv(job.backend)
+    venv = backend_venv(backend)
     program, python = (venv_program(venv, name, job.platform) for name in ("accelerate", "python"))
     text = _template(windows).render(
         job=job,
@@ -69,13 +70,13 @@ def rendered(job: Job, resume: Path | None = None) -> str:
         title=" ".join(f"Trains {job.slug}: {job.title}.".split()),
         comments=comments,
         secrets=secrets,
-        no_node={n: NO_NODE.format(name=n, nodes=job.nodes, what=what) for n, what in NODE_VARIABLES.items()},
+        no_node={n: NO_NODE.format(name=n, nodes=nodes, what=what) for n, what in NODE_VARIABLES.items()},
         launcher=str(program),
-        no_launcher=MISSING.format(program="accelerate", job=job, path=program, install=INSTALL[job.backend]),
+        no_launcher=MISSING.format(program="accelerate", backend=backend, path=program, install=INSTALL[backend]),
         python=str(python),
-        no_python=MISSING.format(program="python", job=job, path=python, install=INSTALL[job.backend]),
+        no_python=MISSING.format(program="python", backend=backend, path=python, install=INSTALL[backend]),
         not_copied=NOT_COPIED.format(local=job.save_dir, final=job.places["run"]),
-        before=[(one["what"], [module(job.backend, one["script"]), *words(one["flags"])]) for one in caching],
+        before=[(one["what"], [module(backend, one["script"]), *words(one["flags"])]) for one in caching],
         lines=lines,
     )
     text = text.replace("\n", "\r\n") if windows else text

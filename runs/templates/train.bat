@@ -13,17 +13,17 @@ if defined PYTHONPATH (set "PYTHONPATH={{ root|path }};%PYTHONPATH%") else (set 
 set "{{ name }}={{ value|path }}"
 {% endfor %}
 {{ secrets }}
-{%- if not job.direct %}
+{%- if job.launch %}
 
 set "launcher=%ACCELERATE%"
 if not defined launcher if exist "{{ launcher|path }}" set "launcher={{ launcher|path }}"
 if not defined launcher for %%P in (accelerate.exe) do set "launcher=%%~$PATH:P"
 if not defined launcher (echo {{ no_launcher|word }} 1>&2 & exit /b 127)
 {% endif %}
-{% if job.direct or before %}
+{% if not job.launch or before %}
 
 set "python=%TRAINER_PYTHON%"
-{% if job.direct %}
+{% if not job.launch %}
 if not defined python if defined ACCELERATE for %%L in ("%ACCELERATE%") do set "python=%%~dpLpython.exe"
 {% else %}
 if not defined python for %%L in ("%launcher%") do if exist "%%~dpLpython.exe" set "python=%%~dpLpython.exe"
@@ -48,7 +48,7 @@ rem Trains.
 {% if job.save_dir %}
 if not exist "{{ local|path }}" mkdir "{{ local|path }}"
 {% endif %}
-"{{ "%python%" if job.direct else "%launcher%" }}" {{ lines|command }}
+"{{ "%launcher%" if job.launch else "%python%" }}" {{ lines|command }}
 {% if not job.save_dir %}
 exit /b %ERRORLEVEL%
 {% else %}

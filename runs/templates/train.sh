@@ -12,12 +12,12 @@ export PYTHONPATH={{ root|word }}"${PYTHONPATH:+:$PYTHONPATH}"
 export {{ name }}={{ value|word }}
 {% endfor %}
 {{ secrets }}
-{%- if job.nodes > 1 %}
+{%- if job.spec.nodes > 1 %}
 {% for name, message in no_node.items() %}
 [ -n "{{ "${%s:-}"|format(name) }}" ] || { echo {{ message|word }} >&2; exit 2; }
 {% endfor %}
 {% endif %}
-{% if not job.direct %}
+{% if job.launch %}
 
 launcher=${ACCELERATE:-}
 if [ -z "$launcher" ] && [ -x {{ launcher|word }} ]; then launcher={{ launcher|word }}; fi
@@ -25,10 +25,10 @@ if [ -z "$launcher" ]; then
   launcher=$(command -v accelerate) || { echo {{ no_launcher|word }} >&2; exit 127; }
 fi
 {% endif %}
-{% if job.direct or before %}
+{% if not job.launch or before %}
 
 python=${TRAINER_PYTHON:-}
-{% if job.direct %}
+{% if not job.launch %}
 if [ -z "$python" ] && [ -n "${ACCELERATE:-}" ]; then python=$(dirname -- "$(command -v -- "$ACCELERATE")")/python; fi
 {% else %}
 if [ -z "$python" ] && [ -x "${launcher%/*}/python" ]; then python=${launcher%/*}/python; fi
@@ -83,4 +83,4 @@ trap copy_results EXIT
 # Trains.
 {% endif %}
 {# exec would replace the shell, and its trap would never run #}
-{{ "" if job.save_dir else "exec " }}"{{ "$python" if job.direct else "$launcher" }}" {{ lines|command }}
+{{ "" if job.save_dir else "exec " }}"{{ "$launcher" if job.launch else "$python" }}" {{ lines|command }}
