@@ -62,9 +62,7 @@ class Job:
 
     def patched(self, patch: Patch) -> "Job":
         """The job after a change."""
-        return replace(
-            self, **{name: _patched(getattr(self, name), {name: value}, name) for name, value in patch.items()}
-        )
+        return replace(self, **{name: _patched(getattr(self, name), change) for name, change in patch.items()})
 
     def trains(self) -> Patch:
         """Everything that the trainer reads: the flags without those that are off, its files, its environment."""
@@ -192,16 +190,16 @@ def _difference(before: dict[str, Any], after: dict[str, Any]) -> Patch:
     return patch
 
 
-def _patched(value: Any, patch: Patch, key: str) -> Any:
-    """`value` after the change that `patch` has for `key`."""
-    change, table = patch[key], _table(value)
+def _patched(value: Any, change: Any) -> Any:
+    """A value after the change that a patch has for it."""
+    table = _table(value)
     if not isinstance(change, dict) or table is None:
         return change
-    out = {name: item for name, item in table.items() if change.get(name, item) is not None}
-    for name in change:
-        if change[name] is not None and (isinstance(value, dict) or name in out):
-            out[name] = _patched(out.get(name), change, name)
-    return out if isinstance(value, dict) else list(out.values())
+    kept = {key: item for key, item in table.items() if change.get(key, item) is not None}
+    out = {key: _patched(item, change[key]) if key in change else item for key, item in kept.items()}
+    if not isinstance(value, dict):
+        return list(out.values())
+    return out | {key: item for key, item in change.items() if key not in out and item is not None}
 
 
 # Another place -----------------------------------------------------------------------------------------------------------
