@@ -17,6 +17,7 @@ JOBS = {
     "delete": "delete a run with its LoRA files, checkpoints, samples and log",
     "sweep": "make and queue runs that differ in a few numbers, or compare those of one",
 }
+READ = (runs.script_name(), "dataset.toml", "sample_prompts.txt")  # what an attempt runs and reads
 AGAIN = "base model, optimizer or trained layers differ. Change them back, or make a new run"
 
 
@@ -133,8 +134,9 @@ def show(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def render(args: argparse.Namespace) -> dict[str, Any]:
-    """Make a run's job again from its `run.toml`; what it trains differently goes to standard error."""
+    """Make a run's job again from its `run.toml`; how its files differ from before goes to standard error."""
     from runs import job as jobs
+    from runs.custom_script import diff
     from runs.mitigate import same_state
 
     folder = runs.run_folder(args.run)
@@ -142,9 +144,10 @@ def render(args: argparse.Namespace) -> dict[str, Any]:
         before = runs.pinned(folder)
     except runs.RunError:  # damaged, which this corrects, or the spec is wrong, which the next line says
         before = None
+    files = {path: _text(path) for path in (folder / name for name in READ) if before}
     script = runs.render(folder)
     after = jobs.load(folder)
-    changed = jobs.changes(before, after) if before and after else []
+    changed = [line for path, text in files.items() for line in diff(text, _text(path)) if line[0] in "+-"]
     for line in changed:
         print(f"changed: {line}", file=sys.stderr)
     saved = next(folder.glob("*-state"), None)
@@ -154,6 +157,10 @@ def render(args: argparse.Namespace) -> dict[str, Any]:
         print(f"note: {env_file.kept_text(secrets)}", file=sys.stderr)
     print(script)
     return {"folder": str(folder), "script": str(script), "changed": changed}
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
 
 
 def rename(args: argparse.Namespace) -> dict[str, Any]:

@@ -118,29 +118,6 @@ def made(job: Job, run_toml: bytes) -> Job:
     return replace(job, versions=versions, digest=digest, run_toml=checksum(run_toml))
 
 
-def changes(before: Job, after: Job) -> list[str]:
-    """What the trainer reads differently after a change, a line for each flag, variable and file."""
-    old, new = before.trains(), after.trains()
-    rows = [
-        ("--", old["commands"][-1]["flags"], new["commands"][-1]["flags"]),
-        ("", old["environment"], new["environment"]),
-    ]
-    lines = [
-        f"{dashes}{name}: {_shown(a, name)} → {_shown(b, name)}"
-        for dashes, a, b in rows
-        for name in {**a, **b}
-        if str(a.get(name)) != str(b.get(name))
-    ]
-    files = {"dataset": "dataset.toml", "prompts": "sample_prompts.txt"}
-    lines += [f"{file} differs" for name, file in files.items() if old[name] != new[name]]
-    return lines or ["the commands that start it differ"] * (old != new)
-
-
-def _shown(values: dict[str, Any], name: str) -> str:
-    value = values.get(name, "none")
-    return "on" if value is True else " ".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
 # A change ----------------------------------------------------------------------------------------------------------------
 
 
