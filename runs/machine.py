@@ -54,10 +54,19 @@ _gpu: tuple[float, Gpu] | None = None  # when it was read, and the answer
 
 def this_machine(backend: str = "diffusers") -> Machine:
     """This machine for a backend. The GPU is read again after ten minutes; the free disk space is always current."""
+    global _gpu
     import psutil
 
+    with _lock:
+        fresh_s = FREE_FRESH_S if _gpu is not None and _gpu[1]["vram_gb"] is not None else FRESH_S
+        if _gpu is None or time.monotonic() - _gpu[0] > fresh_s:
+            found = ask([sys.executable, "-m", "runs.machine"], DRIVER_TIMEOUT_S)
+            if isinstance(found, str):
+                found = {**NO_GPU, "note": f"the NVIDIA driver could not be read: {found}; restart the machine"}
+            _gpu = (time.monotonic(), found)
+        gpu = _gpu[1]
     ram_gb = psutil.virtual_memory().total / GIB
-    return Machine(**_gpu_found(), cuda=cuda_build(backend), ram_gb=ram_gb, free_disk_gb=free_gb(data_root()))
+    return Machine(**gpu, cuda=cuda_build(backend), ram_gb=ram_gb, free_disk_gb=free_gb(data_root()))
 
 
 def free_gb(folder: Path) -> float:
@@ -78,18 +87,6 @@ def tier_for(machine: Machine, model: str = "", backend: str = "") -> str:
     # A GPU sold as 16 GB reports a little less than 16 GiB.
     fitting = [name for name, tier in by_size if machine.vram_gb and tier["vram_gb"] <= round(machine.vram_gb)]
     return fitting[-1] if fitting else by_size[0][0]
-
-
-def _gpu_found() -> Gpu:
-    global _gpu
-    with _lock:
-        fresh_s = FREE_FRESH_S if _gpu is not None and _gpu[1]["vram_gb"] is not None else FRESH_S
-        if _gpu is None or time.monotonic() - _gpu[0] > fresh_s:
-            found = ask([sys.executable, "-m", "runs.machine"], DRIVER_TIMEOUT_S)
-            if isinstance(found, str):
-                found = {**NO_GPU, "note": f"the NVIDIA driver could not be read: {found}; restart the machine"}
-            _gpu = (time.monotonic(), found)
-        return _gpu[1]
 
 
 def ask(command: Sequence[str | Path], limit_s: float, text: str = "", **environment: str) -> dict[str, Any] | str:

@@ -423,13 +423,8 @@ def load(folder: Path) -> RunSpec:
         spec = make(fields)
     except RunError as error:
         raise RunError(f"{path}: {error}") from error
-    if env_file.exposed(fields):
-        _settle(Path(folder), spec)
+    being_made = any(part.startswith(".") for part in path.absolute().parts[-3:-1])  # or being fetched
+    if env_file.exposed(fields) and not being_made:  # a person wrote secrets into it: they get a file of their own
+        with contextlib.suppress(OSError, RunError):  # a disk that cannot be written stays as it is
+            save(path.parent, spec)
     return env_file.filled(spec, Path(folder))
-
-
-def _settle(folder: Path, spec: RunSpec) -> None:
-    """Move the secrets that a person wrote into `run.toml` to their own file; a disk that cannot be written stays as it is."""
-    if not any(part.startswith(".") for part in folder.absolute().parts[-2:]):  # one that is being made or fetched
-        with contextlib.suppress(OSError, RunError):
-            save(folder, spec)
