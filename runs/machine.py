@@ -131,7 +131,6 @@ def read_driver() -> Gpu:
             return NO_GPU
         vram_gb, handle = max(gpus, key=lambda gpu: gpu[0])
         name = nvml.nvmlDeviceGetName(handle)
-        name = name.decode() if isinstance(name, bytes) else name
         free_gb = vram_gb - nvml.nvmlDeviceGetMemoryInfo(handle).used / GIB
         return {**NO_GPU, "gpu_name": name, "vram_gb": round(vram_gb, 1), "vram_free_gb": round(free_gb, 2)}
     except nvml.NVMLError as error:
