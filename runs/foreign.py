@@ -1,9 +1,9 @@
 """Reads the configurations of other trainers: what they set, by the flags of kohya's trainers, which all of them share.
 
 FluxGym's train.sh and dataset.toml, a command, script or `--config_file` of sd-scripts, a command of musubi-tuner, a
-JSON of the kohya_ss GUI and a job of ai-toolkit. Everything here is text from elsewhere: it is parsed and never run, its
-size is limited, and whatever is wrong with it is a RunError. The names of each trainer, and what becomes of them, are
-tables: presets/foreign.toml. runs/foreign_spec.py turns the result into a run.
+JSON of the kohya_ss GUI and a job of ai-toolkit. Everything here is text from elsewhere: it is parsed and never run,
+its size is limited, and whatever is wrong with it is a RunError. The names of each trainer, and what becomes of them,
+are tables: presets/foreign.toml. runs/foreign_spec.py turns the result into a run.
 """
 
 import json
@@ -28,8 +28,8 @@ SHOWN = 160  # characters of a value in a message
 OFF = (None, "", False)  # values that a file can hold for a setting that is off
 DATA_SET = re.compile(r"^[ \t]*\[\[?(datasets|general)", re.MULTILINE)
 READ = (
-    "a train.sh and dataset.toml of FluxGym, a JSON of kohya_ss, a command, script or config TOML of sd-scripts, a command of "
-    "musubi-tuner, or a YAML of ai-toolkit"
+    "a train.sh and dataset.toml of FluxGym, a JSON of kohya_ss, a command, script or config TOML of sd-scripts, "
+    "a command of musubi-tuner, or a YAML of ai-toolkit"
 )
 
 
@@ -282,7 +282,7 @@ def _read_table(out: Settings, name: str, text: str) -> bool:
     return True
 
 
-# Data sets ---------------------------------------------------------------------------------------------------------------
+# Data sets ------------------------------------------------------------------------------------------------------------
 
 # Of a data set or a subset, by the names of sd-scripts and of musubi-tuner: the flag that means the same.
 DATASET_FLAGS = {"batch_size": "train_batch_size", "num_repeats": "dataset_repeats"}
@@ -318,7 +318,7 @@ def read_dataset(out: Settings, table: Mapping[str, Any]) -> None:
         out.add_folder(path, repeats, subset.get("class_tokens"))
 
 
-# kohya_ss --------------------------------------------------------------------------------------------------------------
+# kohya_ss -------------------------------------------------------------------------------------------------------------
 
 GUI = TABLES["kohya_ss"]
 CHECKBOXES: dict[str, str] = GUI["checkboxes"]  # that choose a script; without any it is train_network.py
@@ -438,7 +438,7 @@ def _rest(out: Settings, table: Mapping[str, Any]) -> None:
             out.add(flag, [value or "" for value in known.values])
 
 
-# ai-toolkit ------------------------------------------------------------------------------------------------------------
+# ai-toolkit -----------------------------------------------------------------------------------------------------------
 
 JOB = TABLES["ai_toolkit"]
 USED = (*JOB["flags"], "model.arch", "model.is_flux", "model.is_xl", "sample.prompts")  # read below
