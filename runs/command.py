@@ -2,7 +2,8 @@
 
 Pure functions of the spec and the run's folder: the same spec gives the same bytes, and tests need no GPU. One renderer
 serves every trainer, because all have the flag names of sd-scripts; what a family needs is in its table
-(presets/families/NAME.toml). A run is one command, or several: musubi-tuner makes its caches with commands of their own.
+(presets/families/NAME.toml). A run is one command, or several: musubi-tuner makes its caches with commands of their
+own.
 """
 
 import re

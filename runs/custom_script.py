@@ -58,7 +58,7 @@ def flags(t: Training) -> dict[str, list[str | None]]:
     return {flag: known.values for flag, known in t.flags.items() if known.words}
 
 
-# The script of a run -----------------------------------------------------------------------------------------------------
+# The script of a run --------------------------------------------------------------------------------------------------
 
 
 def merged(mine: str, base: str, now: str, platform: str = sys.platform) -> tuple[str, list[str]]:
@@ -135,7 +135,7 @@ def _changed_lines(old: list[str], new: list[str]) -> Iterator[tuple[int, int, l
             yield i, j, new[k:m]
 
 
-# What is wrong with an edited script -------------------------------------------------------------------------------------
+# What is wrong with an edited script ----------------------------------------------------------------------------------
 
 
 def problems(text: str, generated: str, platform: str = sys.platform) -> list[Problem]:

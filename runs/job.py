@@ -118,7 +118,7 @@ def made(job: Job, run_toml: bytes) -> Job:
     return replace(job, versions=versions, digest=digest, run_toml=checksum(run_toml))
 
 
-# A change ----------------------------------------------------------------------------------------------------------------
+# A change -------------------------------------------------------------------------------------------------------------
 
 
 def difference(before: Job, after: Job) -> Patch:
@@ -179,7 +179,7 @@ def _patched(value: Any, change: Any) -> Any:
     return out | {key: item for key, item in change.items() if key not in out and item is not None}
 
 
-# Another place -----------------------------------------------------------------------------------------------------------
+# Another place --------------------------------------------------------------------------------------------------------
 
 
 def places(folder: Path, name: str) -> dict[str, str]:
@@ -223,7 +223,7 @@ def for_platform(job: Job, platform: str) -> Job:
     return replace(job.patched(respecifying(job, job.run_spec(), platform)), platform=platform)
 
 
-# job.json ----------------------------------------------------------------------------------------------------------------
+# job.json -------------------------------------------------------------------------------------------------------------
 
 
 def dumps(job: Job) -> str:

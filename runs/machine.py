@@ -1,7 +1,8 @@
 """What this machine has: its NVIDIA GPU, memory, free disk space, and whether the trainer's torch can use the GPU.
 
-The driver is asked by a helper process (`python -m runs.machine`), because its calls block forever when a GPU is lost. torch
-is never imported here: whether it is a CUDA build is read from the `torch/version.py` of the trainer's environment.
+The driver is asked by a helper process (`python -m runs.machine`), because its calls block forever when a GPU is lost.
+torch is never imported here: whether it is a CUDA build is read from the `torch/version.py` of the trainer's
+environment.
 """
 
 import importlib.util

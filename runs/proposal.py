@@ -1,8 +1,9 @@
 """Proposes repeats and epochs from the number of images, so that a run has about as many steps as its subject needs.
 
-For a person that is 1,500 to 2,500 steps, a habit of LoRA trainers: FluxGym's defaults (10 repeats, 16 epochs) give 1,600
-to 3,200 steps for the 10 to 20 images that its guide recommends, and kohya_ss users aim at about 100 steps for each of 20
-images. The same defaults give 48,000 steps for 300 images. Images in folders with repeats of their own (kohya's `10_name`) keep them.
+For a person that is 1,500 to 2,500 steps, a habit of LoRA trainers: FluxGym's defaults (10 repeats, 16 epochs) give
+1,600 to 3,200 steps for the 10 to 20 images that its guide recommends, and kohya_ss users aim at about 100 steps for
+each of 20 images. The same defaults give 48,000 steps for 300 images. Images in folders with repeats of their own
+(kohya's `10_name`) keep them.
 """
 
 import math

@@ -1,8 +1,8 @@
 """`RunSpec`: the complete description of a run, saved as `run.toml`. `job.json` is made from it once (runs/job.py).
 
 A pydantic model, because its errors name the field and because unknown keys must be refused. Its sentences are for
-programmers ("unable to parse string as an integer"), so SENTENCES has one of ours for each type of error. The script, the data-set file and the prompts are rendered from it: the same spec gives the
-same bytes.
+programmers ("unable to parse string as an integer"), so SENTENCES has one of ours for each type of error. The script,
+the data-set file and the prompts are rendered from it: the same spec gives the same bytes.
 """
 
 import contextlib
