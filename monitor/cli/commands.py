@@ -210,7 +210,7 @@ def _current(run_folder: RunFolder) -> Attempt | None:
 
 def _not_running(folder: Path) -> MonitorError:
     known = read_status(folder)
-    state = f"{known['state']}: {known['reason'] or known['message']}" if known else "never started"
+    state = f"{known['state']}: {known.get('reason') or known['message']}" if known else "never started"
     return MonitorError(f"{folder.name}: nothing of it runs, and no monitor watches it ({state})")
 
 

@@ -1,7 +1,6 @@
 """What `./start.sh doctor` says of a trainer; the complete command: tests/process/test_doctor.py."""
 
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -25,9 +24,9 @@ def test_what_is_not_installed_is_a_note_and_what_is_half_installed_a_failure_wi
         ([sys.executable, "-c", "print('warming up'); print('{\"a\": 1}')"], {"a": 1}),
         ([sys.executable, "-c", "print('[]')"], "it printed no answer"),
         ([sys.executable, "-c", "import sys; sys.exit('no driver')"], "no driver"),
-        ([sys.executable, "-c", "raise SystemExit(3)"], f"{Path(sys.executable).name} failed: exit status 3"),
-        ([sys.executable, "-c", "import time; time.sleep(600)"], f"{Path(sys.executable).name} timed out after 1 s"),
-        (["/no/such/program"], "program cannot be started: No such file or directory"),
+        ([sys.executable, "-c", "raise SystemExit(3)"], "exit code 3"),
+        ([sys.executable, "-c", "import time; time.sleep(600)"], "it did not answer within 1 s"),
+        (["/no/such/program"], "it cannot be started: No such file or directory"),
     ],
 )
 def test_every_question_to_a_process_has_an_answer(command, answer):
