@@ -1,8 +1,9 @@
 """A process that has done its imports and forks others on request: they take five of six seconds of a tiny run, and
 most of the page's start.
 
-`Nursery(command, …)` starts it; it calls `serve()` once it has imported what the others need. All have one hash seed,
-where each process that is started has its own.
+`Nursery(command, …)` starts it; it calls `serve()` once it has imported what the others need. A request is a socket: the
+nursery forks a process that forks the one that is asked for, answers with its number and its exit code, and kills it
+once the other end is closed. All have one hash seed, where each process that is started has its own.
 """
 
 import atexit
@@ -11,59 +12,42 @@ import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import tempfile
 import threading
-import time
 from pathlib import Path
 
-REPLIES = "NURSERY_REPLIES"  # the descriptor to which process numbers and exit codes are written
+REQUESTS = "NURSERY_REQUESTS"  # the descriptor from which the sockets of requests are received
 
 
 class Nursery:
-    """Raises RuntimeError, with what it wrote, when the process ends by itself.
-
-    It has a session of its own: a signal for the group of the tests would end it before what it has forked.
-    """
+    """It has a session of its own: a signal for the group of the tests would end it before what it has forked."""
 
     def __init__(self, command: list[str], environment: dict[str, str], cwd: Path) -> None:
         self.log = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the process
-        replies, write = os.pipe()
-        self.process = subprocess.Popen(
-            command, env={**environment, REPLIES: str(write)}, cwd=cwd, pass_fds=[write], text=True,
-            stdin=subprocess.PIPE, stdout=self.log, stderr=self.log, start_new_session=True,
-        )  # fmt: skip
-        os.close(write)
-        self.replies = os.fdopen(replies, "rb", buffering=0)
-        self.said: dict[int, tuple[int, int | None]] = {}  # (process number, exit code) by number of the request
-        self._unread, self._next = b"", 0
-        self._lock = threading.RLock()
+        self.requests, theirs = socket.socketpair()
+        with theirs:
+            self.process = subprocess.Popen(
+                command, env={**environment, REQUESTS: str(theirs.fileno())}, cwd=cwd, pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log, start_new_session=True,
+            )  # fmt: skip
         atexit.register(self.close)
 
     def start(
         self, argv: list[str], environment: dict[str, str], out: Path, err: Path, cwd: Path | None = None
     ) -> "Forked":
-        """Fork a process with these arguments and variables. Its output is appended to the two files."""
-        request = {"argv": argv, "environment": environment, "out": str(out), "err": str(err), "cwd": str(cwd or "")}
-        with self._lock:
-            number = self._next = self._next + 1
-            self.process.stdin.write(json.dumps({**request, "number": number}) + "\n")
-            self.process.stdin.flush()
-            while number not in self.said:
-                self.listen(None)
-        return Forked(self, number, argv)
+        """Fork a process with these arguments and variables. Its output is appended to the two files.
 
-    def listen(self, wait_s: float | None) -> None:
-        """Read what the process has said, after at most `wait_s` seconds; None waits until it says something."""
-        with self._lock:
-            while select.select([self.replies], [], [], wait_s)[0]:
-                wait_s = 0.0
-                content = os.read(self.replies.fileno(), 65536)
-                if not content:
-                    self.log.seek(0)
-                    raise RuntimeError(f"the nursery ended:\n{self.log.read().decode(errors='replace')[-3000:]}")
-                *lines, self._unread = (self._unread + content).split(b"\n")
-                self.said.update((number, (pid, code)) for number, pid, code in map(json.loads, lines))
+        Raises RuntimeError, with what the nursery wrote, where that has ended by itself.
+        """
+        request = {"argv": argv, "environment": environment, "cwd": str(cwd or ".")}
+        mine, theirs = socket.socketpair()
+        with contextlib.suppress(BrokenPipeError):  # it has ended, as its missing answer says
+            with theirs, out.open("ab") as first, err.open("ab") as second:
+                socket.send_fds(self.requests, [b"."], [theirs.fileno(), first.fileno(), second.fileno()])
+            mine.sendall(json.dumps(request).encode() + b"\n")
+        return Forked(self, mine, argv)
 
     def run(
         self,
@@ -77,45 +61,48 @@ class Nursery:
         with tempfile.TemporaryDirectory() as folder:
             out, err = Path(folder) / "out", Path(folder) / ("out" if merged else "err")
             forked = self.start(argv, environment, out, err, cwd)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                forked.wait(timeout_s)
-            code = forked.returncode
-            if code is None:
+            try:
+                code = forked.wait(timeout_s)
+            except subprocess.TimeoutExpired as late:
                 forked.kill()
                 forked.wait()
+                late.output = out.read_text("utf-8", "replace")
+                raise
             texts = [path.read_text("utf-8", "replace") for path in (out, err)]
-        if code is None:
-            raise subprocess.TimeoutExpired(argv, timeout_s, *texts)
         return subprocess.CompletedProcess(argv, code, texts[0], "" if merged else texts[1])
 
     def close(self) -> None:
-        """It ends with its input, and what it has forked ends with it."""
-        self.process.stdin.close()
+        self.requests.close()
         self.process.wait()
 
 
 class Forked:
     """A process of a nursery, with what tests use of subprocess.Popen."""
 
-    def __init__(self, nursery: Nursery, number: int, argv: list[str]) -> None:
-        self.nursery, self.number, self.args = nursery, number, argv
-        self.pid = nursery.said[number][0]
+    def __init__(self, nursery: Nursery, connection: socket.socket, argv: list[str]) -> None:
+        self.nursery, self.args = nursery, argv
+        self.answers = connection.makefile("rb", buffering=0)
+        self.pid = self._answer()
         self.returncode: int | None = None
 
+    def _answer(self) -> int:
+        if line := self.answers.readline():
+            return int(line)
+        self.nursery.log.seek(0)
+        raise RuntimeError(f"the nursery ended:\n{self.nursery.log.read().decode(errors='replace')[-3000:]}")
+
     def poll(self) -> int | None:
-        if self.returncode is None:
-            self.nursery.listen(0)
-            self.returncode = self.nursery.said[self.number][1]
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0)
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
         """Its exit code. Raises subprocess.TimeoutExpired."""
-        latest = time.monotonic() + (1e9 if timeout is None else timeout)
-        while (code := self.poll()) is None:
-            if time.monotonic() > latest:
+        if self.returncode is None:
+            if not select.select([self.answers], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired(self.args, timeout or 0)
-            self.nursery.listen(0.05)
-        return code
+            self.returncode = self._answer()
+        return self.returncode
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
@@ -129,50 +116,35 @@ class Forked:
 
 
 def serve() -> list[str]:
-    """Answer requests until the input ends, then exit. In each forked process it returns the process's arguments."""
-    wakes, woken = os.pipe()
-    os.set_blocking(woken, False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.set_wakeup_fd(woken)  # an exit of a child ends the wait below
-    unread, children = b"", {}
-    with os.fdopen(int(os.environ[REPLIES]), "w") as replies:
-        while True:
-            ready, _, _ = select.select([0, wakes], [], [])
-            if wakes in ready:
-                os.read(wakes, 4096)
-                for child, number in list(children.items()):
-                    ended, status = os.waitpid(child, os.WNOHANG)
-                    if ended:
-                        del children[child]
-                        print(json.dumps([number, child, os.waitstatus_to_exitcode(status)]), file=replies, flush=True)
-            if 0 in ready:
-                content = os.read(0, 65536)
-                if not content:
-                    break
-                *lines, unread = (unread + content).split(b"\n")
-                for request in map(json.loads, lines):
-                    child = os.fork()
-                    if child == 0:
-                        signal.set_wakeup_fd(-1)
-                        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                        os.close(wakes)
-                        os.close(woken)
-                        return _become(request)
-                    children[child] = request["number"]
-                    print(json.dumps([request["number"], child, None]), file=replies, flush=True)
-    for child in children:
-        os.kill(child, signal.SIGKILL)
+    """Answer requests until nobody can make any, then exit. In each forked process it returns the process's arguments."""
+    requests = socket.socket(fileno=int(os.environ[REQUESTS]))
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the processes that answer
+    while descriptors := socket.recv_fds(requests, 1, 3)[1]:
+        if os.fork() == 0:
+            requests.close()
+            return _answer(*descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
     os._exit(0)
 
 
-def _become(request: dict) -> list[str]:
+def _answer(place: int, out: int, err: int) -> list[str]:
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    with socket.socket(fileno=place) as connection:
+        request = json.loads(connection.makefile().readline())
+        if (child := os.fork()) != 0:
+            threading.Thread(target=lambda: connection.recv(1) or os.kill(child, signal.SIGKILL), daemon=True).start()
+            with contextlib.suppress(BrokenPipeError):
+                connection.sendall(b"%d\n" % child)
+            status = os.waitpid(child, 0)[1]
+            with contextlib.suppress(BrokenPipeError):
+                connection.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
+            os._exit(0)
     os.setsid()
-    for path, descriptor in ((os.devnull, 0), (request["out"], 1), (request["err"], 2)):
-        opened = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+    for opened, descriptor in ((os.open(os.devnull, os.O_RDONLY), 0), (out, 1), (err, 2)):
         os.dup2(opened, descriptor)
         os.close(opened)
-    if request["cwd"]:
-        os.chdir(request["cwd"])
+    os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["environment"])
     tempfile.tempdir = None  # that of the run's variables
