@@ -1,16 +1,17 @@
 """Each patch finds what it follows in every pinned version of kohya's trainers, as recorded (tests/support/record_shapes.py).
 
-The patches' own check runs on checkouts that have the recorded names, signatures and outlines and no code. On the real
-ones, tests/upstream/sd_scripts_patches/test_compatibility.py compares the record with them.
+The patches' own check runs on checkouts that have the recorded outlines and no code. On the real ones,
+tests/upstream/sd_scripts_patches/test_compatibility.py compares the record with them.
 """
 
+import ast
 import dataclasses
-import json
 
 import pytest
 import record_shapes
 
-from sd_scripts_patches import compatibility, registry
+from sd_scripts_patches import compatibility, locate, registry
+from sd_scripts_patches.patch import find_function
 
 RECORDED = {f"{facts['trainer']} {facts['version']}": facts for facts in record_shapes.load()}
 
@@ -58,11 +59,36 @@ def test_a_name_or_a_parameter_that_changes_is_found(checkout):
     assert changed > 50
 
 
-def test_a_statement_that_a_rewrite_looks_for_and_that_changes_is_found(checkout, tmp_path):
-    facts, _ = checkout
-    changed = json.loads(json.dumps(facts))
-    for shapes in changed["modules"].values():
-        shapes["outline"] = [line.replace("global_step += 1", "steps += 1") for line in shapes.get("outline", [])]
-    found = findings(facts, record_shapes.write_checkout(changed, tmp_path))
-    reasons = [finding.reason for finding in found if finding.verdict in compatibility.OPEN]
-    assert reasons and all("the statement 'global_step += 1': expected exactly one, found 0" in one for one in reasons)
+def test_a_statement_or_a_variable_that_a_rewrite_relies_on_and_that_changes_is_found(checkout):
+    """Each recorded statement of a rewritten function in turn is another one, and each variable has another name."""
+    facts, folder = checkout
+    rewrites = [one for patch in registry.patches(facts["trainer"]) for one in patch.rewrites]
+    said = []
+    for source in {locate.find_source(locate.locate(target, folder).module, folder) for target, _ in rewrites}:
+        text = source.read_text()
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, (ast.Expr, ast.AugAssign, ast.Assign, ast.For)):
+                lines = text.splitlines()
+                other = "for _ in _:" if isinstance(node, ast.For) else "other()"
+                lines[node.lineno - 1] = " " * node.col_offset + other
+                source.write_text("\n".join(lines))
+                found = [compatibility.check_rewrite(target, rewrite, folder, "") for target, rewrite in rewrites]
+                reasons = [one.reason for one in found if one.verdict in compatibility.OPEN]
+                assert reasons and all(
+                    ": expected exactly one, found 0" in r or " has no variable " in r for r in reasons
+                )
+                said += reasons
+        source.write_text(text)
+    assert len(set(said)) > 10, said
+
+
+def test_the_trackers_end_after_the_last_save_or_the_training_is_refused(checkout):
+    facts, folder = checkout
+    ((target, rewrite),) = next(one.rewrites for one in registry.patches(facts["trainer"]) if one.name == "save")
+    source = locate.find_source(locate.locate(target, folder).module, folder)
+    last = find_function(rewrite(locate.parse_uncached(source)), target.name).body[-1]
+    assert ast.unparse(last) == "_hangproof_end(accelerator)"
+    text = source.read_text()
+    source.write_text(text.replace("accelerator.end_training()", "if _: accelerator.end_training()"))
+    assert "is not before the last save" in compatibility.check_rewrite(target, rewrite, folder, "").reason
+    source.write_text(text)

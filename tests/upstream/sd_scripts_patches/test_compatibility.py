@@ -1,6 +1,5 @@
 """Compatibility of the patches with the real checkout and with copies of it that have changed."""
 
-import ast
 import json
 import shutil
 import subprocess
@@ -12,7 +11,7 @@ import record_shapes
 import tiny_sd_scripts as tiny
 
 from sd_scripts_patches import __main__ as main
-from sd_scripts_patches import patch, registry, resume, save, versions
+from sd_scripts_patches import registry, versions
 
 
 def command(*args):
@@ -96,7 +95,7 @@ def test_a_run_that_relies_on_a_missing_target_stops_before_anything_is_loaded_a
 
 
 def recorded(checkout):
-    """The facts that are recorded of this checkout's commit. After another pin: tests/support/record_shapes.py CHECKOUT…"""
+    """What is recorded of this checkout's commit. After another pin: tests/support/record_shapes.py CHECKOUT…"""
     (facts,) = [facts for facts in record_shapes.load() if facts["commit"] == versions.commit(checkout)]
     return facts
 
@@ -109,41 +108,8 @@ def test_what_is_recorded_of_musubi_tuner_is_what_the_checkout_has(musubi):
     assert record_shapes.record(musubi) == recorded(musubi)
 
 
-def test_every_patch_of_musubi_tuner_is_compatible_and_a_changed_loop_is_named(musubi, tmp_path, capsys):
+def test_every_patch_of_musubi_tuner_is_compatible(musubi, capsys):
     assert main.check([str(musubi)]) == 0
     table = capsys.readouterr().out
     assert f"{len(registry.MUSUBI_NAMES)} patches checked with {musubi}: " in table
     assert ", 0 moved, 0 changed, 0 missing, 0 not needed" in table
-    shutil.copytree(musubi / "src", tmp_path / "src")
-    base = tmp_path / "src/musubi_tuner/training/trainer_base.py"
-    base.write_text(base.read_text(encoding="utf-8").replace("global_step += 1", "global_step = global_step + 1"))
-    assert main.check([str(tmp_path)]) == 1
-    captured = capsys.readouterr()
-    assert "not guarded: heartbeat, resume" in captured.err
-    assert "the statement 'global_step += 1': expected exactly one, found 0" in captured.out
-
-
-END = "        accelerator.end_training()\n"
-# the patch that rewrites it, a statement that it looks for → what upstream makes of it
-CHANGES = [
-    (resume, "enumerate(skipped_dataloader or train_dataloader)", "enumerate(train_dataloader)"),
-    (resume, "global_step += 1", "global_step = global_step + 1"),
-    (resume, "for epoch in range(epoch_to_start, num_train_epochs)", "for epoch in range(num_train_epochs)"),
-    (resume, "steps_from_state", "steps_of_state"),
-    (resume, "loss_recorder.add(", "loss_recorder.put("),
-    (resume, "resume_from_local_or_hf_if_specified(accelerator, args)", "resume(accelerator, args)"),
-    (save, "accelerator.end_training()", "accelerator.finish()"),
-    (save, "save_state_on_train_end(args, accelerator)", "save_state(args, accelerator)"),
-    (save, "unwrapped_nw.save_weights(ckpt_file, save_dtype, metadata_to_save)", "unwrapped_nw.save(ckpt_file)"),
-    (save, END, f"        if is_main_process:\n    {END}"),
-]
-
-
-@pytest.mark.parametrize(("of", "old", "new"), CHANGES)
-def test_a_changed_train_loop_is_refused(sd_scripts, of, old, new):
-    source = (sd_scripts / "train_network.py").read_text(encoding="utf-8")
-    body = patch.find_function(of.rewrite(ast.parse(source)), "NetworkTrainer.train").body
-    assert of is resume or ast.unparse(body[-1]) == "_hangproof_end(accelerator)"
-    assert old in source
-    with pytest.raises(patch.Incompatible):
-        of.rewrite(ast.parse(source.replace(old, new)))
