@@ -6,18 +6,11 @@ write to the same pipe, and `print` writes in pieces that would mix with theirs.
 
 from __future__ import annotations
 
-import contextlib
-import subprocess
-import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import patches_helpers as helpers
-import tiny_sd_scripts as tiny
 from monitor_helpers import wait_for
-from ui_helpers import free_port
 
 from monitor.process.platform import process_info
 
@@ -61,16 +54,6 @@ if __name__ == '__main__':
     print(list(torch.utils.data.DataLoader([1, 2], num_workers=1)))
     mp.get_context('fork').Process(target=print, name='map of a data set').start()
 """
-BARRIER = """
-import os, time
-from accelerate import Accelerator
-accelerator = Accelerator(cpu=True)
-accelerator.wait_for_everyone()
-print("met once", flush=True)
-if accelerator.process_index == 1:
-    time.sleep(3600)
-accelerator.wait_for_everyone()
-"""
 FIRST_USE = """
 import torch
 before = torch.backends.cuda.cudnn_sdp_enabled()
@@ -91,43 +74,20 @@ def loader(fault: str, bad: int = 4, after: str = "pass", kept: str = "kept = lo
     return source
 
 
-@contextlib.contextmanager
-def late_rank(folder: Path):
-    """Rank 1 of two, which reaches the first barrier and not the second."""
-    port = str(free_port())
-    both = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    both |= {"ACCELERATE_USE_CPU": "true", "HANGPROOF_HEARTBEAT": str(folder / "hb")}
-    (folder / "probe.py").write_text(BARRIER)
-    env = {**tiny.environment(folder), **both, "RANK": "1", "LOCAL_RANK": "1"}
-    env["PYTHONPATH"] = f"{folder}:{env['PYTHONPATH']}"
-    command, nowhere = [sys.executable, "-m", "sd_scripts_patches", "-m", "probe"], subprocess.DEVNULL
-    late = subprocess.Popen(command, env=env, cwd=folder, stdout=nowhere, stderr=nowhere)
-    try:
-        yield {**both, "RANK": "0", "LOCAL_RANK": "0"}
-    finally:
-        late.kill()
-        late.wait(30)
-
-
 @dataclass(frozen=True)
 class Probe:
-    """source, args: the module to run. env: its limits. around: what must exist while it runs.
-
-    code, says, never: how it ends, and what its log has and has not.
-    """
+    """source, args: the module to run. env: its limits. code, says, never: how it ends, and what its log has and has not."""
 
     source: str
     code: int
     says: tuple[str, ...]
     args: tuple[str, ...] = ()
     env: dict[str, str] = field(default_factory=dict)
-    around: Callable[[Path], AbstractContextManager[dict[str, str]]] = lambda folder: contextlib.nullcontext({})
     never: str = "Segmentation fault"
 
-    def run(self, folder: Path) -> tuple[Probe, helpers.RunResult, Path]:
+    def run(self, folder: Path) -> tuple[Probe, helpers.RunResult]:
         folder.mkdir()
-        with self.around(folder) as more:
-            return self, helpers.module(folder, self.source, *self.args, real=False, **{**self.env, **more}), folder
+        return self, helpers.module(folder, self.source, *self.args, real=False, **self.env)
 
 
 def wait_gone(pids: list[int]) -> None:
@@ -175,10 +135,6 @@ PROBES = {
     "exit handler": Probe(
         "import atexit, time\natexit.register(time.sleep, 3600)\n", 0,
         ("waited 1 s at exit for an exit handler",), env={"HANGPROOF_EXIT_GRACE_S": "1"},
-    ),
-    "rank late": Probe(
-        BARRIER, 75, ("met once", "hangproof: waited 6 s for all 2 ranks at a barrier (this is rank 0, phase import)"),
-        env={"HANGPROOF_BARRIER_TIMEOUT_S": "6"}, around=late_rank,
     ),
     # No GPU is needed: the decision is tested, so CUDA only reports that it has been used.
     "fork after CUDA": Probe(

@@ -30,17 +30,6 @@ def test_a_requeued_job_continues_its_run_and_completes_it_with_the_same_result(
     assert b"HANGPROOF_DATA" in stored and b"me:secret" not in stored, "Slurm keeps the job's environment"
 
 
-def test_a_refused_submission_has_slurms_own_words(cluster, tmp_path):
-    folder = toy_run(tmp_path / "toy", **SHORT)
-    text = launch(cluster, folder, "--submit", code=1)
-    assert "sbatch failed: " in text and "node configuration is not available" in text, "the default one has no GPU"
-    text = launch(cluster, folder, "--submit", "--partition", "nowhere", code=1)
-    assert "nowhere" in text and "Traceback" not in text, text
-    text = launch(cluster, folder, "--submit", "--time", "tomorrow", code=1)
-    assert "sbatch failed: " in text and "--time" in text
-    assert not cluster.ask("squeue", "--noheader", "--name=hangproof-toy")
-
-
 @pytest.mark.journey
 def test_a_job_on_a_node_with_gpus_gets_its_gpu_also_where_its_path_needs_quotes(cluster, tmp_path):
     folder = toy_run(tmp_path / 'it\'s a "run" for $5 #1; ünï', steps=5, pace=0.02, every=5)

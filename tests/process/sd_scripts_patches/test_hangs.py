@@ -12,8 +12,6 @@ import patches_helpers as helpers
 import pytest
 from patches_probes import PROBES, wait_gone
 
-from guards import heartbeat
-
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform == "win32", reason="workers and FIFOs as on Unix")]
 
 
@@ -32,15 +30,12 @@ def result(request, futures):
 
 
 @helpers.asks("result", *PROBES)
-def test_the_process_ends_in_time_and_the_log_names_what_it_waited_for(result, request):
+def test_the_process_ends_in_time_and_the_log_names_what_it_waited_for(result):
     """The exit code and the log are those of the row, and no loader worker is left."""
-    probe, run, folder = result
+    probe, run = result
     assert run.code == probe.code and probe.never not in run.log, run.log
     for text in probe.says:
         assert text in run.log, (text, run.log)
     pids = [int(pid) for pid in re.findall(r"HANG \S+ pid (\d+)", run.log)]
     assert bool(pids) == ("HANG" in probe.source), run.log
     wait_gone(pids)
-    if request.node.callspec.params["result"] == "rank late":
-        beats = heartbeat.read_all(folder / "hb")
-        assert [(b.rank, b.outcome) for b in beats] == [(0, "deadline"), (1, "running")]

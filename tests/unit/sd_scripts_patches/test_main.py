@@ -45,13 +45,16 @@ def test_wrong_usage_exits_with_2_and_a_message(args, message, monkeypatch, caps
         ("raise SystemExit", 0, "done", "", ""),
         ("import sys; assert sys.argv[1:] == ['--lr=1']", 0, "done", "", "only installed packages are guarded"),
         ("1 / 0", 1, "failed", "ZeroDivisionError: division by zero", "ZeroDivisionError"),
+        ("raise KeyboardInterrupt", 130, "failed", "KeyboardInterrupt", ""),
     ],
 )
 def test_the_end_of_a_script_is_the_end_of_the_launcher_and_on_record(tmp_path, body, code, outcome, note, said):
-    script, beats = write(tmp_path, "script.py", f"{body}\n"), tmp_path / "beats"
+    """Exit handlers run, and output is flushed."""
+    before = "import atexit, sys\natexit.register(lambda: print('bye'))\nsys.stdout.write('no newline')\n"
+    script, beats = write(tmp_path, "script.py", f"{before}{body}\n"), tmp_path / "beats"
     without = ["--hangproof_without=exit"] if code == 3 else []
     done = launch(script, "--lr=1", *without, HANGPROOF_HEARTBEAT=str(beats))
-    assert done.returncode == code and said in done.stderr, done.stderr
+    assert (done.returncode, done.stdout) == (code, "no newlinebye\n") and said in done.stderr, done.stderr
     (beat,) = heartbeat.read_all(beats)
     assert (beat.outcome, beat.note) == (outcome, note)
 

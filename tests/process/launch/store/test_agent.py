@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -18,7 +17,6 @@ from run_facts import step_of
 from runs_helpers import python
 
 import runs
-from guards import checkpoint
 from launch.store import copies
 from launch.store.agent import Report
 from launch.store.lease import current
@@ -169,41 +167,6 @@ def test_a_second_machine_is_refused_and_one_whose_lease_is_taken_stops(machine,
     time.sleep(0.3)
     assert SLOW.trained(first.data)[-1] == written, "nothing trains any more"
     assert copies.manifest_names(open_place(address).under("toy"))[0].startswith("manifests/000001-")
-
-
-@pytest.mark.slow
-def test_a_stop_through_the_store_is_the_users_stop_and_a_damaged_checkpoint_is_not_copied(machine, address):
-    one = running(machine, address, SLOW)
-    damaged = one.folder / f"toy-step{10 * STEPS:08d}-state"
-    with checkpoint.writing(damaged, 10 * STEPS, 0) as folder:
-        (folder / "weights.bin").write_bytes(b"x" * 1000)
-    (damaged / "weights.bin").write_bytes(b"y" * 1000)
-    copied(one)
-    shutil.rmtree(damaged)
-    place = open_place(address).under("toy")
-    manifest = copies.newest_manifest(place, "toy")
-    assert manifest.step < STEPS * 5 and damaged.name not in manifest.states()
-    assert f"{damaged.name}: weights.bin is not as it was written" in (one.folder / "monitor.log").read_text()
-    place.put("requests/stop.json", b'{"now": false, "path": "../../x"}')
-    assert one.wait(60) == 3, one.output()
-    assert one.status()["state"] == "stopped" and one.newest_checkpoint() > 5
-    assert "requests/stop.json" not in place.list("requests")
-    assert copies.newest_manifest(place, "toy").step == one.newest_checkpoint()
-
-
-@pytest.mark.parametrize("case", ["unreachable", "wrong"])
-def test_a_store_that_cannot_be_used_stops_the_start_with_the_reason(machine, tmp_path, case):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # and nobody listens
-        (tmp_path / "file").write_text("")
-        address = f"sftp://127.0.0.1:{taken.getsockname()[1]}/runs" if case == "unreachable" else str(tmp_path / "file")
-        one = machine("one", limits={"connect_s": 2})
-        TRAINING.create(one.data, {"store": address})
-        one.run()
-        assert one.wait(90) == (4 if case == "unreachable" else 1), one.output()
-    reason = one.status()["reason"]
-    assert address in reason and ("cannot be reached" if case == "unreachable" else "cannot be used") in reason
-    assert one.status()["state"] == "failed" and not TRAINING.trained(one.data)
 
 
 @pytest.mark.slow
