@@ -1,7 +1,7 @@
-"""The nurseries of kohya's trainers (nursery.py): `run` forks a process of theirs that has its imports done.
+"""The nurseries of the trainers, kohya's and ours (nursery.py): `run` forks a process of theirs that has its imports done.
 
 As a program, run by the interpreter of their environment, it is the nursery: it imports the packages named, which the
-trainers import, and no module of theirs. A run's arguments are those of Python: SCRIPT ARGS, or -m MODULE ARGS. What a
+trainers import, and no module of kohya's. A run's arguments are those of Python: SCRIPT ARGS, or -m MODULE ARGS. What a
 start of Python does with the run's variables is done again: the import path, sitecustomize, whose changes are made to
 modules that are there already, and where the hub and its cache are.
 """
@@ -23,25 +23,28 @@ transformers.models.clip.modeling_clip transformers.models.t5.modeling_t5 transf
 diffusers diffusers.models.autoencoders diffusers.optimization diffusers.schedulers diffusers.pipelines.pipeline_utils
 einops imagesize toml voluptuous rich.logging ftfy psutil sentencepiece av
 """
-_nurseries: dict[tuple[str, bool], nursery.Nursery] = {}
+_nurseries: dict[tuple[str, bool, str], nursery.Nursery] = {}
 _starting = threading.Lock()
 
 
-def run(command: list[str], env: dict[str, str], cwd: Path, timeout_s: float) -> subprocess.CompletedProcess[str]:
-    """Run a command of a trainer's interpreter; both streams are in `stdout`. Raises subprocess.TimeoutExpired."""
+def run(
+    command: list[str], env: dict[str, str], cwd: Path, timeout_s: float, merged: bool = True
+) -> subprocess.CompletedProcess[str]:
+    """Run a command of a trainer's interpreter; merged: both streams in `stdout`. Raises subprocess.TimeoutExpired."""
     if not hasattr(os, "fork"):
         return subprocess.run(
             command, env=env, cwd=cwd, timeout=timeout_s, check=False, text=True, encoding="utf-8", errors="replace",
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT if merged else subprocess.PIPE,
         )  # fmt: skip
     python, *words = command
-    key = (python, (cwd / "src/musubi_tuner").is_dir())  # packages that are missing have other replacements there
+    names = "torch.utils.data accelerate" if python == sys.executable else INSTALLED
+    names = "trainer" if words[:2] == ["-m", "trainer"] else names
+    key = (python, (cwd / "src/musubi_tuner").is_dir(), names)  # missing packages have other replacements there
     with _starting:
         if key not in _nurseries:
             first = {name: value for name, value in env.items() if not name.startswith(("TINY_", "HANGPROOF_"))}
-            names = ["torch.utils.data", "accelerate"] if python == sys.executable else INSTALLED.split()
-            _nurseries[key] = nursery.Nursery([python, str(Path(__file__).resolve()), *names], first, cwd)
-    return _nurseries[key].run(words, env, timeout_s, cwd, merged=True)
+            _nurseries[key] = nursery.Nursery([python, str(Path(__file__).resolve()), *names.split()], first, cwd)
+    return _nurseries[key].run(words, env, timeout_s, cwd, merged)
 
 
 def find_hub() -> None:
@@ -74,6 +77,8 @@ def main() -> None:
             importlib.import_module(name)
         except ImportError:
             continue
+    if sys.argv[1:] == ["trainer"]:
+        importlib.import_module("trainer.imports").heavy()
     gc.freeze()  # the trainers collect garbage often: not that of these imports
     words = nursery.serve()
     sys.orig_argv = [sys.executable, *words]

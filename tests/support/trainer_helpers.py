@@ -1,10 +1,8 @@
 """Real runs of the embedded trainer for its tests: a small data set, its command line, and faults that strike inside it.
 
-This module is also imported by the trainer process (HANGPROOF_INJECT=trainer_helpers:fault), so it stays light. As a
-program it is the nursery (nursery.py).
+This module is also imported by the trainer process (HANGPROOF_INJECT=trainer_helpers:fault), so it stays light.
 """
 
-import gc
 import hashlib
 import json
 import os
@@ -16,7 +14,7 @@ import threading
 import time
 from pathlib import Path
 
-from nursery import Nursery, serve
+import kohya_nursery
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZES = [(64, 64), (96, 64), (64, 96), (80, 64), (64, 64)]
@@ -90,18 +88,12 @@ def train(argv: list[str], timeout_s: float = 500, **extra: str) -> subprocess.C
     return subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=timeout_s)
 
 
-_nursery: Nursery | None = None
-
-
 def fork(argv: list[str], timeout_s: float = 500, fault: str = "", **extra: str) -> subprocess.CompletedProcess:
-    """As `train`, but forked from a process that has its imports done (nursery.py). fault: what strikes in it, see `fault`."""
-    global _nursery
+    """As `train`, but forked from a process that has its imports done. fault: what strikes in it, see `fault`."""
     extra |= {"HANGPROOF_INJECT": "trainer_helpers:fault", "TEST_FAULT": fault} if fault else {}
-    if not hasattr(os, "fork"):
-        return train(argv, timeout_s, **extra)
-    if _nursery is None:
-        _nursery = Nursery([sys.executable, str(Path(__file__).resolve())], environment(), ROOT)
-    return _nursery.run(argv, environment(**extra), timeout_s)
+    return kohya_nursery.run(
+        [sys.executable, "-m", "trainer", *argv], environment(**extra), ROOT, timeout_s, merged=False
+    )
 
 
 def attempt_of(work: dict, name: str, number: int, ring: Path | None, resume: Path | None, env: dict, **changed):
@@ -117,24 +109,6 @@ def attempt_of(work: dict, name: str, number: int, ring: Path | None, resume: Pa
             resume = ring / snapshot_files.RESUMED / found.name
     argv = flags(work["model"], work["config"], output, resume=resume, **changed)
     return fork(argv, **more, **env, HANGPROOF_ATTEMPT=str(number))
-
-
-def nursery() -> None:
-    """The process that forks runs of the built-in trainer."""
-    from trainer import imports
-
-    imports.heavy()
-    gc.freeze()  # a run does not look through what is imported
-    argv = serve()
-    from trainer.__main__ import main
-
-    try:
-        main(argv)
-    except SystemExit as end:
-        os._exit(end.code)
-    except BaseException:  # noqa: BLE001 - what an interpreter does with an error that nobody caught
-        sys.excepthook(*sys.exc_info())
-    os._exit(1)
 
 
 def good(done: subprocess.CompletedProcess) -> subprocess.CompletedProcess:
@@ -213,7 +187,3 @@ def kill_at_fsync(number: int) -> None:
 
     if os.fsync.__name__ != fsync.__name__ or os.fsync.__module__ == "posix":
         os.fsync = fsync
-
-
-if __name__ == "__main__":
-    nursery()
