@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from flaky_report import pytest_configure  # noqa: F401 - a hook
+from flaky_report import pytest_configure
 from hypothesis import HealthCheck, settings
 from ui_helpers import browsing, serving, without_its_loop
 from ui_page import a_tab

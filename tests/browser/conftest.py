@@ -5,8 +5,6 @@ from ui_helpers import alone, serving
 from ui_helpers import runs_data as data
 from ui_page import a_tab, open_page
 
-__all__ = ["data"]
-
 
 @pytest.fixture(autouse=True)
 def _no_page_is_left(request):

@@ -1,5 +1,3 @@
 """Fixtures of the tests on a real Slurm."""
 
 from slurm_helpers import cluster, slurm
-
-__all__ = ["cluster", "slurm"]

@@ -3,5 +3,3 @@
 from download_helpers import hub
 from launch_helpers import clean, quick
 from runs_helpers import data
-
-__all__ = ["clean", "data", "hub", "quick"]

@@ -4,5 +4,3 @@ from ladder_runs import run
 from runs_helpers import data
 from short_run_helpers import one_cpu
 from snapshot_helpers import ring
-
-__all__ = ["data", "one_cpu", "ring", "run"]

@@ -44,7 +44,7 @@ def train(work, out, *more: str, die_after=0, faults="", patched=True, env=(), *
 
 def followed(out: Path) -> dict[str, str]:
     """The variables of a run whose beats, phases and check points are kept in `out`."""
-    inject = {"HANGPROOF_INJECT": "patches_injectors:phases", "PHASES_FILE": str(out / "phases")}
+    inject = {"HANGPROOF_INJECT": "request_injectors:phases", "PHASES_FILE": str(out / "phases")}
     return {"HANGPROOF_HEARTBEAT": str(out / "hb"), **inject}
 
 
@@ -140,7 +140,8 @@ def disturbed(train: Callable[..., helpers.RunResult], base: Path) -> tuple[Path
     train(out, *more, die_after=0, env=()) is one process.
     """
     plain, other = base / "plain", base / "disturbed"
-    asked = {"HANGPROOF_HEARTBEAT": str(base / "hb"), "HANGPROOF_INJECT": "patches_injectors:stop_at_four"}
+    asked = {"HANGPROOF_HEARTBEAT": str(base / "hb"), "HANGPROOF_INJECT": "benchmarks.injector:fire"}
+    asked |= {"HANGPROOF_FAULT": "stop_requested", "HANGPROOF_FAULT_STEP": "4"}
     done, stopped = train(plain), train(other, env=asked)
     assert (done.code, stopped.code) == (0, 3), done.log[-3000:] + stopped.log[-3000:]
     assert "stop requested: saving a state at step 4" in stopped.log

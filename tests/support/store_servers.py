@@ -1,7 +1,7 @@
 """Stores on loopback, with faults: S3 (moto behind a proxy), SFTP (asyncssh), hub buckets (HTTP double), a folder.
 
-Every server asks one `Faults` before and after what it does. The S3 server is a process. The hub's double speaks the
-calls that huggingface_hub makes; the contents go through hf_xet's own local storage (`local://`, part of the library).
+Every server asks one `Faults` before and after what it does. The hub's double speaks the calls that huggingface_hub makes;
+the contents go through hf_xet's own local storage (`local://`, part of the library).
 """
 
 import asyncio
@@ -11,8 +11,6 @@ import json
 import os
 import random
 import shutil
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -109,23 +107,15 @@ class Server:
 
 @contextmanager
 def moto() -> Iterator[int]:
-    """A moto server in a process of its own; yields its port."""
-    code = (
-        "import sys, logging; logging.getLogger('werkzeug').setLevel(50)\n"
-        "from moto.server import ThreadedMotoServer\n"
-        "server = ThreadedMotoServer(ip_address='127.0.0.1', port=0, verbose=False); server.start()\n"
-        "print(server.get_host_and_port()[1], flush=True)\n"
-        "sys.stdin.read()"  # until the test closes the pipe, or dies
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    )
+    """A moto server; yields its port."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
     try:
-        assert process.stdout is not None
-        yield int(process.stdout.readline())
+        yield server.get_host_and_port()[1]
     finally:
-        process.kill()
-        process.communicate()
+        server.stop()
 
 
 class Proxy(Double):

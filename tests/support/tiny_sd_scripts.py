@@ -13,7 +13,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from benchmarks.tiny_flux import (
+from benchmarks.tiny_flux import (  # noqa: F401 - for the tests
     SCRIPT,
     arguments,
     checkout,
@@ -27,21 +27,7 @@ from benchmarks.tiny_flux import (
 )
 from sd_scripts_patches import locate
 from sd_scripts_patches.patch import Target
-from sd_scripts_patches.trainers import ROOT
-
-__all__ = [
-    "ROOT",
-    "arguments",
-    "checkout",
-    "command",
-    "installation",
-    "losses",
-    "python",
-    "why_not",
-    "workdir",
-    "write_site",
-]
-
+from sd_scripts_patches.trainers import ROOT  # noqa: F401 - for the tests
 
 # One interpreter may serve all trainers; the project itself knows environments.
 for variable in ("SD_SCRIPTS_VENV", "MUSUBI_VENV"):

@@ -4,5 +4,3 @@ from configure_helpers import filled
 from snapshot_helpers import ring
 from ui_helpers import runs_data as data
 from world_trainings import model, work
-
-__all__ = ["data", "filled", "model", "ring", "work"]

@@ -3,5 +3,3 @@
 from launch_helpers import clean, quick
 from runs_helpers import data
 from sweep_helpers import base
-
-__all__ = ["base", "clean", "data", "quick"]

@@ -11,8 +11,6 @@ import tiny_sd_scripts
 from musubi_helpers import toy_z
 from runs_helpers import data
 
-__all__ = ["data", "toy_z"]
-
 NAMED = ("SD_SCRIPTS_DIR", "SD_SCRIPTS_0111", "MUSUBI_DIR", "SD_SCRIPTS_PYTHON")
 
 

@@ -1,5 +1,3 @@
 """Fixtures of the tests of the queue."""
 
 from queue_helpers import one_gpu
-
-__all__ = ["one_gpu"]

@@ -10,8 +10,6 @@ from monitor_helpers import folder, wait_for
 
 from monitor.process import platform
 
-__all__ = ["folder", "make_loop"]
-
 
 @pytest.fixture
 def spawn():

@@ -3,5 +3,3 @@
 from checkout_helpers import checkout
 from configure_helpers import filled
 from draft_helpers import mine
-
-__all__ = ["checkout", "filled", "mine"]

@@ -1,5 +1,3 @@
 """A run whose training is made by hand."""
 
 from monitor_evidence import make_loop, trained
-
-__all__ = ["make_loop", "trained"]

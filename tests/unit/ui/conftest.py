@@ -11,8 +11,6 @@ from ui_markup import sampled
 from runs.machine import Machine
 from ui.new import settings
 
-__all__ = ["filled", "mine", "sampled"]
-
 
 @pytest.fixture
 def folder(data) -> Path:
