@@ -24,7 +24,7 @@ def commit(folder: Path, subject: str) -> str:
 @pytest.fixture
 def checkout(tmp_path) -> tuple[Path, str, str]:
     """A folder in place of sd-scripts with two commits: the one of the last run, and an update."""
-    folder = tmp_path / "sd-scripts"
+    folder = tmp_path / "it's sd-scripts"
     folder.mkdir()
     git(folder, "init", "--quiet", "--initial-branch=main")
     (folder / "train_network.py").write_text("old\n")

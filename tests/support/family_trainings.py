@@ -22,8 +22,7 @@ def sd_scripts(name: str, folder: Path) -> Path:
             *arguments, patched=out == guarded, script=tiny_families.FAMILIES[name].script
         )
         environment = tiny_families.environment(name, work, **settings)
-        result = helpers.watch(command, environment, tiny_sd_scripts.checkout(), 400)
-        assert result.code == 0, result.log[-3000:]
+        helpers.watch(command, environment, tiny_sd_scripts.checkout(), 400, 0)
     phases = resume_helpers.same_training(plain, guarded, tiny_families.STEPS, 2)
     assert set(phases) == {"import", "load", *PHASES, "sample", "save", "end"}
     assert [phase for phase in phases if phase in PHASES] == PHASES

@@ -29,9 +29,20 @@ module.glob = types.SimpleNamespace(glob=lambda pattern: sorted(glob.glob(patter
 
 
 def train(
-    folder, *more: str, family=tiny.Z_IMAGE, patched=True, die_after=0, env=(), where="", **changed: str
+    folder,
+    *more: str,
+    family=tiny.Z_IMAGE,
+    patched=True,
+    die_after=0,
+    env=(),
+    where="",
+    code: int | None = 0,
+    **changed: str,
 ) -> helpers.RunResult:
-    """Run one training process in `folder`, which holds dataset.toml, caches, and output, losses and metrics of all attempts."""
+    """Run one training process in `folder`, which holds dataset.toml, caches, and output, losses and metrics of all attempts.
+
+    It exits with `code`, unless that is None.
+    """
     work = tiny.workdir(family)
     settings = {"TINY_LOSSES": str(folder / "losses"), "HANGPROOF_RUN": str(folder), **dict(env)}
     if die_after:
@@ -42,7 +53,7 @@ def train(
         settings["TINY_FAULTS"] = f"musubi_tuner.dataset.image_video_dataset={folder / 'sorted.py'}"
     line = tiny.arguments(work, folder / "dataset.toml", folder / "made", *more, family=family, **changed)
     command = tiny.command(tiny.trainer(family), *line, patched=patched, folder=where)
-    return helpers.watch(command, tiny.environment(work, patched, **settings), tiny.checkout(), 400)
+    return helpers.watch(command, tiny.environment(work, patched, **settings), tiny.checkout(), 400, code)
 
 
 def add_toy_z(data: Path) -> Path:

@@ -26,12 +26,13 @@ class RunResult:
     log: str
 
 
-def watch(command: list[str], env: dict[str, str], cwd: Path, timeout_s: float) -> RunResult:
-    """Run a command of a trainer's interpreter to the end, forked from its nursery. After `timeout_s` it is killed and fails."""
+def watch(command: list[str], env: dict[str, str], cwd: Path, timeout_s: float, code: int | None = None) -> RunResult:
+    """Run a command of a trainer's interpreter, forked from its nursery. Fails after `timeout_s`, and with another code."""
     try:
         done = kohya_nursery.run(command, env, cwd, timeout_s)
     except subprocess.TimeoutExpired as late:
         raise AssertionError(f"still running after {timeout_s} s:\n{late.output[-3000:]}") from None
+    assert code in (None, done.returncode), done.stdout[-3000:]
     return RunResult(done.returncode, done.stdout)
 
 

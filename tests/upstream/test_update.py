@@ -13,8 +13,7 @@ def test_both_versions_learn_the_same_from_the_same_tiny_weights(tmp_path, monke
     for checkout in tiny.checkouts():
         monkeypatch.setenv("SD_SCRIPTS_DIR", str(checkout))
         out = tmp_path / checkout.name
-        result = resume_helpers.train(work, out, max_train_steps="20")
-        assert result.code == 0, result.log[-3000:]
+        resume_helpers.train(work, out, max_train_steps="20")
         found.append([loss for *_, loss in tiny.losses(out / "losses")])
     assert len(found) == 2 and len(found[0]) == 20
     assert found[1] == pytest.approx(found[0], rel=TOLERANCE)

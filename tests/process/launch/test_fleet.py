@@ -126,13 +126,8 @@ def test_a_run_in_one_line(values, line):
 
 
 def test_what_is_taken_over_from_a_status(monkeypatch):
-    values = {
-        "name": "",
-        "state": "running",
-        "updated_at": "2026-11-22T10:00:00+01:00",
-        "checkpoint": {"step": 7},
-        "loss": 2e15,
-    }
+    values = {"name": "", "state": "running", "updated_at": "2026-11-22T10:00:00+01:00", "loss": 2e15}
+    values["checkpoint"] = {"step": 7}
     found = fleet.status(json.dumps(values).encode(), "cat")
     assert found == {"name": "cat", "state": "running", "checkpoint_step": 7, "updated_at": "2026-11-22T09:00:00Z"}
     for step in (-1, 10**12, "7"):
@@ -145,9 +140,8 @@ def test_the_stores_are_limited_and_only_texts(data, capsys):
     with pytest.raises(LaunchError, match="50 stores are known already"):
         fleet.add("/far/new")
     assert call("launch", "fleet", f"--remove={fleet.added()[0]}", f"--store={data}").stdout == f"{data}: 0 runs\n"
-    assert (
-        call("launch", "fleet", "--add=/far/new", f"--store={data}").returncode == 0 and fleet.added()[-1] == "/far/new"
-    )
+    assert call("launch", "fleet", "--add=/far/new", f"--store={data}").returncode == 0
+    assert fleet.added()[-1] == "/far/new"
     (data / fleet.STORES).write_text('{"a": "/far/1"}')
     assert fleet.stores() == [] and "no store is known" in call("launch", "fleet").stdout
 

@@ -11,11 +11,7 @@ from sd_scripts_patches import dataloader
         ("linux", {"num_workers": 2}, {"num_workers": 2, "timeout": 60.0, "pin_memory": True}),
         ("linux", {"num_workers": 2, "timeout": 7}, {"num_workers": 2, "timeout": 7}),
         ("win32", {"num_workers": 8, "persistent_workers": True}, {"num_workers": 0, "persistent_workers": False}),
-        (
-            "darwin",
-            {"num_workers": 8, "prefetch_factor": 4},
-            {"num_workers": 0, "prefetch_factor": None, "timeout": 0.0},
-        ),
+        ("darwin", {"num_workers": 8, "prefetch_factor": 4}, {"num_workers": 0, "prefetch_factor": None, "timeout": 0}),
     ],
 )
 def test_every_loader_is_made_with_settings_that_cannot_hang(monkeypatch, platform, given, made):

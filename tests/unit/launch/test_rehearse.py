@@ -6,6 +6,7 @@ import math
 import os
 import signal
 import time
+from pathlib import Path
 from types import SimpleNamespace as Made
 from unittest.mock import Mock
 
@@ -74,9 +75,8 @@ def test_the_reduced_run_keeps_its_settings_and_trains_two_of_its_images(data):
     assert found.extra == {"vae": "v", "flags": "x", "fp8_base": True}
     copied = data / "datasets" / rehearse.NAME
     assert sorted(path.name for path in copied.iterdir()) == ["0-0.png", "1-1.png", "1-1.txt"]
-    assert [path.name for path in (data / "control").iterdir()] == ["1-1.jpg"] and found.control_dir == str(
-        data / "control"
-    )
+    assert [path.name for path in Path(found.control_dir).iterdir()] == ["1-1.jpg"]
+    assert found.control_dir == str(data / "control")
     plain = rehearse._reduced(spec(sample_every_n_steps=0, trackers="wandb", keep_states=5), {}, [], images)
     assert (plain.control_dir, plain.sample_every_n_steps, plain.keep_states, plain.trackers) == ("", 0, 5, "wandb")
 
@@ -96,10 +96,8 @@ def test_a_trial_measures_memory_images_and_steps(data):
     seen(3.0, beat(phase="load", phase_s=2.5))
     for done, at_s in ((1, 5.0), (1, 6.0), (3, 9.0)):
         seen(at_s, beat(phase="cache_latents", phase_s=4.0, done=done, beat_s=at_s))
-    (
-        seen(9.1, beat(phase="cache_text", phase_s=9.1)),
-        seen(9.2, beat(phase="step", phase_s=9.2, done=4, intervals=(3.0,))),
-    )
+    seen(9.1, beat(phase="cache_text", phase_s=9.1))
+    seen(9.2, beat(phase="step", phase_s=9.2, done=4, intervals=(3.0,)))
     seen(9.4, beat(phase="step", phase_s=9.2, done=9, beat_s=0.0))
     assert phases == [("load", 3.0), ("cache_latents", 4.0), ("cache_text", 9.1), ("step", 9.2)]
     assert trial.image_s() == 2.0 and trial.intervals == (3.0,) and gpus == []
@@ -109,9 +107,8 @@ def test_a_trial_measures_memory_images_and_steps(data):
 
 def test_a_trial_starts_at_once_or_not_at_all_and_ends_in_time(data):
     trial = Trial(data / "outputs" / rehearse.NAME, math.inf, lambda *_: None)
-    assert trial._turn(trial.loop).state is State.QUEUED and {p.floor_s for p in trial.loop.config.phases.values()} == {
-        20.0
-    }
+    assert trial._turn(trial.loop).state is State.QUEUED
+    assert {phase.floor_s for phase in trial.loop.config.phases.values()} == {20.0}
     trial.loop.queue, trial.loop.at = Made(acquire=lambda: False, message="cat has the GPU"), Transition(State.QUEUED)
     assert trial._turn(trial.loop).state is State.QUEUED and not trial.busy
     trial._began_s -= rehearse.QUEUE_S + 1

@@ -103,19 +103,16 @@ def command(log, **codes):
     return python
 
 
+PREPARE, START = "launch train --prepare cat", "monitor start cat"
+
+
 @pytest.mark.parametrize(
     ("known", "store", "codes", "asked", "failed"),
     [
-        (
-            False,
-            "s3://b/x",
-            {},
-            ["launch store restore s3://b/x cat", "launch train --prepare cat", "monitor start cat"],
-            "",
-        ),
-        (True, "s3://b/x", {}, ["launch train --prepare cat", "monitor start cat"], ""),
-        (False, "", {"start": 1}, ["launch train --prepare cat", "monitor start cat"], "cat cannot start"),
-        (True, "", {"train": 1}, ["launch train --prepare cat"] * 3, "cat cannot prepare"),
+        (False, "s3://b/x", {}, ["launch store restore s3://b/x cat", PREPARE, START], ""),
+        (True, "s3://b/x", {}, [PREPARE, START], ""),
+        (False, "", {"start": 1}, [PREPARE, START], "cat cannot start"),
+        (True, "", {"train": 1}, [PREPARE] * 3, "cat cannot prepare"),
     ],
 )
 def test_a_run_is_fetched_prepared_and_started_and_what_fails_is_tried_again(
@@ -178,9 +175,8 @@ def test_leaving_preempts_every_monitor_and_names_one_that_stays(data, monkeypat
             (folder / "status.json").write_text(json.dumps(status))
             assert serve.observe() == ({"cat": "running"}, {"cat"})
             container = Container(1, {})
-            monkeypatch.setattr(
-                serve.config, "load", lambda: SimpleNamespace(end=SimpleNamespace(preempt_total_s=-5.0))
-            )
+            late = SimpleNamespace(end=SimpleNamespace(preempt_total_s=-5.0))
+            monkeypatch.setattr(serve.config, "load", lambda: late)
             assert container.leave() == 1 and "not saved in time: cat" in capsys.readouterr().err
             (folder / "status.json").write_text(json.dumps({**status, "monitor_pid": monitor.pid}))
             monkeypatch.undo()

@@ -1,7 +1,5 @@
 """A run remembers the commits it ran on; the way back to an older one changes nothing else, and never what was edited."""
 
-from pathlib import Path
-
 import pytest
 from checkout_helpers import commit, git
 
@@ -9,20 +7,6 @@ from sd_scripts_patches import compatibility, versions
 from sd_scripts_patches.trainers import TRAINERS
 
 TRAINER = TRAINERS["sd-scripts"]
-
-
-@pytest.fixture
-def checkout(tmp_path) -> tuple[Path, str, str]:
-    """A checkout with two commits, and both."""
-    folder = tmp_path / "it's a checkout"
-    folder.mkdir()
-    git(folder, "init", "--quiet", "--initial-branch=main")
-    commits = []
-    for text in ("old", "new"):
-        (folder / "train_network.py").write_text(text)
-        (folder / "requirements.txt").write_text("same\n")
-        commits.append(commit(folder, text))
-    return folder, *commits
 
 
 def test_the_commit_is_read_from_branches_packed_ones_detached_heads_and_worktrees(checkout, tmp_path):
@@ -74,7 +58,7 @@ def test_the_way_back_is_one_command_that_keeps_other_files(checkout):
     (folder / "mine.txt").write_text("not in git")
     assert versions.way_back(folder, TRAINER, old) == [["git", "-C", str(folder), "checkout", "--detach", old]]
     versions.go_back(folder, TRAINER, old)
-    assert versions.commit(folder) == old and (folder / "train_network.py").read_text() == "old"
+    assert versions.commit(folder) == old and (folder / "train_network.py").read_text() == "old\n"
     assert (folder / "mine.txt").read_text() == "not in git" and git(folder, "rev-parse", "main") == new
 
 

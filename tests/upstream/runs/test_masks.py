@@ -23,8 +23,7 @@ def test_sd_scripts_leaves_the_ignored_part_out_of_its_loss(work, tmp_path):
         )
         changed = {"train_data_dir": None, "resolution": None, "dataset_config": str(config)}
         changed |= {"lr_scheduler": "constant", "learning_rate": NO_LEARNING, "max_train_epochs": str(EPOCHS)}
-        result = resume_helpers.train(work, tmp_path / part, *ON_DISK, **changed)
-        assert result.code == 0, result.log[-3000:]
+        resume_helpers.train(work, tmp_path / part, *ON_DISK, **changed)
         return [loss for *_, loss in tiny.losses(tmp_path / part / "losses")]
 
     whole, masked = losses("whole", ""), losses("masked", "alpha_mask = true\n")

@@ -19,8 +19,7 @@ def test_an_unreadable_image_is_replaced_named_and_counted_or_ends_the_run_while
     )
     args = [argument for argument in args if argument != "--cache_latents"] + ["--cache_latents"] * cached
     env = tiny.environment(each_work, TINY_LOSSES=str(tmp_path / "losses"))
-    result = patches_helpers.watch(tiny.command(*args), env, tiny.checkout(), 300)
-    assert result.code == cached, result.log[-2000:]
+    result = patches_helpers.watch(tiny.command(*args), env, tiny.checkout(), 300, int(cached))
     named = f"image {bad} cannot be read (OSError: image file is truncated"
     assert named in result.log
     if not cached:

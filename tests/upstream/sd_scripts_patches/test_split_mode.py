@@ -37,7 +37,6 @@ def pair(work, tmp_path_factory):
         more = ["--split_mode"] if name == "split" else []
         faults = f"library.custom_offloading_utils={out / 'fault.py'}"
         result = helpers.train(work, out, *flags, *more, faults=faults, **changed)
-        assert result.code == 0, result.log[-3000:]
         return out, result.log
 
     with ThreadPoolExecutor(2) as pool:
@@ -71,8 +70,7 @@ def test_the_larger_half_of_the_real_flux_is_less_than_three_fifths(work, tmp_pa
         "print(halves.bytes['first'] // 4, halves.bytes['second'] // 4)\n"
     )
     env = {**tiny.environment(work), "PYTHONPATH": ""}
-    done = watch([str(tiny.python()), str(tmp_path / "sizes.py")], env, tiny.checkout(), 240)
-    assert done.code == 0, done.log
+    done = watch([str(tiny.python()), str(tmp_path / "sizes.py")], env, tiny.checkout(), 240, 0)
     first, second = map(int, done.log.split()[-2:])
     assert 11.8e9 < first + second < 12.0e9
     assert max(first, second) / (first + second) <= LARGEST_SHARE
@@ -81,8 +79,10 @@ def test_the_larger_half_of_the_real_flux_is_less_than_three_fifths(work, tmp_pa
 
 def test_conflicting_arguments_stop_before_a_model_is_loaded(work, tmp_path):
     args = ("--split_mode", "--max_train_steps", "2", "--blocks_to_swap", "2", "--cpu_offload_checkpointing")
-    result = helpers.train(work, tmp_path / "out", *args, "--network_args", "train_blocks=double", "in_dims=4,4,4,4,4")
-    assert result.code == 1 and "Building Flux" not in result.log
+    result = helpers.train(
+        work, tmp_path / "out", *args, "--network_args", "train_blocks=double", "in_dims=4,4,4,4,4", code=1
+    )
+    assert "Building Flux" not in result.log
     for name in ("--blocks_to_swap", "--cpu_offload_checkpointing", "train_blocks=double", "in_dims"):
         assert re.search(rf"^ +{name}", result.log, re.M), name
 

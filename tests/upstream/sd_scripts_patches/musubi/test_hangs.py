@@ -69,7 +69,7 @@ def cache_fifo(folder):
     path = sorted((folder / "cache").glob("*_zi.safetensors"))[2]
     path.unlink()
     os.mkfifo(path)
-    return musubi_helpers.train(folder, "--max_train_epochs", "2", env={"HANGPROOF_NPZ_TIMEOUT_S": "2"})
+    return musubi_helpers.train(folder, "--max_train_epochs", "2", env={"HANGPROOF_NPZ_TIMEOUT_S": "2"}, code=None)
 
 
 def image_fifo(folder):
@@ -96,7 +96,8 @@ def slow_samples(folder):
     (folder / "slow.py").write_text(SLOW_SCHEDULER)
     more = ["--max_train_epochs", "2", "--sample_every_n_epochs", "1", "--sample_prompts", str(folder / "prompts.txt")]
     env = {"TINY_FAULTS": f"musubi_tuner.qwen_image.qwen_image_utils={folder / 'slow.py'}"}
-    return musubi_helpers.train(folder, *more, env=env | {"HANGPROOF_SAMPLE_BUDGET_S": "2"}, family="qwen_image")
+    env |= {"HANGPROOF_SAMPLE_BUDGET_S": "2"}
+    return musubi_helpers.train(folder, *more, env=env, family="qwen_image")
 
 
 class Hang(NamedTuple):

@@ -29,7 +29,6 @@ def runs(musubi, tmp_path_factory):
             "--logging_dir", str(folder / "logs"), "--save_last_n_steps", "4", max_data_loader_n_workers="2", patched=patched,
             env=resume_helpers.followed(folder), where="src/musubi_tuner" if patched else "",
         )  # fmt: skip
-        assert result.code == 0, result.log[-3000:]
         return folder, result
 
     with ThreadPoolExecutor(2) as pool:

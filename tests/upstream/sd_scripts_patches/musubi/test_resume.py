@@ -38,7 +38,6 @@ def test_a_disturbed_run_has_every_loss_rate_lora_state_and_sample_of_the_uninte
 def test_a_state_that_musubi_tuner_wrote_alone_is_resumed_at_its_step(runs, tmp_path):
     state = helpers.stripped(runs[0] / "made/tiny-step00000006-state", tmp_path)
     result = train(tmp_path / "out", "--resume", str(state))
-    assert result.code == 0, result.log[-3000:]
     assert "was saved without hangproof: it is resumed after step 6" in result.log
     assert sorted(helpers.learning_rates(tmp_path / "out")) == list(range(7, STEPS + 1))
 
@@ -47,5 +46,5 @@ def test_a_damaged_state_is_refused_before_anything_is_loaded(runs, tmp_path):
     state = tmp_path / "tiny-step00000006-state"
     shutil.copytree(runs[0] / "made" / state.name, state)
     (state / "optimizer.bin").write_bytes(b"")
-    result = train(tmp_path / "out", "--resume", str(state))
-    assert result.code == 1 and f"--resume {state}: damaged: " in result.log and "Loading" not in result.log
+    result = train(tmp_path / "out", "--resume", str(state), code=1)
+    assert f"--resume {state}: damaged: " in result.log and "Loading" not in result.log
