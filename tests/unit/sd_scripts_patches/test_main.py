@@ -4,11 +4,13 @@ import json
 import os
 
 import pytest
+import record_shapes
 from patches_helpers import launch, write
 
 from guards import gate, heartbeat
 from sd_scripts_patches import __main__ as main
 from sd_scripts_patches import compatibility, registry
+from sd_scripts_patches.trainers import TRAINERS
 
 
 def test_a_folder_without_sd_scripts_is_refused_by_name(tmp_path, capsys):
@@ -75,6 +77,20 @@ def test_what_is_open_in_a_checkout_is_reported_by_the_check_and_refused_at_a_st
     assert main.main([str(tmp_path / "train_network.py"), "--hangproof_strict=1"]) == 1
     out, err = capsys.readouterr()
     assert "incompatible with" in err and not out
+
+
+def test_a_target_that_a_run_does_not_rely_on_is_named_and_the_run_starts(tmp_path):
+    (facts,) = [one for one in record_shapes.load() if one["commit"] == TRAINERS["sd-scripts"].commit]
+    folder = record_shapes.write_checkout(facts, tmp_path)
+    (folder / "library/custom_offloading_utils.py").unlink()
+    end = "if __name__ == '__main__':\n    print('trained')\n"
+    script = write(folder, "train_network.py", f"{(folder / 'train_network.py').read_text()}\n{end}")
+    reads_code = [one.name for one in registry.patches() if any(target.check for target in one.targets)]
+    done = launch(script, f"--hangproof_without={','.join(reads_code)}")
+    said = (
+        "not guarded, and not used by this run: library.custom_offloading_utils:Offloader._wait_blocks_move is missing"
+    )
+    assert done.stdout == "trained\n" and said in done.stderr, done.stderr
 
 
 def test_a_standby_caches_nothing(tmp_path, monkeypatch):

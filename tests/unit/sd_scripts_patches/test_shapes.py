@@ -16,13 +16,15 @@ from sd_scripts_patches.patch import find_function
 RECORDED = {f"{facts['trainer']} {facts['version']}": facts for facts in record_shapes.load()}
 
 
+def patches(facts):
+    """The patches without the checks that read code of a function, as there is none."""
+    for one in registry.patches(facts["trainer"]):
+        yield dataclasses.replace(one, targets=tuple(dataclasses.replace(target, check=None) for target in one.targets))
+
+
 def findings(facts, folder):
-    """The verdicts of all targets in the checkout; checks that read code of a function are left out, as there is none."""
-    found = []
-    for patch in registry.patches(facts["trainer"]):
-        targets = tuple(dataclasses.replace(target, check=None) for target in patch.targets)
-        found += compatibility.check_patch(dataclasses.replace(patch, targets=targets), folder).targets
-    return found
+    """The verdicts of all targets in the checkout."""
+    return [finding for one in patches(facts) for finding in compatibility.check_patch(one, folder).targets]
 
 
 @pytest.fixture(scope="module", params=RECORDED)
@@ -92,3 +94,28 @@ def test_the_trackers_end_after_the_last_save_or_the_training_is_refused(checkou
     source.write_text(text.replace("accelerator.end_training()", "if _: accelerator.end_training()"))
     assert "is not before the last save" in compatibility.check_rewrite(target, rewrite, folder, "").reason
     source.write_text(text)
+
+
+def test_a_missing_family_is_not_needed(checkout, tmp_path):
+    folder = record_shapes.write_checkout(checkout[0], tmp_path)
+    gone = [*folder.rglob("*anima*.py"), *folder.rglob("*lumina*.py")]
+    for path in gone:
+        path.unlink()
+    verdicts = {one.target: one.verdict for one in findings(checkout[0], folder)}
+    assert not {*verdicts.values()} & {*compatibility.OPEN}
+    needless = [target for target, verdict in verdicts.items() if verdict == compatibility.NOT_NEEDED]
+    assert any("library.strategy_anima:" in target for target in needless) == bool(gone)
+
+
+def test_a_run_that_relies_on_a_missing_target_is_refused_and_another_one_names_it(checkout, tmp_path):
+    facts, folder = checkout[0], record_shapes.write_checkout(checkout[0], tmp_path)
+    (path,) = folder.rglob("custom_offloading_utils.py")
+    path.write_text(path.read_text().replace("_wait_blocks_move", "_await_block"))
+    for arguments, strict in ((["--blocks_to_swap=4"], False), ([], True)):
+        said, spared = compatibility.refusal([*patches(facts)], folder, arguments, strict)
+        assert "missing     block_swap" in said and "'_wait_blocks_move' is missing" in said and not spared
+        assert "! open: a swap thread that is stuck on a CUDA stream" in said and "Nothing was loaded" in said
+    said, spared = compatibility.refusal([*patches(facts)], folder, [], False)
+    assert said == "" and [
+        "custom_offloading_utils:Offloader._wait_blocks_move is missing" in one for one in spared
+    ] == [True]
