@@ -17,11 +17,12 @@ import dataclasses
 import itertools
 import math
 import random
-from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from types import SimpleNamespace
+from unittest import mock
 
-from guards.heartbeat import Beat
+from guards import heartbeat
 from monitor.detect.progress import HUNG, OVER, Watch
 from monitor.state import Observation, Signals, Verdict
 
@@ -32,57 +33,46 @@ Event = tuple[str, float, float]
 
 @dataclass
 class Played:
-    """A simulated run, as it is at `clock`."""
+    """A simulated run, as it is at `clock`. Its heartbeat is a real one."""
 
     watch: Watch
     signals: Signals
     limit_s: float
     clock: float = 1000.0
     poll_at: float = 1000.0
-    phase: str = "import"
-    phase_s: float = 1000.0
-    beat_s: float = 1000.0
-    step_s: float = 0.0
-    since_s: float = 1000.0
-    moved_s: float = 1000.0  # last progress of any kind
-    done: int = 0
-    total: int = 0
-    count: int = 0
-    pid: int = 1
-    outcome: str = "running"
-    gone: bool = False
+    gone_s: float = 0.0  # when the last rank ended; 0: one lives
     activity: float = 0.0
     rate: float = 0.0
-    stages: int = 1
+    stages: int = 0
     detect_s: float = 0.0  # of a hang: from the last progress to the verdict
     caught: Verdict | None = None  # a false kill where the trace is healthy
-    ring: deque[float] = field(default_factory=lambda: deque(maxlen=256))
 
     @property
     def hours(self) -> float:
         return (min(self.clock, self.poll_at) - 1000.0) / 3600
 
-    def beat(self) -> Beat:
-        return Beat(
-            0, 1, self.pid, 0, self.phase, self.outcome, self.count, 0, 1, self.done, self.total, self.count, 0.5, 1e-4,
-            self.beat_s, self.phase_s, self.step_s, 1000.0, "", tuple(self.ring),
-        )  # fmt: skip
+    def start(self) -> None:
+        """A process begins."""
+        self.gone_s, self.rate, self.stages = 0.0, 0.0, self.stages + 1
+        self.heart = heartbeat.Heartbeat(None)
+        self.heart.record.pid = self.stages
+        self.heart.phase("import")
 
     def poll(self, until: float) -> bool:
         """The monitor's polls before `until`; True when one of them ends the run."""
         if self.poll_at >= until:
             return False
-        began, beat = self.clock, self.beat()
+        began, beat = self.clock, heartbeat._parse(bytes(self.heart.record), "a trace")
         while self.poll_at < until:
             if self.poll_at - 1000.0 > self.limit_s:
                 return True
             activity = self.activity + self.rate * max(0.0, self.poll_at - began)
-            seen = Observation(self.poll_at, self.poll_at, (beat,), ranks_gone=self.gone, activity=activity)
+            seen = Observation(self.poll_at, self.poll_at, (beat,), ranks_gone=self.gone_s > 0, activity=activity)
             verdict = self.watch.observe(seen)
             if verdict.stalled_s >= verdict.budget_s and verdict.kind != OVER:
                 verdict = self.watch.observe(dataclasses.replace(seen, signals=self.signals))
             if verdict.kind in (HUNG, OVER):
-                self.caught, self.detect_s = verdict, self.poll_at - self.moved_s
+                self.caught, self.detect_s = verdict, self.poll_at - max(self.gone_s, beat.beat_s)
                 return True
             self.poll_at += self.watch.poll_s()
         return False
@@ -94,55 +84,43 @@ class Played:
         self.activity += self.rate * seconds
         return False
 
-    def enter(self, phase: str, total: int = 0) -> None:
-        self.phase, self.phase_s, self.beat_s, self.moved_s = phase, self.clock, self.clock, self.clock
-        self.done, self.total = 0, total
-
     def event(self, name: str, seconds: float, amount: float) -> bool:
         """Play one event; True when the monitor ends the run in it."""
+        items = 0
         if name == "step":
-            if self.phase not in ("step", "first_step"):
-                self.enter("step")
-                self.since_s = self.clock
-            if self.pass_time(seconds):
-                return True
-            if self.phase == "first_step":
-                self.phase, self.phase_s = "step", self.clock
-            self.count += 1
-            self.ring.append(self.clock - self.since_s)
-            self.step_s = self.since_s = self.beat_s = self.moved_s = self.clock
-            return False
-        items = int(amount) if name not in ("stuck", "exit", "gone", "process") else 0
+            if self.heart.current_phase not in ("step", "first_step"):
+                self.heart.phase("step")
+            ended = self.pass_time(seconds)
+            self.heart.step(self.heart.record.step + 1)
+            return ended
         if name == "stuck":
             self.rate = 0.0
         elif name == "exit":
-            self.enter("end")
-            self.outcome = "done"
+            self.heart.end("done")
         elif name == "gone":
-            self.gone, self.rate, self.moved_s = True, amount, self.clock
+            self.gone_s, self.rate = self.clock, amount
         elif name == "process":
-            self.pid += 1
-            self.outcome, self.gone, self.rate, self.count = "running", False, 0.0, 0
-            self.ring.clear()
-            self.enter("import")
-            self.stages += 1
-        elif name != "loop":
-            self.enter(name)
-            self.since_s = self.clock
+            self.start()
+        else:
+            items = int(amount)
+            if name != "loop":
+                self.heart.phase(name)
         for item in range(1, max(items, 1) + 1):
             if self.pass_time(seconds / max(items, 1)):
                 return True
             if items:
-                self.done, self.beat_s, self.moved_s = item, self.clock, self.clock
+                self.heart.item(item)
         return False
 
 
 def play(trace: Iterator[Event], watch: Watch, signals: Signals = ASLEEP, limit_s: float = FOREVER) -> Played:
     """Show the trace to `watch`. signals: the probe's evidence whenever it is taken; ASLEEP is the worst case."""
     played = Played(watch, signals, limit_s)
-    for event in trace:
-        if played.event(*event):
-            break
+    with mock.patch.object(heartbeat, "time", SimpleNamespace(monotonic=lambda: played.clock)):
+        played.start()
+        for event in trace:
+            if played.event(*event):
+                break
     return played
 
 
