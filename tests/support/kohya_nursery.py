@@ -2,8 +2,8 @@
 
 As a program, run by the interpreter of their environment, it is the nursery: it imports the packages named, which the
 trainers import, and no module of kohya's. A run's arguments are those of Python: SCRIPT ARGS, or -m MODULE ARGS. What a
-start of Python does with the run's variables is done again: the import path, sitecustomize, whose changes are made to
-modules that are there already, and where the hub and its cache are.
+start of Python does with the run's variables is done again: the import path, and sitecustomize, whose changes are made to
+modules that are there already. A run with a hub or a cache of its own, which are read at import, is not forked.
 """
 
 import gc
@@ -31,7 +31,8 @@ def run(
     command: list[str], env: dict[str, str], cwd: Path, timeout_s: float, merged: bool = True
 ) -> subprocess.CompletedProcess[str]:
     """Run a command of a trainer's interpreter; merged: both streams in `stdout`. Raises subprocess.TimeoutExpired."""
-    if not hasattr(os, "fork"):
+    own_hub = any(env.get(name) != os.environ.get(name) for name in ("HF_ENDPOINT", "HF_HUB_CACHE"))
+    if own_hub or not hasattr(os, "fork"):
         return subprocess.run(
             command, env=env, cwd=cwd, timeout=timeout_s, check=False, text=True, encoding="utf-8", errors="replace",
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT if merged else subprocess.PIPE,
@@ -45,25 +46,6 @@ def run(
             first = {name: value for name, value in env.items() if not name.startswith(("TINY_", "HANGPROOF_"))}
             _nurseries[key] = nursery.Nursery([python, str(Path(__file__).resolve()), *names.split()], first, cwd)
     return _nurseries[key].run(words, env, timeout_s, cwd, merged)
-
-
-def find_hub() -> None:
-    """Read where the hub and its cache are once more, and replace what modules copied of it at their import."""
-    constants = sys.modules.get("huggingface_hub.constants")
-    if constants is None:
-        return
-    before = dict(vars(constants))
-    importlib.reload(constants)
-    changed = [name for name, value in vars(constants).items() if name.isupper() and value != before.get(name)]
-    for found in [
-        vars(sys.modules[name]) for name in sys.modules if name.startswith(("huggingface_hub.", "diffusers."))
-    ]:
-        found.update({name: vars(constants)[name] for name in changed if name in found})
-    if hub := sys.modules.get("huggingface_hub.hf_api"):
-        hub.api.endpoint = constants.ENDPOINT
-    if transformers := sys.modules.get("transformers.utils.hub"):
-        transformers._is_offline_mode = constants.HF_HUB_OFFLINE
-        transformers.TRANSFORMERS_CACHE = constants.HF_HUB_CACHE
 
 
 def main() -> None:
@@ -91,7 +73,6 @@ def main() -> None:
         if "site-packages" not in (getattr(sys.modules[name], "__file__", None) or ""):
             del sys.modules[name]  # each work folder has its own
     importlib.invalidate_caches()
-    find_hub()
     try:
         changes = getattr(importlib.import_module("sitecustomize"), "AFTER", {})
     except ModuleNotFoundError:

@@ -431,7 +431,7 @@ def environment(name: str, work: Path, faults: str = "", **extra: str) -> dict[s
     entries = [f"{module}={SHRINK}" for module in FAMILIES[name].sizes]
     entries += [f"{module}={work / module}.py" for module in FAMILIES[name].extra] + [faults]
     shrunk = {"TINY_SIZES": str(work / "sizes.json"), "TINY_FAULTS": ";".join(filter(None, entries))}
-    hub = {"HF_HUB_CACHE": str(work / "hub")}
+    hub = {"HF_HUB_CACHE": str(work / "hub")} if (work / "hub").is_dir() else {}
     return tiny.environment(work, **shrunk, **hub, **extra)
 
 

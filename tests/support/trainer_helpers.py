@@ -82,18 +82,11 @@ def environment(**extra: str) -> dict[str, str]:
     return kept | extra
 
 
-def train(argv: list[str], timeout_s: float = 500, **extra: str) -> subprocess.CompletedProcess:
-    """`python -m trainer ARGV` to its end; `extra` are environment variables."""
-    command, env = [sys.executable, "-m", "trainer", *argv], environment(**extra)
-    return subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=timeout_s)
-
-
-def fork(argv: list[str], timeout_s: float = 500, fault: str = "", **extra: str) -> subprocess.CompletedProcess:
-    """As `train`, but forked from a process that has its imports done. fault: what strikes in it, see `fault`."""
+def fork(argv: list[str], fault: str = "", **extra: str) -> subprocess.CompletedProcess:
+    """`python -m trainer ARGV`, forked from a process that has its imports done. fault: what strikes in it, see `fault`."""
     extra |= {"HANGPROOF_INJECT": "trainer_helpers:fault", "TEST_FAULT": fault} if fault else {}
-    return kohya_nursery.run(
-        [sys.executable, "-m", "trainer", *argv], environment(**extra), ROOT, timeout_s, merged=False
-    )
+    command = [sys.executable, "-m", "trainer", *argv]
+    return kohya_nursery.run(command, environment(**extra), ROOT, 500, merged=False)
 
 
 def attempt_of(work: dict, name: str, number: int, ring: Path | None, resume: Path | None, env: dict, **changed):
@@ -143,9 +136,6 @@ def numbers(path: Path) -> bytes:
     return lora[8 + int.from_bytes(lora[:8], "little") :]
 
 
-_fsyncs = 0
-
-
 def fault(phase: str, step: int, heartbeat) -> None:
     """Called at each beat of the trainer. TEST_FAULT says what to do:
 
@@ -166,24 +156,12 @@ def fault(phase: str, step: int, heartbeat) -> None:
     elif now == ("kill", "step", 0) and step == int(at):
         threading.Timer(float(more), os.kill, (os.getpid(), signal.SIGKILL)).start()
     elif now == ("save", "save", 0) and step >= int(at):
-        kill_at_fsync(int(more))
+        import slow_disk
+
+        os.environ["TEST_DISK"], os.fsync = f"0 kill@{more}", slow_disk.fsync
     elif now in (("sample", "sample", 1), ("hasty", "sample", 2)) and step >= int(at):
         os.kill(os.getpid(), signal.SIGKILL)
     elif now in (("stop", "step", 0), ("hasty", "sample", 1)) and step == int(at):
         from guards.heartbeat import REQUEST_STOP, set_request
 
         set_request(heartbeat.path, REQUEST_STOP)
-
-
-def kill_at_fsync(number: int) -> None:
-    real = os.fsync
-
-    def fsync(descriptor: int) -> None:
-        global _fsyncs
-        _fsyncs += 1
-        if _fsyncs == number:
-            os.kill(os.getpid(), signal.SIGKILL)
-        real(descriptor)
-
-    if os.fsync.__name__ != fsync.__name__ or os.fsync.__module__ == "posix":
-        os.fsync = fsync

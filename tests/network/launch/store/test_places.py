@@ -10,7 +10,7 @@ import pytest
 from store_helpers import QUICK
 from store_servers import EACH_KIND, serving
 
-from launch.store.places import Limits, NotFound, Place, StoreError, Unavailable, open_place
+from launch.store.places import Limits, NotFound, Place, Refused, StoreError, Unavailable, open_place
 
 BIG = 9_000_000  # more than one piece, more than one part of an upload
 
@@ -177,3 +177,11 @@ def test_a_link_in_a_folder_is_not_followed(tmp_path):
     for name in ("files/link", "files/pipe"):
         with pytest.raises(StoreError):
             place.limited(tries=1).read(name)
+
+
+def test_an_unknown_host_key_is_refused(tmp_path, monkeypatch):
+    with serving("sftp", tmp_path, monkeypatch, lambda: 0) as server:
+        (tmp_path / "home/.ssh/known_hosts").write_text("")
+        with pytest.raises(Refused, match="host key is not known"):
+            server.place(QUICK).put("x", b"1")
+    assert not [*(tmp_path / "sftp root").rglob("x")]
