@@ -126,18 +126,13 @@ class Hub(Double):
 
     def part(self, name: str, content: bytes, start: int, end: int, fault: Fault) -> Iterator[bytes]:
         sent = self.sent  # a connection that its client has left still counts where it began
+        good = start + fault.at if fault.kind in ("drop", "stall", "trickle") else end  # nothing is wrong up to here
         at = start
         while at < end:
-            stop = min(end, at + 16384)
-            if fault.kind in ("drop", "stall", "trickle"):
-                stop = min(stop, max(at, start + fault.at))
-                if fault.kind == "trickle" and at >= start + fault.at:
-                    stop = min(end, at + 50)
-                    if self.closing.wait(0.1):
-                        break
-                elif stop == at:
-                    if fault.kind == "stall":
-                        self.closing.wait(600)
+            stop = min(end, at + 16384, good if at < good else at + 50)
+            if at >= good:
+                stopped = self.closing.wait({"drop": 0, "stall": 600, "trickle": 0.1}[fault.kind])
+                if stopped or fault.kind != "trickle":
                     raise Cut
             piece = content[at:stop]
             if fault.kind == "flipped" and at == start:
