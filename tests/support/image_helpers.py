@@ -39,13 +39,8 @@ def ignored(name: str) -> bool:
     """Whether .dockerignore leaves a path out."""
     patterns = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")]
     parts = name.split("/")
-    for pattern in patterns:
-        if pattern.startswith("**/"):
-            if any(fnmatch.fnmatch(part, pattern[3:]) for part in parts):
-                return True
-        elif any(fnmatch.fnmatch("/".join(parts[:count]), pattern) for count in range(1, len(parts) + 1)):
-            return True
-    return False
+    above = ["/".join(parts[:count]) for count in range(1, len(parts) + 1)]
+    return any(fnmatch.filter(parts, p[3:]) if p.startswith("**/") else fnmatch.filter(above, p) for p in patterns)
 
 
 def tracked() -> list[str]:

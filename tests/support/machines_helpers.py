@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import netns
+import psutil
 from monitor_helpers import ROOT, environment, toy_run, wait_for
 from run_facts import status
 from runs_helpers import pictures
@@ -77,11 +78,6 @@ def create(root: Path, monkeypatch, nodes: int) -> Path:
     return runs.create(spec, pictures(root / "pictures", 6))
 
 
-def _is_rank(pid: int) -> bool:
-    """Its launcher has the same words."""
-    return b"\0LOCAL_RANK=" in Path(f"/proc/{pid}/environ").read_bytes()
-
-
 @contextlib.contextmanager
 def pair(run: Path, root: Path) -> Iterator[Pair]:
     """Two machines with a copy of the run's data root, both started."""
@@ -116,8 +112,9 @@ class Pair:
                 self.processes[number] = self.machines[number].popen(words, env, cwd=ROOT, stdout=log, stderr=log)
 
     def trainer(self, number: int) -> int:
-        """The process of a machine's rank."""
-        (pid,) = [pid for pid in self.machines[number].find("-m trainer") if _is_rank(pid)]
+        """The process of a machine's rank; its launcher has the same words."""
+        found = self.machines[number].find("-m trainer")
+        (pid,) = [pid for pid in found if "LOCAL_RANK" in psutil.Process(pid).environ()]
         return pid
 
     def result(self) -> bytes:

@@ -23,6 +23,8 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+import psutil
+
 NETWORK = "10.213.{bridge}.{number}"
 PREFIX = "hpt"
 
@@ -89,8 +91,8 @@ class Machine:
         """Those whose command line contains `text`, the program first: `text` of a shell's script does not count."""
         found = []
         for pid in self.processes():
-            with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
-                if text in " ".join(word.decode("utf-8", "replace") for word in file.read().split(b"\0")):
+            with contextlib.suppress(psutil.Error):
+                if text in " ".join(psutil.Process(pid).cmdline()):
                     found.append(pid)
         return found
 
@@ -105,11 +107,9 @@ class Machine:
 
 
 def _zombie(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0] == b"Z"
-    except OSError:
-        return True
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    return True
 
 
 @contextlib.contextmanager
