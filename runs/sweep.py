@@ -7,23 +7,21 @@ others whole. Caches that one run has made are linked for the next one before it
 """
 
 import contextlib
-import errno
 import itertools
 import json
 import math
 import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from guards.metrics import utc_now
 from guards.reading import read_json
-from runs.evolution import Losses
 from runs.files import Fault, RunError, atomic_write, building, explained
-from runs.growing import count_of
+from runs.growing import count_of, json_objects
 from runs.paths import datasets_dir, outputs_dir, slug
 
 if TYPE_CHECKING:
@@ -78,21 +76,14 @@ def parse(texts: Iterable[str]) -> dict[str, list[float]]:
         key = {"lr": "learning_rate", **ALIASES}.get(key, key)
         if key not in SHORT or not equals:
             raise RunError([Fault(key, f"{text!r}: write FIELD=VALUE,VALUE with one of {', '.join(SHORT)}")])
-        numbers = []
-        for word in values.replace(";", ",").split(","):
-            if not word.strip():
-                continue
+        for word in filter(None, map(str.strip, values.replace(";", ",").split(","))):
             try:
-                number = float(word)
-            except ValueError:
-                number = math.nan
-            if not math.isfinite(number):
-                raise RunError([Fault(key, f"{word.strip()[:30]!r} is not a number; write for example {key}=8,16")])
-            number = int(number) if number.is_integer() and key != "learning_rate" else number
-            if number not in numbers:
-                numbers.append(number)
-        if numbers:
-            found[key] = numbers
+                number, whole = float(word), int(float(word))  # which NaN and infinity have not
+            except (ValueError, OverflowError):
+                raise RunError([Fault(key, f"{word[:30]!r} is not a number; write for example {key}=8,16")]) from None
+            number = whole if whole == number and key != "learning_rate" else number
+            if number not in found.setdefault(key, []):
+                found[key].append(number)
     return found
 
 
@@ -175,12 +166,7 @@ def _free_name(base: str) -> str:
     return next(name for name, sweep, run in places if not sweep.exists() and not run.exists())
 
 
-def is_cache(path: Path) -> bool:
-    """Whether a file of a data set, by its path in it, is a cache: of the built-in trainer, or of sd-scripts."""
-    return CACHE in path.parts or path.suffix == ".npz"
-
-
-def link_tree(source: Path, target: Path, wanted: Callable[[Path], bool] = lambda path: True) -> int:
+def link_tree(source: Path, target: Path, wanted: Callable[[Path], bool]) -> int:
     """Make the files of `source` available in `target` too, where they are missing, without copying them; how many.
 
     Args:
@@ -189,94 +175,66 @@ def link_tree(source: Path, target: Path, wanted: Callable[[Path], bool] = lambd
     A file is copied where the file system has no hard links. Links to elsewhere are left out. Raises OSError.
     """
     count = 0
-    for where, _, names in os.walk(source):
-        inside = Path(where).relative_to(source)
-        own = target / inside
-        for name in names:
-            path = Path(where, name)
-            unfinished = name.startswith(".") and name.endswith(".tmp")
-            if path.is_symlink() or (own / name).exists() or unfinished or not wanted(inside / name):
-                continue
-            own.mkdir(parents=True, exist_ok=True)
-            try:
-                os.link(path, own / name)
-            except OSError as error:
-                if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EACCES):
-                    raise
-                shutil.copy2(path, own / name)
-            count += 1
+    for path in sorted(source.rglob("*")):
+        inside = path.relative_to(source)
+        unfinished = path.name.startswith(".") and path.name.endswith(".tmp")
+        if path.is_symlink() or not path.is_file() or (target / inside).exists() or unfinished or not wanted(inside):
+            continue
+        (target / inside).parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.link(path, target / inside)
+        except OSError:
+            shutil.copy2(path, target / inside)
+        count += 1
     return count
 
 
 def share_caches(run: str) -> int:
     """Link the caches that earlier runs of its sweep have made, for a run that is about to start; how many files.
 
-    Only runs with its resolution, model and trainer share them. A cache that does not fit is made again by the trainer.
+    Only runs with its resolution share them. A cache that does not fit is made again by the trainer.
     """
-    sweep = next((one for one in all_sweeps() if run in dict(one.runs)), None)
-    if sweep is None:
-        return 0
-    count, own = 0, _made_for(run)
-    for other, _values in sweep.runs:
-        if other == run or not own or _made_for(other) != own:
-            continue
-        with contextlib.suppress(OSError):
-            if (datasets_dir() / other).is_dir() and (datasets_dir() / run).is_dir():
-                count += link_tree(datasets_dir() / other, datasets_dir() / run, is_cache)
-            if (outputs_dir() / other / "cache").is_dir():
-                count += link_tree(outputs_dir() / other / "cache", outputs_dir() / run / "cache")
+    count, outputs, datasets = 0, outputs_dir(), datasets_dir()
+    for sweep in all_sweeps():
+        made_for = {name: values.get("resolution") for name, values in sweep.runs}
+        for other in made_for:
+            if run in made_for and other != run and made_for[other] == made_for[run]:
+                with contextlib.suppress(OSError):
+                    count += link_tree(datasets / other, datasets / run, _is_cache)
+                    count += link_tree(outputs / other / "cache", outputs / run / "cache", lambda path: True)
     return count
 
 
-def _made_for(run: str) -> tuple[Any, ...]:
-    """What the caches of a run depend on; () for a run that cannot be read."""
-    import presets
-
-    try:
-        fields = presets.tables.read_toml(outputs_dir() / run / "run.toml")
-    except (OSError, presets.PresetError):
-        return ()
-    return tuple(str(fields.get(key)) for key in ("model", "backend", "resolution"))
+def _is_cache(path: Path) -> bool:
+    """Whether a file of a data set, by its path in it, is a cache: of the built-in trainer, or of sd-scripts."""
+    return CACHE in path.parts or path.suffix == ".npz"
 
 
 # What became of them ---------------------------------------------------------------------------------------------------
 
 
 def all_sweeps() -> list[Sweep]:
-    """The sweeps of which a run exists, newest first."""
+    """The sweeps of which a run exists, newest first; not a damaged one, or one whose runs would be elsewhere."""
+    from pydantic import TypeAdapter
+
     found = []
-    with contextlib.suppress(OSError):
-        for path in (outputs_dir() / FOLDER).glob("*.json"):
-            sweep = _read(path, path.stat().st_mtime_ns)
-            if sweep is not None and any((outputs_dir() / run).is_dir() for run, _ in sweep.runs):
+    for path in (outputs_dir() / FOLDER).glob("*.json"):
+        with contextlib.suppress(OSError, ValueError):
+            sweep = replace(TypeAdapter(Sweep).validate_json(path.read_bytes()), name=path.stem)
+            folders = [outputs_dir() / run for run, _ in sweep.runs]
+            inside = all(folder.parent == outputs_dir() and folder.name[0] != "." for folder in folders)
+            if inside and any(folder.is_dir() for folder in folders):
                 found.append(sweep)
     return sorted(found, key=lambda one: (one.created_at, one.name), reverse=True)
 
 
 def find(name: str) -> Sweep:
     """The sweep of this name. Raises RunError."""
-    sweeps = all_sweeps()
-    for sweep in sweeps:
-        if sweep.name == name:
-            return sweep
-    known = f"use one of {', '.join(one.name for one in sweeps)}" if sweeps else "start one with `python -m jobs sweep`"
-    raise RunError(f"no sweep {name[:100]!r}; {known}")
-
-
-@lru_cache(maxsize=200)
-def _read(path: Path, _changed_ns: int) -> Sweep | None:
-    """A sweep from its file; None for a damaged one, or one whose runs would be elsewhere."""
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        pairs = tuple(
-            (str(run), {str(key): float(number) for key, number in chosen.items()}) for run, chosen in values["runs"]
-        )
-        sweep = Sweep(
-            path.stem, str(values["base"]), tuple(map(str, values["fields"])), pairs, str(values["created_at"])
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
-    return sweep if all(run and Path(run).name == run and run[0] != "." for run, _ in pairs) else None
+    sweeps = {sweep.name: sweep for sweep in all_sweeps()}
+    if name not in sweeps:
+        known = f"use one of {', '.join(sweeps)}" if sweeps else "start one with `python -m jobs sweep`"
+        raise RunError(f"no sweep {name[:100]!r}; {known}")
+    return sweeps[name]
 
 
 def table(sweep: Sweep) -> list[dict[str, Any]]:
@@ -287,57 +245,47 @@ def table(sweep: Sweep) -> list[dict[str, Any]]:
         None, "seconds"}]; None where a value is not known. A loss is the mean of some steps: the last ones, or those
         with the lowest mean; val_loss is the lowest of the validations. state: that of its monitor, "new" or "deleted".
     """
-    return [_row(run, values) for run, values in sweep.runs]
-
-
-def _row(run: str, values: dict[str, float]) -> dict[str, Any]:
-    folder = outputs_dir() / run
-    status = read_json(folder / "status.json") or {}
-    final, best, val = None, None, None
-    with contextlib.suppress(OSError):
-        metrics = folder / "metrics.jsonl"
-        final, best, val = _losses(metrics, metrics.stat().st_mtime_ns)
-    lora = folder / f"{run}.safetensors"
-    seconds = status.get("elapsed_s")
-    return {
-        "run": run,
-        "values": values,
-        "state": str(status.get("state", "new")) if folder.is_dir() else "deleted",
-        "steps": count_of(status.get("step")),
-        "final_loss": final,
-        "best_loss": best,
-        "val_loss": val,
-        "lora": str(lora) if lora.is_file() else None,
-        "seconds": seconds if isinstance(seconds, int | float) else None,
-    }
+    rows = []
+    for run, values in sweep.runs:
+        folder = outputs_dir() / run
+        status = read_json(folder / "status.json") or {}
+        lora, seconds = folder / f"{run}.safetensors", status.get("elapsed_s")
+        row = {"run": run, "values": values, "steps": count_of(status.get("step"))}
+        row["state"] = str(status.get("state", "new")) if folder.is_dir() else "deleted"
+        row |= dict.fromkeys(("final_loss", "best_loss", "val_loss"))
+        with contextlib.suppress(OSError):
+            metrics = folder / "metrics.jsonl"
+            row |= _losses(metrics, metrics.stat().st_mtime_ns)
+        row["lora"] = str(lora) if lora.is_file() else None
+        row["seconds"] = seconds if isinstance(seconds, int | float) else None
+        rows.append(row)
+    return rows
 
 
 @lru_cache(maxsize=200)
-def _losses(path: Path, _changed_ns: int) -> tuple[float | None, float | None, float | None]:
-    """(final, best, lowest validation loss) of a run; the last line of a step counts, as it was trained last."""
-    found = Losses(path)
-    found.update()
-    losses = found.between(0, len(found.by_step))
-    val = min(found.validation.values(), default=None)
-    if not losses:
-        return None, None, val
+def _losses(path: Path, _changed_ns: int) -> dict[str, float]:
+    """The final, the best and the lowest validation loss of a run, where there are any; the last line of a step counts."""
+    by_step: dict[str, dict[int, float]] = {"loss": {}, "val_loss": {}}
+    for line in json_objects(path.read_bytes()):
+        for key, found in by_step.items():
+            step, loss = line.get("step"), line.get(key)
+            if isinstance(step, int) and isinstance(loss, int | float) and math.isfinite(loss):
+                found[step] = loss
+    losses = [by_step["loss"][step] for step in sorted(by_step["loss"])]
     width = max(1, min(WINDOW, len(losses) // 10))
     sums = list(itertools.accumulate(losses, initial=0.0))
     means = [(sums[at] - sums[at - width]) / width for at in range(width, len(sums))]
-    return means[-1], min(means), val
+    out = {"final_loss": means[-1], "best_loss": min(means)} if means else {}
+    return out | ({"val_loss": min(by_step["val_loss"].values())} if by_step["val_loss"] else {})
 
 
 def lines(sweep: Sweep) -> list[str]:
     """The table as text, with one column for each swept field."""
-    rows = table(sweep)
-    validated = any(row["val_loss"] for row in rows)
-    heads = ["state", "steps", "final loss", "best loss", *["validation"] * validated, "seconds", "LoRA"]
-    cells = [[*sweep.fields, *heads]]
-    for row in rows:
+    cells = [[*sweep.fields, "state", "steps", "final loss", "best loss", "validation", "seconds", "LoRA"]]
+    for row in table(sweep):
         numbers = [number_text(row["values"][key]) for key in sweep.fields if key in row["values"]]
-        losses = [row["final_loss"], row["best_loss"], *[row["val_loss"]] * validated]
-        texts = ["" if loss is None else f"{loss:.4f}" for loss in losses]
+        losses = ["" if row[key] is None else f"{row[key]:.4f}" for key in ("final_loss", "best_loss", "val_loss")]
         took = "" if row["seconds"] is None else f"{row['seconds']:.0f}"
-        cells.append([*numbers, row["state"], str(row["steps"]), *texts, took, Path(row["lora"] or "").name])
-    widths = [max(len(row[n]) for row in cells) for n in range(len(cells[0]))]
+        cells.append([*numbers, row["state"], str(row["steps"]), *losses, took, Path(row["lora"] or "").name])
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in cells]

@@ -118,9 +118,7 @@ def test_the_table_has_losses_times_and_loras(base):
     assert sweep.lines(made)[0].split()[:3] == ["learning_rate", "state", "steps"]
 
 
-@pytest.mark.parametrize(
-    "text", ["", "[]", '{"base": "a", "fields": [], "created_at": "", "runs": [["../../etc", {}]]}']
-)
+@pytest.mark.parametrize("text", ["", "[]", '{"name": "x", "base": "a", "fields": [], "runs": [["../outputs", {}]]}'])
 def test_a_damaged_sweep_is_none(base, text):
     (runs.outputs_dir() / sweep.FOLDER).mkdir()
     (runs.outputs_dir() / sweep.FOLDER / "x.json").write_text(text)
