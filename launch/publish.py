@@ -20,7 +20,7 @@ from guards import hub
 from launch import common
 from launch.common import LaunchError
 from monitor.run_folder import read_json
-from runs import evolution, model_card
+from runs import model_card, results
 from runs.files import atomic_write, explained
 from runs.paths import datasets_dir
 
@@ -70,7 +70,7 @@ def choices(folder: Path) -> dict[str, Any]:
     "title", "token" (whether there is one), "published"}."""
     spec = runs.load(folder)
     return {
-        "loras": [{"name": one.path.name, "at": one.at, "bytes": one.size} for one in _loras(folder)],
+        "loras": [{"name": one.path.name, "at": one.at, "bytes": one.size} for one in results.loras(folder)],
         "licences": {key: one.label for key, one in model_card.licences().items()},
         "licence": model_card.licence_of(spec.model),
         "base_model": model_card.base_model_of(spec.model),
@@ -149,10 +149,10 @@ def prepare(folder: Path, options: dict[str, Any]) -> dict[str, bytes | Path]:
     return {README: text.encode(), name: complete, **samples}
 
 
-def _chosen(folder: Path, options: dict[str, Any]) -> tuple[evolution.Lora, model_card.Card, str]:
+def _chosen(folder: Path, options: dict[str, Any]) -> tuple[results.Lora, model_card.Card, str]:
     """The LoRA, its card, and that as Markdown. Raises LaunchError: there is no such LoRA or licence; RunError."""
     spec = runs.load(folder)
-    loras, wanted = _loras(folder), options.get("lora") or ""
+    loras, wanted = results.loras(folder), options.get("lora") or ""
     lora = next((one for one in loras if wanted in ("", one.path.name)), None)
     if lora is None:
         what = f"no LoRA {wanted[:100]!r}" if wanted else "no LoRA yet"
@@ -165,10 +165,10 @@ def _chosen(folder: Path, options: dict[str, Any]) -> tuple[evolution.Lora, mode
     most = SAMPLES if most is None else int(most)
     if not 0 <= most <= 24:
         raise LaunchError("Samples: choose a number from 0 to 24")
-    prompts = {one.number: one.text for one in evolution.read_prompts(folder / "sample_prompts.txt")}
+    prompts = {one.number: one.text for one in results.read_prompts(folder / "sample_prompts.txt")}
     pictures = [
         (path, text)
-        for path, text in model_card.samples_for(lora, evolution.read_samples(folder / "sample"), prompts, 1000)
+        for path, text in model_card.samples_for(lora, results.read_samples(folder / "sample"), prompts, 1000)
         if path.is_file() and not path.is_symlink() and path.stat().st_size <= IMAGE_BYTES
     ][:most]
     card = model_card.Card(
@@ -181,16 +181,6 @@ def _chosen(folder: Path, options: dict[str, Any]) -> tuple[evolution.Lora, mode
     )
     count = len(runs.images_in(datasets_dir() / spec.slug))
     return lora, card, model_card.readme(spec, lora, f"{spec.slug}.safetensors", card, count)
-
-
-def _loras(folder: Path) -> list[evolution.Lora]:
-    """The run's LoRA files: the final one first, then the newest."""
-    found = [
-        lora
-        for path in folder.glob(f"*{evolution.SUFFIX}")
-        if path.name[0] != "." and (lora := evolution.read_lora(path, path.stat().st_size)) is not None
-    ]
-    return sorted(found, key=lambda one: (one.final, one.step or 0, one.epoch or 0, one.path.name), reverse=True)
 
 
 @contextlib.contextmanager

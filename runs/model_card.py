@@ -18,8 +18,8 @@ from typing import Any
 
 import presets
 from presets.tables import downloads
-from runs.evolution import Lora, Sample
 from runs.files import RunError
+from runs.results import Lora, Sample
 from runs.spec import RunSpec
 
 TEMPLATE = Path(__file__).with_name("templates") / "card.md"

@@ -5,10 +5,11 @@ from typing import Any
 
 import runs
 from runs import manage
-from runs.evolution import Prompt, Sample, Snapshot, best
 from runs.files import RunError
+from runs.results import Prompt, Sample
 from ui import jobs
 from ui.run import actions, blind_vote, charts, control, log_view, queue, view
+from ui.run.snapshots import Snapshot, best
 from ui.served import file_url
 
 MOST_LINES = 2000

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from guards.metrics import utc_now
-from runs.evolution import Evolution
 from runs.files import explained
 from runs.growing import entries
+from ui.run.snapshots import Evolution
 
 FILE = "votes.jsonl"
 ENOUGH = 10  # votes before the LoRA with most wins is picked

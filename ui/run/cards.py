@@ -16,9 +16,10 @@ from markupsafe import Markup
 
 from monitor.ledger import Ledger
 from monitor.phrases import PHASES, count
-from runs.evolution import Evolution, Lora
 from runs.manage import size_text
+from runs.results import Lora
 from ui.html import duration, markdown, number, part, per_step
+from ui.run.snapshots import Evolution
 from ui.run.view import Incident, View, number_of
 from ui.served import archive_url, file_url
 

@@ -20,7 +20,7 @@ BATCH_LINES = 5000  # lines that are objects at the same time
 MAX_STEP = 10_000_000  # a larger number in a file is not a step
 MOST_GPUS = 16
 LARGEST = 1e30  # a larger number is not a measurement
-STEP = ("step", "attempt", "loss", "lr", "step_s")
+STEP = ("step", "epoch", "attempt", "loss", "lr", "step_s")
 GPU = ("utilization", "memory_used", "power_w", "temperature")
 Columns = dict[str, np.ndarray]
 

@@ -10,12 +10,12 @@ from typing import Any
 import gradio as gr
 
 from monitor.phrases import count
-from runs.evolution import Evolution, best
 from runs.files import RunError
 from ui import served
 from ui.html import esc, number, table
 from ui.run import blind_vote, fold, view
 from ui.run.fold import QUIET
+from ui.run.snapshots import Evolution, best
 
 TICK_S = 5.0
 MOST = 200  # pictures in the gallery

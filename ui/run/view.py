@@ -21,10 +21,11 @@ import runs
 from monitor.process.platform import LOCK, is_held
 from monitor.run_folder import METRICS, STATUS, STOP
 from monitor.state import FINAL, with_age
-from runs import env_file, manage
-from runs.evolution import SUFFIX, Evolution, Lora, Losses, read_lora, read_prompts, read_samples, table
+from runs import env_file, manage, results
 from runs.files import RunError
+from runs.results import Lora
 from ui.dataset.draft_store import OUT_OF_DATE
+from ui.run import snapshots
 from ui.run.metrics import Metrics
 from ui.run.readers import kept, stamp
 
@@ -194,7 +195,6 @@ def read_all() -> list[View]:
 
 # What grows is read from where the last look ended. The readers are used with the lock.
 _metrics = functools.lru_cache(READ_RUNS)(lambda folder: Metrics(folder / METRICS))
-_losses = functools.lru_cache(READ_RUNS)(lambda folder: Losses(folder / METRICS))
 
 
 def with_metrics(folder: Path, use: Callable[[Metrics], T]) -> T:
@@ -203,29 +203,25 @@ def with_metrics(folder: Path, use: Callable[[Metrics], T]) -> T:
         return use(_metrics(folder).update())
 
 
-def evolution(folder: Path) -> Evolution:
+def evolution(folder: Path) -> snapshots.Evolution:
     """The snapshots of a run, with the samples and losses of each; read again only after a file changed."""
     found, files = loras(folder), [folder / name for name in (SAMPLES, PROMPTS, METRICS)]
 
-    def made() -> Evolution:
-        losses = _losses(folder)
-        losses.update()
-        return table(read_prompts(folder / PROMPTS), read_samples(folder / SAMPLES), found, losses)
+    def made() -> snapshots.Evolution:
+        metrics = _metrics(folder)
+        while metrics.revision != metrics.update().revision:
+            pass  # a large file is read in parts
+        return snapshots.table(
+            results.read_prompts(folder / PROMPTS), results.read_samples(folder / SAMPLES), found, metrics
+        )
 
     with _lock:
         return kept("evolution", folder, [*files, *(one.path for one in found)], made, young=True)
 
 
 def loras(folder: Path) -> list[Lora]:
-    """The complete LoRA files: the final one first, then the newest first.
-
-    The trainers write to a hidden name and rename, and safetensors refuses a file that is shorter than its header says,
-    which covers scripts of the user's own.
-    """
-    paths = [folder / name for name in _names(folder) if name.endswith(SUFFIX) and name[0] != "."]
-    read = (kept("lora", path, [path], functools.partial(read_lora, path, stamp(path).size)) for path in paths)
-    found = [one for one in read if one is not None]
-    return sorted(found, key=lambda one: (one.final, one.step or 0, one.epoch or 0, one.path.name), reverse=True)
+    """The complete LoRA files of a run; each is read again only after it changed."""
+    return results.loras(folder, lambda path: kept("lora", path, [path], lambda: results.read_lora(path)))
 
 
 def incidents(folder: Path) -> list[Incident]:

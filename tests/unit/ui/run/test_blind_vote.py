@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from runs.evolution import Evolution, Lora, Sample, Snapshot
 from runs.files import RunError
+from runs.results import Lora, Sample
 from ui.run import blind_vote as bv
+from ui.run.snapshots import Evolution, Snapshot
 
 ROOT = Path(__file__).resolve().parents[4]
 
