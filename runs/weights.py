@@ -5,7 +5,6 @@ contact the hub only with `ask`, once, and with a time limit; a model in the loc
 guards/download.py does a download; this module says where a file comes from and where it belongs.
 """
 
-import functools
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -41,44 +40,27 @@ def problems(spec: "RunSpec", ask: bool = False) -> list[str]:
             return []
         return _diffusers(spec, model_files(spec)["pretrained_model_name_or_path"], ask)
     fetch = "" if model["generated"] else f", or run `python -m runs fetch-model {spec.model}`"
-    found, gone = [], dict[str, Path]()
+    found, gone = [], []
     for flag, path in _files(spec):
         if not path.is_file():
-            gone.setdefault(flag, path)
-        elif fault := file_fault(path):
+            gone.append(f"{path} (--{flag})")
+        elif fault := _file_fault(path):
             fix = f"put an intact copy there, use another file as the trainer option {flag}=PATH{fetch}"
             found.append(f"model file {path} (--{flag}) {fault}; delete it, then {fix}")
     if gone:
-        found.insert(0, f"{_missing(gone)}, use other files as trainer options FLAG=PATH{fetch}")
+        fix = f"put them there, use other files as trainer options FLAG=PATH{fetch}"
+        found.insert(0, f"model files missing: {', '.join(gone)}; {fix}")
     return found
 
 
 def _files(spec: "RunSpec") -> list[tuple[str, Path]]:
     """(flag, path) of each file that a trainer of kohya's loads; a part in several files has several."""
     values = [(flag, Path(value).expanduser()) for flag, value in model_files(spec).items()]
-    return [(flag, path) for flag, value in values for path in all_files(value)]
+    return [(flag, path.with_name(name)) for flag, path in values for name in shards(path.name)]
 
 
-def _missing(paths: dict[str, Path]) -> str:
-    """One sentence that names the missing files with their flags and says where to put them."""
-    folders = {path.parent for path in paths.values()}
-    one = len(folders) == 1
-    names = ", ".join(f"{path.name if one else path} (--{flag})" for flag, path in paths.items())
-    where = f" in {folders.pop()}" if one else ""
-    return f"model file{'s' * (len(paths) > 1)} missing{where}: {names}; put {'them' if len(paths) > 1 else 'it'} there"
-
-
-def file_fault(path: Path) -> str:
+def _file_fault(path: Path) -> str:
     """What is wrong with a file of weights, as the end of a sentence; "" where nothing is found."""
-    try:
-        stat = path.stat()
-    except OSError as error:
-        return f"cannot be read ({error.strerror})"
-    return _file_fault(path, stat.st_size, stat.st_mtime_ns)
-
-
-@functools.lru_cache(maxsize=256)
-def _file_fault(path: Path, _size: int, _stamp: int) -> str:
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -120,70 +102,48 @@ def _is_id(name: str) -> bool:
 
 def incomplete(spec: "RunSpec", folder: Path) -> list[str]:
     """The files of a model folder that are missing or unusable."""
-    wrong = []
+    wrong, files = [], []
     for part, (config, *stem) in presets.families()[presets.models()[spec.model]["family"]]["parts"].items():
-        if not (folder / part / config).is_file():
-            wrong.append(f"{part}/{config} is missing")
-        elif stem:
-            wrong += [f"{part}/{fault}" for fault in _weight_faults(folder / part, stem[0])]
-    return wrong
-
-
-def _weight_faults(folder: Path, stem: str) -> list[str]:
-    """What is wrong with the weights of a part: one file, or several in an index."""
-    index = folder / f"{stem}.safetensors.index.json"
-    names = [f"{stem}.safetensors"]
-    if index.is_file():
-        try:
-            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        except (OSError, ValueError, KeyError, AttributeError, TypeError):
-            return [f"{index.name} cannot be read"]
-    faults = ((name, file_fault(folder / name) if (folder / name).is_file() else "is missing") for name in names)
-    return [f"{name} {fault}" for name, fault in faults if fault]
+        files.append(f"{part}/{config}")
+        if stem:
+            index = folder / part / f"{stem[0]}.safetensors.index.json"
+            names = {f"{stem[0]}.safetensors"}
+            if index.is_file():
+                try:
+                    names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+                except (OSError, ValueError, KeyError, AttributeError, TypeError):
+                    wrong.append(f"{part}/{index.name} cannot be read")
+                    continue
+            files += [f"{part}/{name}" for name in sorted(names)]
+    faults = ((name, _file_fault(folder / name) if (folder / name).is_file() else "is missing") for name in files)
+    return wrong + [f"{name} {fault}" for name, fault in faults if fault]
 
 
 def _from_hub(repo: str, model: dict, ask: bool) -> list[str]:
     """Why the run could not download a model that is missing or incomplete on this machine."""
-    page = f"{hub.endpoint()}/{repo}"
-    by_hand = f"download it elsewhere (hf download {repo}) and use the folder as the trainer option pretrained_model_name_or_path=PATH"
+    page = hub.page_of(repo)
+    by_hand = f"download it elsewhere (hf download {repo}) and use the folder as the trainer option "
+    by_hand += "pretrained_model_name_or_path=PATH"
     if hub.offline():
         return [f"{repo} is not on this machine, and HF_HUB_OFFLINE prevents the download; unset it, or {by_hand}"]
     if model["gated"] and model["repo"] == repo and not hub.token():
-        return [
-            f"{repo} is not on this machine. You must accept its licence on Hugging Face first: open {page}, accept it, then log in "
-            f"under “Hugging Face account” on the page (or run `hf auth login`, or set HF_TOKEN); or {by_hand}"
-        ]
-    if not ask:
-        return []
-    status, reason = _hub_status(f"{page}/resolve/main/model_index.json")
-    if status in (401, 403):
-        return [
-            f"{repo} is not on this machine, and the hub refuses access (HTTP status {status}): accept its licence at {page} with "
-            f"the account of your token (`hf auth whoami` shows it), or {by_hand}"
-        ]
-    if status in (404, 410):
-        return [
-            f"{repo} is neither a folder here nor a model in diffusers' layout on the hub ({page}); correct the name in models.toml"
-        ]
-    if status == 0 or status >= 400:
-        return [
-            f"{repo} is not on this machine, and {page} is not available ({reason}); check the network, or {by_hand}"
-        ]
-    return []
+        licence = f"You must accept its licence on Hugging Face first: open {page}, accept it, then log in under"
+        login = "“Hugging Face account” on the page (or run `hf auth login`, or set HF_TOKEN)"
+        return [f"{repo} is not on this machine. {licence} {login}; or {by_hand}"]
 
-
-def _hub_status(url: str) -> tuple[int, str]:
-    """(HTTP status, reason) of a file on the hub; status 0 when there is no response in time."""
-
-    def head() -> int:
-        with hub.ask(url, 2 * HUB_TIMEOUT_S, "HEAD") as response:
-            return response.status_code
+    def answer() -> None:
+        with hub.ask(f"{page}/resolve/main/model_index.json", 2 * HUB_TIMEOUT_S, "HEAD") as response:
+            hub.check_status(response, repo, "model_index.json")
 
     try:
-        status = call(head, seconds=HUB_TIMEOUT_S, what="an answer")  # on a thread: a name look-up has no limit
-    except (hub.DownloadError, OSError) as error:
-        return 0, str(error)
-    return status, f"HTTP status {status}"
+        if ask:
+            call(answer, seconds=HUB_TIMEOUT_S, what="an answer")  # on a thread: a name look-up has no limit
+    except hub.DownloadError as error:
+        return [f"{repo} is not on this machine: {error.or_by_hand(by_hand)}"]
+    except OSError as error:
+        why = f"{page} is not available ({error}); check the network, or {by_hand}"
+        return [f"{repo} is not on this machine, and {why}"]
+    return []
 
 
 def from_hub(spec: "RunSpec") -> str:
@@ -223,7 +183,7 @@ def to_download(spec: "RunSpec") -> tuple[float, Path]:
     if presets.models()[spec.model]["generated"]:
         return 0.0, models_dir()
     gone, sources = missing_files(spec.model), downloads()
-    return float(sum(sources.get(path.name, {}).get("size", 0) for path in gone.values())), models_dir()
+    return float(sum(sources.get(path.name, {}).get("size", 0) for path in gone)), models_dir()
 
 
 def note(spec: "RunSpec") -> str:
@@ -241,19 +201,10 @@ def note(spec: "RunSpec") -> str:
 # Downloads -------------------------------------------------------------------------------------------------------------
 
 
-def missing_files(model: str) -> dict[str, Path]:
-    """The missing files of a base model, by flag; of a part in several files, the second and others as `FLAG 2`."""
-    out = {}
-    for flag, name in presets.models()[model]["files"].items():
-        for number, path in enumerate(all_files(models_dir() / name), 1):
-            if not path.is_file():
-                out[flag if number == 1 else f"{flag} {number}"] = path
-    return out
-
-
-def all_files(path: Path) -> list[Path]:
-    """The files that the path of a model file stands for: itself, or all of `…-00001-of-0000N.safetensors`."""
-    return [path.with_name(name) for name in shards(path.name)]
+def missing_files(model: str) -> list[Path]:
+    """The files of a base model for kohya's trainers that are missing in the models folder."""
+    names = (shard for name in presets.models()[model]["files"].values() for shard in shards(name))
+    return [path for path in map(models_dir().joinpath, names) if not path.is_file()]
 
 
 def fetch_model(model: str, on_progress: Progress = lambda _: None) -> list[Path]:
@@ -277,11 +228,11 @@ def fetch_model(model: str, on_progress: Progress = lambda _: None) -> list[Path
             f"{key} has no model files for kohya's trainers; use the diffusers backend, which downloads {entry['repo']} itself"
         )
     sources, wanted = downloads(), []
-    for flag, path in missing_files(key).items():
+    for path in missing_files(key):
         where = sources.get(path.name)
         if where is None:
             raise RunError(
-                f"no download source is known for {path.name} (--{flag}); put the file at {path}, or add it under [downloads] to models.toml"
+                f"no download source is known for {path.name}; put the file at {path}, or add it under [downloads] to models.toml"
             )
         wanted.append((where["repo"], where["path"], path, where.get("sha256", "")))
     fetch(key, wanted, on_progress)

@@ -91,9 +91,9 @@ def test_a_model_in_the_cache_needs_no_hub(flux, hub, tmp_path):
 @pytest.mark.parametrize(
     "status, message",
     [
-        (302, None),
+        (200, None),
         (403, "accept its licence at"),
-        (404, "neither a folder here nor a model"),
+        (404, f"model_index.json of {REPO} does not exist at http"),
         (503, "is not available (HTTP status 503); check the network"),
     ],
 )
@@ -136,7 +136,7 @@ def test_the_monitor_tells_it_and_starts_nothing(data, hub, tmp_path):
     folder = runs.create(of(REPO), pictures(tmp_path / "in"))
     done = call("monitor", "start", folder.name)
     assert done.returncode == 1 and "cannot be started" in done.stderr
-    assert "neither a folder here nor a model" in done.stderr
+    assert f"{REPO} is not on this machine: model_index.json of" in done.stderr
     assert not (folder / "training.log").exists() and not (folder / "status.json").exists()
 
 
