@@ -1,6 +1,6 @@
 """Deletes runs, and gives them labels. An interruption leaves no half run.
 
-A deletion first moves the run to a hidden name, in which it is decided: what is left of it is removed by the next one.
+A deletion first gives the run a hidden name: what an interruption leaves of it is removed by the next deletion.
 A run is renamed by a label in a file of its own. Its folder stays, because its script, states and LoRA have that name.
 """
 
@@ -18,8 +18,7 @@ from runs import env_file, staging
 from runs.files import RunError, atomic_write, explained, fsync_folder
 from runs.paths import datasets_dir, outputs_dir, run_folder
 
-TRASH = ".trash-"  # then 8 random characters, KEEPS or TAKES, and the run's folder name
-KEEPS, TAKES = "-", "+"  # its images. No folder name of a run has a "+", so no name of a run reads as an order
+TRASH = ".trash-"  # then random characters and the run's folder name
 LABEL = "label.txt"
 MAX_LABEL = 200
 Idle = Callable[[Path], AbstractContextManager[bool]]
@@ -99,43 +98,35 @@ def delete(name: str | Path, idle: Idle, images: bool = False) -> int:
     if images:
         _no_link(data)
     freed = _size(folder) + (_size(data) if images else 0)
-    trash = outputs_dir() / f"{TRASH}{secrets.token_hex(4)}{TAKES if images else KEEPS}{folder.name}"
+    trash = f"{TRASH}{secrets.token_hex(4)}-{folder.name}"
     with explained(f"delete {folder.name}"):
         with idle(folder) as free:
             if not free:
                 raise RunError(f"{folder.name} is running; stop it first: python -m monitor stop {folder.name}")
-            os.rename(folder, trash)
+            os.rename(folder, outputs_dir() / trash)
+        fsync_folder(outputs_dir())
+        if images:
+            os.rename(data, datasets_dir() / trash)
+            fsync_folder(datasets_dir())
         env_file.forget(folder)
         staging.sweep()
-        fsync_folder(outputs_dir())
-        _remove_trash(trash)
+        for parent in (outputs_dir(), datasets_dir()):
+            _remove(parent / trash)
     empty_trash()
     return freed
 
 
 def empty_trash() -> None:
     """Complete the deletions that were interrupted."""
-    for place in (outputs_dir(), datasets_dir()):
-        for trash in place.glob(f"{TRASH}*"):
+    for parent in (outputs_dir(), datasets_dir()):
+        for trash in parent.glob(f"{TRASH}*"):
             with contextlib.suppress(OSError):  # tried again by the next deletion
-                _remove_trash(trash)
+                _remove(trash)
 
 
-def _remove_trash(trash: Path) -> None:
-    """Remove a folder of the trash and, where its name says so, the data set of its run. OSError: something is left."""
-    order = re.fullmatch(rf"{re.escape(TRASH)}[0-9a-f]{{8}}{re.escape(TAKES)}(.+)", trash.name)
-    data = datasets_dir() / order[1] if order and trash.parent == outputs_dir() else None
-    if data and data.is_dir() and not data.is_symlink() and not (outputs_dir() / data.name).exists():
-        gone = datasets_dir() / trash.name
-        os.rename(data, gone)
-        fsync_folder(datasets_dir())
-        _remove_folder(gone)
-    _remove_folder(trash)
-
-
-def _remove_folder(folder: Path) -> None:
+def _remove(trash: Path) -> None:
     with contextlib.suppress(FileNotFoundError):  # another process removes it too
-        shutil.rmtree(folder)
+        shutil.rmtree(trash)
 
 
 # Rename ---------------------------------------------------------------------------------------------------------------

@@ -89,25 +89,13 @@ def drop_copied(run: Path) -> str:
         return ""
     try:
         own = place(run)
-        if not own.is_dir():
-            return ""
-        left = _not_copied(own, run)
-        if not left:
+        filecmp.clear_cache()
+        names = [str(path.relative_to(own)) for path in own.rglob("*") if not path.is_dir()]
+        _, other, missing = filecmp.cmpfiles(own, run, names, shallow=False)
+        if other or missing:
+            return f"{own} is kept, because {run} does not have all of its files, such as {(other + missing)[0]}"
+        if own.is_dir():
             shutil.rmtree(own.parent)
-            return ""
-        return f"{own} is kept, because {run} does not have all of its files, such as {left}"
     except OSError as error:
         return f"{own} is kept: {error}"
-
-
-def _not_copied(own: Path, run: Path) -> Path | None:
-    """The first file that the run's folder lacks, or has with other contents."""
-    filecmp.clear_cache()
-    for parent, _, names in os.walk(own):
-        for name in names:
-            path = Path(parent, name)
-            inside = path.relative_to(own)
-            copy = run / inside
-            if not copy.is_file() or not filecmp.cmp(path, copy, shallow=False):
-                return inside
-    return None
+    return ""
