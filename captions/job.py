@@ -95,8 +95,7 @@ def run(
 def _caption(describe: Describe, picture: Picture) -> str:
     """Raises NoCaption."""
     try:
-        with upright(picture) as image:
-            return cleaned(describe(image))
+        return cleaned(describe(upright(picture)))
     except RunError as error:
         raise NoCaption(str(error)) from error
     except MemoryError as error:

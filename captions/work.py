@@ -4,17 +4,13 @@ Of a folder: each caption is the text file beside its image, as kohya's trainers
 known, so a job that is killed loses at most the image it was working on, and the next start continues there.
 """
 
-import contextlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from runs.dataset import CAPTION_SUFFIXES, one_line, read_caption
 from runs.files import RunError, atomic_write, explained
-from runs.pictures import crop_box, is_image_name, opened, turned
-
-DECODED_SIDE = 2048  # pixels: no model sees more
+from runs.pictures import decoded, is_image_name
 
 
 @dataclass(frozen=True)
@@ -79,22 +75,10 @@ def _has_caption(path: Path) -> bool:
     return False
 
 
-@contextlib.contextmanager
-def upright(picture: Picture) -> Iterator[Any]:
+def upright(picture: Picture) -> Any:
     """The picture as it is trained: upright, turned, its part, on white, as a PIL image in RGB.
 
     Raises:
         RunError: it is gone, damaged or too large.
     """
-    from PIL import Image, ImageOps
-
-    with opened(picture.path, picture.name) as image:
-        if image.format == "JPEG":
-            image.draft("RGB", (DECODED_SIDE, DECODED_SIDE))
-        shown = turned(ImageOps.exif_transpose(image), picture.turn)
-        if shown.has_transparency_data:
-            shown = shown.convert("RGBA")
-            shown = Image.alpha_composite(Image.new("RGBA", shown.size, "white"), shown)
-        if picture.crop:
-            shown = shown.crop(crop_box(shown.size, picture.crop))
-        yield shown.convert("RGB")
+    return decoded(picture.path, picture.name, picture.turn, picture.crop)[0].convert("RGB")

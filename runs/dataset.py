@@ -15,7 +15,7 @@ repeats of the run.
 """
 
 import codecs
-import os
+import itertools
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -96,18 +96,25 @@ def gather(images: Path | Sequence[Source], trigger: str = "") -> list[Source]:
     if not found:
         where = images if isinstance(images, str | Path) else "the selected files"
         raise RunError(NO_IMAGES.format(where=where))
-    return [replace(one, caption=one_line(one.caption) or _default(trigger, one.folder)) for one in found]
+    subjects = [(repeats_of(one.folder) or (0, ""))[1] for one in found]
+    return [
+        replace(one, caption=one_line(one.caption) or one_line(trigger) or subject)
+        for one, subject in zip(found, subjects, strict=True)
+    ]
 
 
 def _in_folder(folder: Path) -> list[Source]:
-    """The images of a folder and its subfolders, with the captions in the files beside them; other files are left out.
+    """The images of a folder and its subfolders, with the captions in the files beside them; hidden ones and other files
+    are left out.
 
     Raises:
         RunError: it is no folder, or a caption is not UTF-8; one line for each.
     """
     if not folder.is_dir():
         raise RunError(f"{folder} is not a folder; use the folder of the images")
-    files, errors, captions = _files_below(folder), [], dict[Path, str]()
+    shown = (path for path in folder.rglob("*") if not any(part[0] == "." for part in path.relative_to(folder).parts))
+    files = sorted(filter(Path.is_file, shown), key=lambda path: (path.parent, path.name))
+    errors, captions = [], dict[Path, str]()
     for suffix in reversed(CAPTION_SUFFIXES):  # of two, the first kind counts
         for path in (path for path in files if path.suffix.lower() == suffix):
             try:
@@ -116,25 +123,16 @@ def _in_folder(folder: Path) -> list[Source]:
                 errors.append(str(error))
     if errors:
         raise RunError("\n".join(errors))
-    found = []
-    for path in filter(is_image_name, files):
-        inside = path.parent.relative_to(folder).as_posix()
-        found.append(Source(path, path.name, captions.get(path.with_suffix(""), ""), "" if inside == "." else inside))
-    return found
+    return [
+        Source(path, path.name, captions.get(path.with_suffix(""), ""), _inside(path, folder))
+        for path in filter(is_image_name, files)
+    ]
 
 
-def _default(trigger: str, folder: str) -> str:
-    """The caption of an image without one: the trigger word, else what kohya's trainers read from the folder's name."""
-    return one_line(trigger) or (repeats_of(folder) or (0, ""))[1]
-
-
-def _files_below(folder: Path) -> list[Path]:
-    """The files of a folder and its subfolders by path, those of the folder first; hidden ones and links to folders not."""
-    found = []
-    for parent, folders, names in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        found += [path for name in sorted(names) if name[0] != "." and (path := Path(parent) / name).is_file()]
-    return found
+def _inside(path: Path, folder: Path) -> str:
+    """The folder of a file, seen from `folder`; "" for that one itself."""
+    inside = path.parent.relative_to(folder).as_posix()
+    return "" if inside == "." else inside
 
 
 def _plain(text: str) -> str:
@@ -180,11 +178,6 @@ def folder_names(images: Iterable[tuple[str, int]]) -> list[str]:
     return [subfolders.name(folder, weight) for folder, weight in images]
 
 
-def folder_counts(images: Iterable[tuple[str, int]]) -> dict[str, int]:
-    """The number of images in each of these folders."""
-    return dict(Counter(folder_names(images)))
-
-
 def _subfolder(folder: str) -> str:
     """The name of a dropped folder's subfolder in the data set."""
     if not folder:
@@ -198,17 +191,14 @@ def _subfolder(folder: str) -> str:
 
 def unique_stem(name: str, taken: set[str]) -> str:
     """A file name's stem that is valid everywhere and not in `taken`; it is added to `taken`."""
-    stem = _plain(Path(name).stem) or "image"
-    return _unique(stem, taken)
+    return _unique(_plain(Path(name).stem) or "image", taken)
 
 
 def _unique(stem: str, taken: set[str]) -> str:
-    candidate, n = stem, 1
-    while candidate.casefold() in taken:
-        n += 1
-        candidate = f"{stem}-{n}"
-    taken.add(candidate.casefold())
-    return candidate
+    numbered = (stem if number == 1 else f"{stem}-{number}" for number in itertools.count(1))
+    free = next(name for name in numbered if name.casefold() not in taken)
+    taken.add(free.casefold())
+    return free
 
 
 def ingest(
@@ -269,18 +259,14 @@ def images_in(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
     inside = sorted(p for p in folder.iterdir() if p.name[0] != ".")
-    folders = [folder, *(p for p in inside if p.is_dir() and not p.is_symlink())]
-    return [p for one in folders for p in (inside if one is folder else sorted(one.iterdir())) if _is_kept(p)]
-
-
-def _is_kept(path: Path) -> bool:
-    return path.suffix.lower() in (*KEPT.values(), ".jpeg") and path.name[0] != "."
+    folders = (sorted(p.iterdir()) for p in inside if p.is_dir() and not p.is_symlink())
+    found = itertools.chain(inside, *folders)
+    return [p for p in found if p.suffix.lower() in (*KEPT.values(), ".jpeg") and p.name[0] != "."]
 
 
 def counts(folder: Path) -> dict[str, int]:
     """The number of images in each folder of a data set that has any; "" is the data set's own folder."""
-    found = Counter(p.parent.relative_to(folder).as_posix() for p in images_in(folder))
-    return {"" if name == "." else name: number for name, number in found.items()}
+    return Counter(_inside(path, folder) for path in images_in(folder))
 
 
 def shown_per_epoch(images: Mapping[str, int], repeats: int) -> int:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import presets
 from runs import pictures
 from runs.files import RunError
-from runs.pictures import DAMAGE, check_size, eight_bits
+from runs.pictures import DAMAGE
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -26,8 +26,6 @@ MAX_BYTES = 20_000_000  # of a mask that is uploaded
 FOLDER = ".masks"
 WITHOUT = ("musubi",)  # trainers that have no masked loss (musubi-tuner v0.3.4: no argument and no key of dataset.toml)
 SHAPE_TOLERANCE = 0.02  # by which the sides of a mask and of its image may differ
-_SIGNATURE = b"\x89PNG\r\n\x1a\n"
-_COLOUR_TYPE, _WITH_ALPHA = 25, (4, 6)  # the byte of a PNG's header, and its values for grey and RGB with alpha
 
 
 def supported(backend: str) -> bool:
@@ -40,10 +38,9 @@ def ignored_note(backend: str, count: int) -> str:
     if supported(backend) or not count:
         return ""
     trainer = presets.backends()[backend]["label"]
-    subject, verb = ("1 image has a mask", "it is") if count == 1 else (f"{count:,} images have a mask", "they are")
     return (
-        f"{subject}, and {trainer} cannot use masks: {verb} trained as a whole. "
-        "Choose another trainer or base model, or crop instead."
+        f"{trainer} cannot use masks: {count:,} of the images {'has one and is' if count == 1 else 'have one and are'} "
+        "trained as a whole. Choose another trainer or base model, or crop instead."
     )
 
 
@@ -58,29 +55,19 @@ def read(content: bytes, name: str, shape: tuple[int, int]) -> "Image.Image":
     Raises:
         RunError: not a readable PNG, too large, or of another shape than the image.
     """
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image
 
     if len(content) > MAX_BYTES:
         raise RunError(f"{name}: {len(content) / 1e6:.0f} MB is too large for a mask; export it smaller")
-    try:
-        with Image.open(io.BytesIO(content), formats=("PNG",)) as opened:
-            check_size(name, opened)
-            if abs(opened.size[0] * shape[1] / (opened.size[1] * shape[0]) - 1) > SHAPE_TOLERANCE:
-                sizes = f"the mask has {opened.size[0]} × {opened.size[1]} pixels and the image {shape[0]} × {shape[1]}"
-                raise RunError(f"{name}: {sizes}; use a mask of the same shape")
-            opened.load()
-            mask = opened.getchannel("A") if opened.mode in ("RGBA", "LA") else None
-            if mask is None and opened.has_transparency_data:
-                mask = opened.convert("RGBA").getchannel("A")
-            if mask is None or mask.getextrema() == (255, 255):
-                plain = opened.convert("RGB") if opened.mode in ("RGBA", "LA", "P", "PA") else opened
-                mask = (eight_bits(plain) if plain.mode.startswith(("I", "F")) else plain).convert("L")
-    except UnidentifiedImageError as error:
-        raise RunError(f"{name}: Not a readable PNG. Export the mask as PNG, black and white.") from error
-    except Image.DecompressionBombError as error:
-        raise RunError(f"{name}: the mask is too large; export it smaller") from error
-    except DAMAGE as error:
-        raise RunError(f"{name}: the mask is damaged ({error}); export it again") from error
+    with pictures.opened(io.BytesIO(content), name, ("PNG",)) as image:
+        if abs(image.size[0] * shape[1] / (image.size[1] * shape[0]) - 1) > SHAPE_TOLERANCE:
+            sizes = f"the mask has {image.size[0]} × {image.size[1]} pixels and the image {shape[0]} × {shape[1]}"
+            raise RunError(f"{name}: {sizes}; use a mask of the same shape")
+        image.load()
+        mask = image.convert("RGBA").getchannel("A") if image.has_transparency_data else None
+        if mask is None or mask.getextrema() == (255, 255):
+            plain = image.convert("RGB") if image.mode in ("RGBA", "LA", "P", "PA") else image
+            mask = (pictures.eight_bits(plain) if plain.mode.startswith(("I", "F")) else plain).convert("L")
     mask.thumbnail((MAX_SIDE, MAX_SIDE), Image.Resampling.BOX)
     return mask
 
@@ -104,15 +91,16 @@ def opened(path: Path, name: str = "") -> "Image.Image":
 
 
 def has_mask(path: Path) -> bool:
-    """Whether an image of a data set has a mask. Reads 26 bytes, because data sets have thousands of images."""
+    """Whether an image of a data set has a mask. Decodes nothing, because data sets have thousands of images."""
+    from PIL import Image
+
     if path.suffix.lower() != ".png":
         return False
     try:
-        with path.open("rb") as file:
-            head = file.read(_COLOUR_TYPE + 1)
-    except OSError:
+        with Image.open(path, formats=("PNG",)) as image:
+            return image.mode in ("LA", "RGBA")
+    except DAMAGE:
         return False
-    return len(head) > _COLOUR_TYPE and head.startswith(_SIGNATURE) and head[_COLOUR_TYPE] in _WITH_ALPHA
 
 
 def aside(folder: Path, image: Path) -> Path:
@@ -140,7 +128,7 @@ def split(folder: Path, image: Path, target: Path) -> "Image.Image | None":
         return opened(beside)
     if not has_mask(image):
         return None
-    with pictures.opened(image) as picture:
+    with pictures.opened(image, image.name) as picture:
         whole = picture.convert("RGBA")
     whole.convert("RGB").save(target, "PNG", compress_level=3)
     return whole.getchannel("A")

@@ -6,7 +6,7 @@ another colour mode is decoded and changed, because sd-scripts and diffusers tre
 
 import contextlib
 import functools
-import math
+import io
 import struct
 import warnings
 import zlib
@@ -46,24 +46,24 @@ def add_heif() -> None:
 
 
 @contextlib.contextmanager
-def opened(path: Path, name: str = "") -> Iterator["Image.Image"]:
-    """An image file within the limits, not decoded yet.
+def opened(path: Path | io.BytesIO, name: str, formats: Sequence[str] = FORMATS) -> Iterator["Image.Image"]:
+    """An image file within the limits, not decoded yet. name: in messages.
 
     Raises:
         RunError: it is not an image, too large, or the block finds that it is damaged; the message names the file.
     """
     from PIL import Image, UnidentifiedImageError
 
-    name = name or path.name
     add_heif()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # our own limit is lower than Pillow's; damaged EXIF data is no news
-            with Image.open(path, formats=FORMATS) as image:
+            with Image.open(path, formats=formats) as image:
                 check_size(name, image)
                 yield image
     except UnidentifiedImageError as error:
-        raise RunError(f"{name}: Not a readable image. Export it as JPEG or PNG.") from error
+        usable = "JPEG or PNG" if len(formats) > 1 else formats[0]
+        raise RunError(f"{name}: Not a readable image. Export it as {usable}.") from error
     except Image.DecompressionBombError as error:
         raise RunError(f"{name}: The image is too large; {_limits()}") from error
     except (FileNotFoundError, PermissionError) as error:
@@ -79,19 +79,20 @@ def decoded(path: Path, name: str = "", turn: int = 0, crop: Crop | None = None,
     """The decoded image, upright and opaque; the suffix to save it with; what was changed ("" if nothing).
 
     Args:
-        turn: quarter turns clockwise. crop: the part to keep of the turned image. mask: of the image before it is
-            turned; it becomes the alpha channel (runs/masks.py).
+        name: in messages; by default that of the file. turn: quarter turns clockwise. crop: the part to keep of the
+            turned image. mask: of the image before it is turned; it becomes the alpha channel (runs/masks.py).
 
     Raises:
         RunError: as `opened`.
     """
+    from PIL import Image
 
-    with opened(path, name) as image:
+    with opened(path, name or path.name) as image:
         suffix = ".jpg" if image.format in PHOTO_FORMATS else KEPT.get(image.format, ".png")
-        image, why = _normal(image)
-        reasons = [why] if why else []
+        image, reasons = _normal(image)
         if mask is not None:
-            image, suffix = with_mask(image, mask), ".png"
+            image, suffix = image.convert("RGB"), ".png"
+            image.putalpha(mask.resize(image.size, Image.Resampling.BILINEAR))  # the colours under it stay
             reasons.append("mask added")
         if turn % 4:
             image = turned(image, turn)
@@ -111,9 +112,7 @@ def crop_box(size: tuple[int, int], crop: Crop) -> tuple[int, int, int, int]:
 
 def cropped_size(size: tuple[int, int], crop: Crop | None) -> tuple[int, int]:
     """Width and height of an image after a crop."""
-    if crop is None:
-        return size
-    left, top, right, bottom = crop_box(size, crop)
+    left, top, right, bottom = crop_box(size, crop or (0, 0, 1, 1))
     return right - left, bottom - top
 
 
@@ -125,10 +124,9 @@ def valid_crop(crop: object) -> tuple[float, float, float, float] | None:
     """
     if crop is None:
         return None
-    numbers = [float(one) for one in crop if type(one) in (int, float)] if isinstance(crop, list | tuple) else []
-    if len(numbers) != 4 or len(numbers) != len(crop) or not all(math.isfinite(one) for one in numbers):  # type: ignore[arg-type]
+    if not isinstance(crop, list | tuple) or len(crop) != 4 or any(type(one) not in (int, float) for one in crop):
         raise RunError("A crop is four numbers from 0 to 1: left, top, right, bottom")
-    left, top, right, bottom = (round(one, 6) for one in numbers)
+    left, top, right, bottom = (round(one, 6) for one in crop)
     if not (0 <= left < right <= 1 and 0 <= top < bottom <= 1):
         raise RunError("The crop has no area inside the image; draw it again")
     return None if (left, top, right, bottom) == (0, 0, 1, 1) else (left, top, right, bottom)
@@ -144,21 +142,9 @@ def turned_crop(crop: Crop | None, turn: int) -> tuple[float, float, float, floa
     return round(left, 6), round(top, 6), round(right, 6), round(bottom, 6)
 
 
-def with_mask(image: "Image.Image", mask: "Image.Image") -> "Image.Image":
-    """The image with the mask, scaled to its size, as alpha channel; the colours under it stay."""
-    from PIL import Image
-
-    result = image.convert("RGB")
-    result.putalpha(mask if mask.size == image.size else mask.resize(image.size, Image.Resampling.BILINEAR))
-    return result
-
-
 def turned(image, turn: int):
     """An image after quarter turns clockwise."""
-    from PIL import Image
-
-    method = {1: Image.Transpose.ROTATE_270, 2: Image.Transpose.ROTATE_180, 3: Image.Transpose.ROTATE_90}
-    return image.transpose(method[turn % 4]) if turn % 4 else image
+    return image.rotate(-90 * turn, expand=True) if turn % 4 else image
 
 
 def check_size(name: str, image) -> None:
@@ -174,31 +160,40 @@ def _limits() -> str:
     return f"scale it down to at most {limits['max_side']} pixels per side and {limits['max_megapixels']} megapixels"
 
 
+def conversions(mode: str, transparent: bool, frames: int) -> list[str]:
+    """What `decoded` changes of an image besides its format and its EXIF rotation, each as text."""
+    reasons = ["only the first frame is used"] if frames > 1 else []
+    if transparent:
+        reasons.append("transparency replaced by white")
+    elif mode.startswith(("I", "F")):
+        reasons.append("converted to 8 bits per channel")
+    elif mode not in ("RGB", "L"):
+        reasons.append(f"converted from {mode} to RGB")
+    return reasons
+
+
 def _normal(image):
-    """The image in a form that every trainer reads the same way, and a list of the changes as text."""
+    """The image in a form that every trainer reads the same way, and the changes, each as text."""
     from PIL import Image, ImageOps
 
     image.load()
     kind = image.format
+    frames = 1 if kind == "HEIF" else getattr(image, "n_frames", 1)  # a HEIF file opens at its main picture
+    changes = conversions(image.mode, image.has_transparency_data, frames)
     reasons = [] if kind in (*KEPT, "MPO") else [f"{kind} saved as {'JPEG' if kind in PHOTO_FORMATS else 'PNG'}"]
-    if getattr(image, "n_frames", 1) > 1 and kind != "HEIF":  # a HEIF file opens at its main picture
-        reasons.append("only the first frame is used")
     if image.getexif().get(EXIF_ORIENTATION, 1) not in (0, 1):
         reasons.append("rotated upright")
         image = ImageOps.exif_transpose(image)
-    elif reasons:
+    elif reasons or frames > 1:
         image = image.copy()  # the file is closed before the image is saved
     if image.has_transparency_data:
-        reasons.append("transparency replaced by white")
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
     elif image.mode.startswith(("I", "F")):
-        reasons.append("converted to 8 bits per channel")
         image = eight_bits(image)
     elif image.mode not in ("RGB", "L"):
-        reasons.append(f"converted from {image.mode} to RGB")
         image = image.convert("RGB")
-    return image, ", ".join(reasons)
+    return image, reasons + changes
 
 
 def eight_bits(image):

@@ -8,6 +8,7 @@ position: adding, moving or removing one image never changes the caption of anot
 the page uses this file only.
 """
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 import presets
 from monitor.phrases import count
 from runs import env_file
-from runs.dataset import Source, folder_counts, one_line
+from runs.dataset import Source, folder_names, one_line
 from runs.files import RunError
 from runs.pictures import cropped_size, turned_crop
 from ui.dataset import draft_images, draft_store
@@ -152,7 +153,8 @@ def _picture(draft_id: str, item: Item, side: int, crop: Any = None, mask: str |
 
 def counts(draft_id: str) -> dict[str, int]:
     """The number of images in each folder of the data set that a run would get; what runs.planned_steps counts."""
-    return folder_counts((entry["folder"], entry["weight"]) for entry in draft_store.read(draft_id)["images"].values())
+    images = draft_store.read(draft_id)["images"].values()
+    return Counter(folder_names((entry["folder"], entry["weight"]) for entry in images))
 
 
 def sources(draft_id: str) -> list[Source]:

@@ -99,21 +99,9 @@ def measured(path: Path, name: str, copy: Path, link: bool = False) -> Entry:
         "bytes": size,
         "hash": _hash(small),
         "upright": upright,
-        "changes": _changes(frames, transparent, mode),
+        "changes": ", ".join(pictures.conversions(mode, transparent, frames)),
         "looks": looks_of(small, (width, height)),
     }
-
-
-def _changes(frames: int, transparent: bool, mode: str) -> str:
-    """What runs.pictures.decoded changes of an image beside its format and its EXIF rotation; "" for nothing."""
-    reasons = ["only the first frame is used"] if frames > 1 else []
-    if transparent:
-        reasons.append("transparency becomes white")
-    elif mode.startswith(("I", "F")):
-        reasons.append("reduced to 8 bits per channel")
-    elif mode not in ("RGB", "L"):
-        reasons.append(f"{mode} becomes RGB")
-    return ", ".join(reasons)
 
 
 def looks_of(small: Any, size: tuple[int, int]) -> dict[str, Any]:
@@ -196,7 +184,7 @@ def write_picture(
 
     with explained("write a thumbnail"):
         target.parent.mkdir(parents=True, exist_ok=True)
-        with pictures.opened(path) as image:
+        with pictures.opened(path, path.name) as image:
             small = pictures.turned(_thumbnail(image, LARGE_SIDE if crop or mask else side), turn)
         if mask is not None:
             with contextlib.suppress(RunError):

@@ -27,8 +27,8 @@ def test_a_picture_is_seen_as_it_is_trained(tmp_path):
     image.save(tmp_path / "a.png")
 
     def seen(*how) -> tuple:
-        with upright(Picture("a", "a.png", tmp_path / "a.png", *how)) as shown:
-            return shown.size, shown.getpixel((2, 2)), shown.getpixel((shown.width - 3, shown.height - 3))
+        shown = upright(Picture("a", "a.png", tmp_path / "a.png", *how))
+        return shown.size, shown.getpixel((2, 2)), shown.getpixel((shown.width - 3, shown.height - 3))
 
     red, white = (255, 0, 0), (255, 255, 255)
     assert seen() == ((40, 20), red, white)

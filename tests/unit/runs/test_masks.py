@@ -1,6 +1,7 @@
 """Crop, mask and weight of an image: in the data set that a run trains on, and in what a trainer reads of it."""
 
 import io
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -67,9 +68,9 @@ def test_hostile_masks_are_refused_with_a_reason(tmp_path):
     jpeg = io.BytesIO()
     Image.new("L", (64, 64)).save(jpeg, "JPEG")
     for content, expected in (
-        (b"", "Not a readable PNG"),
-        (b"<svg onload=alert(1)>", "Not a readable PNG"),
-        (jpeg.getvalue(), "Not a readable PNG"),
+        (b"", "Not a readable image. Export it as PNG"),
+        (b"<svg onload=alert(1)>", "Not a readable image. Export it as PNG"),
+        (jpeg.getvalue(), "Not a readable image. Export it as PNG"),
         (good[:60], "damaged"),
         (png_header(60_000, 60_000), "too large"),
         (bytes(masks.MAX_BYTES + 1), "too large for a mask"),
@@ -153,7 +154,7 @@ def test_images_with_a_weight_get_a_subset_with_more_repeats(tmp_path):
     }  # fmt: skip
     found = dataset.counts(data)
     assert found == {name: count for name, (count, _, _) in made.items()}
-    assert found == dataset.folder_counts((source.folder, source.weight) for source in sources)
+    assert found == Counter(dataset.folder_names((source.folder, source.weight) for source in sources))
     assert dataset.shown_per_epoch(found, 5) == 5 + 2 * 15 + 10 + 20 + 50 + 5 + 15
     assert {name: dataset.weight_of(name) for name in found} == {name: row[1:] for name, row in made.items()}
     assert dataset.repeats_of("20_weight-2-cat") == (20, "cat")

@@ -58,7 +58,7 @@ def test_what_was_done_to_an_image_is_said_and_it_is_saved_in_a_format_that_ever
 
 def test_a_picture_that_cannot_be_used_is_named_with_what_to_do(tmp_path, monkeypatch):
     limits(monkeypatch, max_side=100, max_megapixels=0.007)
-    with pictures.opened(picture(tmp_path / "a.png", size=(100, 70))) as image:
+    with pictures.opened(picture(tmp_path / "a.png", size=(100, 70)), "a.png") as image:
         assert image.size == (100, 70)
     (tmp_path / "bomb.png").write_bytes(png_header(30_000, 30_000))
     (tmp_path / "wide.png").write_bytes(png_header(101, 10))  # refused before it is decoded
@@ -106,17 +106,17 @@ def test_a_crop_of_a_turned_image_shows_the_same_pixels(tmp_path):
 def test_a_crop_from_outside_is_four_numbers_that_enclose_an_area():
     assert pictures.valid_crop(None) is pictures.valid_crop([0, 0, 1, 1]) is None
     assert pictures.valid_crop([0, 0.1, 0.50000001, 1]) == (0, 0.1, 0.5, 1)
-    for wrong in (
-        [0, 0, 1],
-        [0, 0, 1, 1, 1],
-        ["0", 0, 1, 1],
-        [0, 0, 1, 1, "x"],
-        [0, 0, math.nan, 1],
-        [True, 0, 1, 1],
-        3,
-    ):
+    for wrong in ([0, 0, 1], [0, 0, 1, 1, 1], ["0", 0, 1, 1], [0, 0, 1, 1, "x"], [True, 0, 1, 1], 3):
         with pytest.raises(RunError, match="four numbers"):
             pictures.valid_crop(wrong)
-    for wrong in ([0.5, 0, 0.5, 1], [0.6, 0, 0.5, 1], [0, 0, 1, 1.1], [-0.1, 0, 1, 1], [0, 0.7, 1, 0.6]):
+    outside = (
+        [0.5, 0, 0.5, 1],
+        [0.6, 0, 0.5, 1],
+        [0, 0, 1, 1.1],
+        [-0.1, 0, 1, 1],
+        [0, 0.7, 1, 0.6],
+        [0, 0, math.nan, 1],
+    )
+    for wrong in outside:
         with pytest.raises(RunError, match="no area"):
             pictures.valid_crop(wrong)

@@ -60,7 +60,7 @@ def test_images_are_checked_fixed_and_the_fixes_undone(tab, server, tmp_path):
     caption(tab, "1.png").fill("a caption of mine")
     saved(tab, "1.png")
     until(lambda: headings(tab).get("no_caption", "").startswith("6 images"), "the findings follow the cards")
-    choose("changed").get_by_text("CMYK becomes RGB").wait_for()
+    choose("changed").get_by_text("converted from CMYK to RGB").wait_for()
     choose("buckets").get_by_text(re.compile("% kept|all of it is trained")).first.wait_for()
     choose("no_caption")
     check.get_by_role("button", name="Write captions…").click()

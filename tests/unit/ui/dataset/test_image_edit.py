@@ -132,7 +132,7 @@ def test_a_run_of_a_trainer_without_masks_says_so_and_its_copy_has_them(data, mi
     values = {**form.defaults(), "name": "n", "model": "z-image", "backend": "musubi"}
     items, counts = draft.items(mine), draft.counts(mine)
     said = " ".join(fault.message for fault in form.review(values, counts, items=items).warnings)
-    assert "1 image has a mask, and kohya's musubi-tuner cannot use masks: it is trained as a whole." in said
+    assert "kohya's musubi-tuner cannot use masks: 1 of the images has one and is trained as a whole." in said
     values = {**values, "model": "tiny-flux", "backend": "diffusers"}
     image_edit.mask(mine, item_of(mine, "b.png").id, png(Image.new("L", (128, 128), 0)))
     said = " ".join(fault.message for fault in form.review(values, counts, items=draft.items(mine)).warnings)
@@ -176,7 +176,7 @@ def test_a_mask_that_is_no_mask_is_refused_with_its_name(mine, tmp_path):
     drop(mine, photo(tmp_path / "a.png", size=(64, 48)))
     item = draft.items(mine)[0]
     for content, expected in (
-        (b"<script>alert(1)</script>", "Not a readable PNG"),
+        (b"<script>alert(1)</script>", "Not a readable image. Export it as PNG"),
         (png(Image.new("L", (48, 64))), "same shape"),
         (png(Image.new("L", (64, 48)))[:-30], "damaged"),
     ):
