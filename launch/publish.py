@@ -133,18 +133,17 @@ def publish(folder: Path, repo: str, public: bool, replace_card: bool, options: 
 
 def prepare(folder: Path, options: dict[str, Any]) -> dict[str, bytes | Path]:
     """What is sent, by name in the repository: contents or path. Raises LaunchError, RunError."""
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
     lora, card, text = _chosen(folder, options)
     spec, name = runs.load(folder), f"{folder.name}.safetensors"
     complete = folder / FOLDER / name
     captions = runs.read_captions(spec.slug).values() if (datasets_dir() / spec.slug).is_dir() else ()
-    with explained(f"prepare {complete}"):
+    with explained(f"prepare {complete}"), safe_open(lora.path, framework="pt") as file:
         complete.parent.mkdir(exist_ok=True)
-        metadata, table, begin = model_card.read_metadata(lora.path)
-        header = model_card.header(model_card.completed_metadata(metadata, spec, card, name, captions), table)
-        with lora.path.open("rb") as source, complete.open("wb") as copy:
-            copy.write(header)
-            source.seek(begin)
-            shutil.copyfileobj(source, copy, 1 << 20)
+        metadata = model_card.completed_metadata(file.metadata() or {}, spec, card, name, captions)
+        save_file({key: file.get_tensor(key) for key in file.keys()}, complete, metadata)  # noqa: SIM118
     samples = {model_card.sample_name(number, path): path for number, (path, _) in enumerate(card.samples, 1)}
     return {README: text.encode(), name: complete, **samples}
 
@@ -167,9 +166,9 @@ def _chosen(folder: Path, options: dict[str, Any]) -> tuple[results.Lora, model_
         raise LaunchError("Samples: choose a number from 0 to 24")
     prompts = {one.number: one.text for one in results.read_prompts(folder / "sample_prompts.txt")}
     pictures = [
-        (path, text)
-        for path, text in model_card.samples_for(lora, results.read_samples(folder / "sample"), prompts, 1000)
-        if path.is_file() and not path.is_symlink() and path.stat().st_size <= IMAGE_BYTES
+        (one.path, prompts.get(one.prompt, ""))
+        for one in model_card.samples_for(lora, results.read_samples(folder / "sample"))
+        if one.path.is_file() and not one.path.is_symlink() and one.path.stat().st_size <= IMAGE_BYTES
     ][:most]
     card = model_card.Card(
         title=options.get("title") or spec.name,

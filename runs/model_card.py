@@ -9,12 +9,10 @@ trainer's machine is replaced by its last part: it may hold a user's name.
 
 import json
 import re
-import struct
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import presets
 from presets.tables import downloads
@@ -24,7 +22,6 @@ from runs.spec import RunSpec
 
 TEMPLATE = Path(__file__).with_name("templates") / "card.md"
 TAGS = ("lora", "text-to-image", "template:diffusion-lora")
-MAX_HEADER_BYTES = 100_000_000  # as in the safetensors library
 PATH = re.compile(r"(?<![\w:/.\\])(?:[A-Za-z]:[\\/]+|~?[\\/]+)(?:[^\\/\n\"']+[\\/]+)+")
 MAX_TAGS = 2000  # in ss_tag_frequency
 MAX_TEXT = 4000
@@ -128,32 +125,6 @@ def plain(text: str) -> str:
     return re.sub(r"([\\`*_{}\[\]()#+!|~>-])", r"\\\1", _line(text).replace("&", "&amp;").replace("<", "&lt;"))
 
 
-# The file's metadata ---------------------------------------------------------------------------------------------------
-
-
-def read_metadata(path: Path) -> tuple[dict[str, str], dict[str, Any], int]:
-    """(metadata, the table of tensors, where the tensors begin) of a safetensors file.
-
-    Raises:
-        RunError: it is not one, or cannot be read.
-    """
-    try:
-        with path.open("rb") as file:
-            head = file.read(8)
-            length = int.from_bytes(head, "little")
-            if len(head) < 8 or length > MAX_HEADER_BYTES:
-                raise ValueError("no header")
-            table = json.loads(file.read(length))
-            metadata = table.pop("__metadata__", {})
-            if not all(isinstance(value, str) for value in metadata.values()):
-                raise ValueError("metadata that is not text")
-    except OSError as error:
-        raise RunError(f"{path.name}: cannot be read ({error.strerror or error})") from error
-    except (ValueError, AttributeError, RecursionError) as error:
-        raise RunError(f"{path.name}: not a complete safetensors file; choose another LoRA of the run") from error
-    return metadata, table, 8 + length
-
-
 def completed_metadata(
     metadata: dict[str, str], spec: RunSpec, card: Card, weight_name: str, captions: Iterable[str]
 ) -> dict[str, str]:
@@ -180,19 +151,9 @@ def completed_metadata(
     return {**{key: value for key, value in added.items() if value}, **{k: v for k, v in kept.items() if v}}
 
 
-def header(metadata: dict[str, str], table: dict[str, Any]) -> bytes:
-    """The first bytes of a safetensors file, up to its tensors, with other metadata."""
-    text = json.dumps(
-        {"__metadata__": dict(sorted(metadata.items())), **table}, separators=(",", ":"), ensure_ascii=False
-    )
-    data = text.encode()
-    data += b" " * (-len(data) % 8)
-    return struct.pack("<Q", len(data)) + data
-
-
-def samples_for(lora: Lora, samples: Iterable[Sample], prompts: dict[int, str], most: int) -> list[tuple[Path, str]]:
-    """The samples that show a LoRA best: those drawn when it was saved, else the last of each prompt; with their prompts."""
+def samples_for(lora: Lora, samples: Iterable[Sample]) -> list[Sample]:
+    """The samples that show a LoRA best: those drawn when it was saved, else the last of each prompt; by prompt."""
     numbered = [one for one in samples if one.prompt >= 0 and one.number]
     of_lora = [one for one in numbered if (one.unit, one.number) in (("step", lora.step), ("epoch", lora.epoch))]
     found = {one.prompt: one for one in sorted(of_lora or numbered, key=lambda one: (one.number, one.drawn))}
-    return [(found[prompt].path, prompts.get(prompt, "")) for prompt in sorted(found)[:most]]
+    return [found[prompt] for prompt in sorted(found)]
