@@ -24,6 +24,7 @@ FREE_BYTES = 1_000_000  # below this an entry may be packed at any ratio
 BLOCK = 1 << 18
 DIRECTORY_BYTES_PER_ENTRY = 400  # of the ZIP's directory: 46 and the name, some more for extra fields
 MAX_MESSAGES = 20
+TOLD = 200  # characters of an error: zipfile's text can repeat a name of 65,535
 # zipfile and its decompressors raise these on damaged data; they have no common class.
 DAMAGE = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, ValueError, NotImplementedError, struct.error)
 
@@ -79,9 +80,8 @@ def unpack(path: Path, into: Path, name: str = "") -> tuple[list[Entry], list[st
     try:
         archive = zipfile.ZipFile(path)
     except DAMAGE as error:
-        raise RunError(
-            f"{name}: Not a readable ZIP file ({_reason(error)}). Pack it again, or drop the folder."
-        ) from error
+        why = f"({str(error)[:TOLD]}). Pack it again, or drop the folder."
+        raise RunError(f"{name}: Not a readable ZIP file {why}") from error
     found: list[Entry] = []
     messages: list[str] = []
     with archive:
@@ -150,7 +150,7 @@ def _copy(archive: zipfile.ZipFile, info: zipfile.ZipInfo, target: Path, left: i
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             target.unlink(missing_ok=True)
             raise
-        refused = f"the file is damaged ({_reason(error)}); pack the ZIP again"
+        refused = f"the file is damaged ({str(error)[:TOLD]}); pack the ZIP again"
     if size > most:
         refused = f"the file is larger than {limits['max_file_mb']} MB"
     elif size > dense:
@@ -160,11 +160,6 @@ def _copy(archive: zipfile.ZipFile, info: zipfile.ZipInfo, target: Path, left: i
     if refused:
         raise RunError(refused)
     return size
-
-
-def _reason(error: Exception) -> str:
-    """What is wrong with damaged data, at most 200 characters: zipfile's text can repeat a name of 65,535."""
-    return str(error)[:200]
 
 
 def _directory_bytes(path: Path) -> int:

@@ -92,15 +92,13 @@ def name_fault(spec: "RunSpec", own_data: Path | None = None) -> Fault | None:
     """
     for kind, parent in (("run", outputs_dir()), ("data set", datasets_dir())):
         for taken in entries(parent):
-            if taken.casefold() != spec.slug.casefold() or parent / taken == own_data:
-                continue
-            if taken != spec.slug:
-                why, advice = f", and Windows and macOS do not tell it from {spec.slug!r}", "choose another name"
-            else:
-                why, advice = f" in {parent / taken}", "choose another name, or delete that folder"
-                advice += ", or use it as the images of this run" if kind == "data set" else ""
-            shown = spec.name if taken == spec.slug else taken
-            return Fault("name", f"A {kind} named {shown!r} already exists{why}; {advice}")
+            if taken.casefold() == spec.slug.casefold() and parent / taken != own_data:
+                use = ", or use it as the images of this run" if kind == "data set" else ""
+                why = f" in {parent / taken}; choose another name, or delete that folder{use}"
+                if taken != spec.slug:
+                    why = f", and Windows and macOS do not tell it from {spec.slug!r}; choose another name"
+                shown = spec.name if taken == spec.slug else taken
+                return Fault("name", f"A {kind} named {shown!r} already exists{why}")
     return None
 
 
@@ -251,21 +249,16 @@ def problems(spec: "RunSpec", platform: str = sys.platform, ask: bool = False) -
     elif not _launcher_found(spec, platform):
         found.append(Fault("backend", f"no accelerate for the {spec.backend} backend; {INSTALL[spec.backend]}"))
     data = datasets_dir() / spec.slug
-    if not dataset.images_in(data):
+    images = dataset.images_in(data)
+    if not images:
         found.append(Fault("images", f"no images in {data}; add at least one image"))
-    if fault := _control_fault(spec, data):
-        found.append(fault)
-    return found
-
-
-def _control_fault(spec: "RunSpec", data: Path) -> Fault | None:
-    """What is wrong with the control images of a model that learns from pairs; None where nothing is."""
     model = presets.models()[spec.model]
     if model["control"] and not spec.control_dir:
         text = f"{model['name']} learns from pairs; set the folder that has a control image for each image"
-        return Fault("control_dir", text)
-    stems = (image.relative_to(data).with_suffix("") for image in dataset.images_in(data))
-    return unpaired(spec, stems) if model["control"] else None
+        found.append(Fault("control_dir", text))
+    elif model["control"] and (fault := unpaired(spec, (image.relative_to(data).with_suffix("") for image in images))):
+        found.append(fault)
+    return found
 
 
 def unpaired(spec: "RunSpec", stems: Iterable[Path]) -> Fault | None:

@@ -126,22 +126,17 @@ def slug(name: str) -> str:
 def free_name(name: str) -> str:
     """`name`, or the first of `name 2`, `name 3`, … that no run or data set has, in any case of its letters.
 
-    A long name is shortened, because its folder's name is: the number would be cut off otherwise.
+    Of a name that leaves no room for the number in its folder's name, the folder's name is shortened.
     """
     taken = {entry.casefold() for parent in (outputs_dir(), datasets_dir()) for entry in entries(parent)}
     if slug(name).casefold() not in taken:
         return name
-    numbered = re.search(r" (\d{1,6})$", name.strip())
-    stem, number = (name.strip()[: numbered.start()], int(numbered[1])) if numbered else (name.strip(), 1)
-    for count in itertools.count(number + 1):
-        ending = f" {count}"
-        short = stem
-        while short and not slug(short + ending).endswith(f"-{count}"):
-            short = short[: len(short) * 9 // 10].rstrip()
-        candidate = (short or "run") + ending
-        if slug(candidate).casefold() not in taken:
-            return candidate
-    raise AssertionError("unreachable: the numbers do not end")
+    numbered = re.search(r"^(.*\S) (\d{1,6})$", name.strip())
+    stem, number = (numbered[1], int(numbered[2])) if numbered else (name.strip(), 1)
+    if not slug(f"{stem} 999999").endswith("-999999"):
+        stem = slug(name)[: MAX_SLUG - 10]
+    candidates = (f"{stem} {count}" for count in itertools.count(number + 1))
+    return next(one for one in candidates if slug(one).casefold() not in taken)
 
 
 def list_runs() -> list[Path]:
