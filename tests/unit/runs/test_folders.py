@@ -47,15 +47,6 @@ def test_an_attempt_has_a_script_of_its_own_and_leaves_the_spec_alone(tmp_path, 
     assert contents(folder) | before == contents(folder)
 
 
-def test_states_are_saved_ten_times_per_run_by_default(tmp_path, data):
-    images = pictures(tmp_path / "in", 3)
-    long, short = {"epochs": 100, "repeats": 100}, {"epochs": 1, "repeats": 10}
-    for fields, steps in ((short, 3), (long, 100), ({"save_every_n_steps": 7}, 7), ({"save_every_n_steps": 0}, 0)):
-        folder = runs.create(spec(name=f"every {steps}", **fields), images)
-        assert runs.load(folder).save_every_n_steps == steps
-        assert ("--save_every_n_steps" in (folder / "train.sh").read_text()) == bool(steps)
-
-
 def nothing_made(root: Path) -> bool:
     """No run, no data set, no temporary left."""
     return not list(root.glob("*/*"))
@@ -190,7 +181,9 @@ def test_every_tenth_of_a_run_has_pictures_and_one_with_nothing_to_draw_has_none
     every = 3 * 10 * 20 // 10
     assert runs.load(folder).sample_every_n_steps == every
     assert (folder / "sample_prompts.txt").read_text().startswith("tok --w")
-    assert f"--sample_every_n_steps {every}" in (folder / "train.sh").read_text()
+    assert runs.load(folder).save_every_n_steps == 60
+    for wanted in (f"--sample_every_n_steps {every}", "--save_every_n_steps 60"):
+        assert wanted in (folder / "train.sh").read_text()
     folder = runs.create(open_spec(name="none", trigger=""), images)
     assert runs.load(folder).sample_every_n_steps == 0
     assert "sample" not in (folder / "train.sh").read_text().replace("sample_prompts.txt", "")
@@ -211,6 +204,13 @@ def test_an_interval_is_as_set_at_least_one_step_and_there_without_an_end_in_sig
         ({"trigger": "tok", "repeats": 1, "epochs": 10**9, "save_every_n_epochs": 1}, 500_000_000),
     ):
         assert runs.with_intervals(open_spec(**fields), {"": 5}).sample_every_n_steps == interval
+    for fields, interval in (
+        ({"epochs": 1, "repeats": 10}, 3),
+        ({"epochs": 100, "repeats": 100}, 100),
+        ({"save_every_n_steps": 7}, 7),
+        ({"save_every_n_steps": 0}, 0),
+    ):
+        assert runs.with_intervals(spec(**fields), {"": 3}).save_every_n_steps == interval
 
 
 @pytest.mark.parametrize(

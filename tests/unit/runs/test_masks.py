@@ -118,17 +118,14 @@ def test_a_mask_turns_and_is_cropped_with_its_image(tmp_path, turn):
         upright = np.asarray(pictures.turned(image, -turn % 4))
     assert upright.shape == (32, 72, 4) and upright[0, 0, 0] == 24
     assert (upright[:, :20, 3] == 255).all() and (upright[:, 28:, 3] == 0).all()
-
-
-def test_a_run_without_a_masked_loss_keeps_its_masks_beside_the_images(tmp_path):
-    picture, mask = gradient(tmp_path / "a.png"), left_half(tmp_path / "m.png")
-    data = written(tmp_path, Source(picture, "a.png", "c", turn=1, mask=mask, weight=2), with_masks=False)
+    (tmp_path / "beside").mkdir()  # the trainer has no masked loss
+    source = Source(picture, "a.png", "c", turn=turn, crop=crop, mask=mask, weight=2)
+    data = written(tmp_path / "beside", source, with_masks=False)
     image = data / "weight-2" / "a.png"
     assert dataset.images_in(data) == [image] and not masks.has_mask(image)
-    with Image.open(image) as found:
-        assert found.mode == "RGB"
-    mask = masks.split(data, image, tmp_path / "out.png")
-    assert mask.size == (64, 96) and not (tmp_path / "out.png").exists()
+    kept = np.asarray(pictures.turned(masks.split(data, image, tmp_path / "out.png"), -turn % 4))
+    assert kept.shape == (16, 36) and (kept[:, :12] == 255).all() and (kept[:, 12:] == 0).all()
+    assert not (tmp_path / "out.png").exists()
 
 
 def test_a_mask_that_is_gone_is_an_error_with_the_name_of_its_image(tmp_path):
