@@ -16,6 +16,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from guards.checkpoint import fsync_path, writing_file
+
 
 @dataclass(frozen=True)
 class Fault:
@@ -69,17 +71,6 @@ def private_folder(path: Path) -> Path:
     return path
 
 
-def fsync_folder(folder: Path) -> None:
-    """Make renames in `folder` survive a power cut. Does nothing on Windows, which cannot open folders."""
-    if os.name == "nt":
-        return
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def atomic_write(path: Path, content: str | bytes, executable: bool = False, private: bool = False) -> None:
     """Replace the file `path` by `content`. Text is written as UTF-8 with its own line ends; surrogates become the
     bytes of a path that is not UTF-8. private: only the owner may read it.
@@ -88,21 +79,10 @@ def atomic_write(path: Path, content: str | bytes, executable: bool = False, pri
         OSError: the file could not be written; the old file is unchanged.
     """
     data = content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name[:40]}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
+    mode = 0o600 if private else 0o777 if executable else 0o666
+    with writing_file(path, temporary=path.with_name(f".{path.name[:40]}.{os.urandom(6).hex()}")) as temporary:
+        with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o600 if private else (0o777 if executable else 0o666) & ~umask)
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
-    fsync_folder(path.parent)
 
 
 def checksum(content: bytes) -> str:
@@ -133,4 +113,4 @@ def building(final: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    fsync_folder(final.parent)
+    fsync_path(final.parent)

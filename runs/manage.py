@@ -14,8 +14,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
+from guards.checkpoint import fsync_path
 from runs import env_file, staging
-from runs.files import RunError, atomic_write, explained, fsync_folder
+from runs.files import RunError, atomic_write, explained
 from runs.paths import datasets_dir, outputs_dir, run_folder
 
 TRASH = ".trash-"  # then random characters and the run's folder name
@@ -104,10 +105,10 @@ def delete(name: str | Path, idle: Idle, images: bool = False) -> int:
             if not free:
                 raise RunError(f"{folder.name} is running; stop it first: python -m monitor stop {folder.name}")
             os.rename(folder, outputs_dir() / trash)
-        fsync_folder(outputs_dir())
+        fsync_path(outputs_dir())
         if images:
             os.rename(data, datasets_dir() / trash)
-            fsync_folder(datasets_dir())
+            fsync_path(datasets_dir())
         env_file.forget(folder)
         staging.sweep()
         for parent in (outputs_dir(), datasets_dir()):

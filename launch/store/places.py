@@ -33,10 +33,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
+from guards.checkpoint import fsync_path
 from launch.common import LaunchError
 from launch.store import filesystems as kinds
 from launch.store.filesystems import Limits, Pace, bounded
-from runs.files import fsync_folder
 
 T = TypeVar("T")
 SLOWEST = 50_000.0  # bytes a second of a line that is still used: what a piece may take beyond the limit of a call
@@ -387,7 +387,7 @@ class Place:
             with contextlib.suppress(Exception):
                 fs.rm_file(temporary)
         if self.scheme == "file":
-            fsync_folder(Path(folder))
+            fsync_path(Path(folder))
 
 
 def one_line(value: object, most: int = 300) -> str:

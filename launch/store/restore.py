@@ -25,7 +25,7 @@ from launch.store.copies import each_manifest
 from launch.store.manifest import RENDERED, Manifest, Member, Memory, newest_state, state_of
 from launch.store.places import Place, StoreError, Unavailable
 from monitor.run_folder import read_json
-from runs.files import atomic_write, explained, fsync_folder
+from runs.files import atomic_write, explained
 from runs.paths import datasets_dir, outputs_dir
 
 SPEC, JOB = "run/run.toml", "run/job.json"
@@ -212,14 +212,14 @@ class Restored:
         if SPEC in wanted:
             self._move(SPEC)
         self.files = len(wanted)
-        fsync_folder(self.folder.parent)
+        checkpoint.fsync_path(self.folder.parent)
 
     def _move(self, name: str) -> None:
         """Rename a fetched file or state into place; on another disk it is copied, and a kill repeats that."""
         target = self._target(name)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.move(self.staging / name, target)
-        fsync_folder(target.parent)
+        checkpoint.fsync_path(target.parent)
 
     def _render(self, fetched_spec: bool, fetched_job: bool) -> None:
         """Write the script and the data-set file for this machine, from the run's job.
