@@ -66,5 +66,5 @@ def _read(folder: Path, stamps: tuple[int, ...]) -> tuple[dict[str, Any], Speed 
 
 
 def _compared(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that must be the same. A run of an older version has one machine and does not say so."""
-    return {key: fields.get(key, 1 if key == "nodes" else None) for key in SAME}
+    """The fields that must be the same."""
+    return {key: fields.get(key) for key in SAME}

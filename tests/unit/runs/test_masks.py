@@ -42,29 +42,23 @@ def written(tmp_path: Path, *sources: Source, **more) -> Path:
     return folder
 
 
-def png_of(image: Image.Image) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, "PNG")
-    return buffer.getvalue()
-
-
 def test_a_mask_is_the_alpha_channel_where_there_is_one_else_the_brightness():
     cut_out = Image.new("RGBA", (8, 8), (200, 10, 10, 255))
     cut_out.paste((200, 10, 10, 0), (0, 0, 4, 8))
-    assert np.asarray(masks.read(png_of(cut_out), "m.png", (80, 80)))[0].tolist() == [0] * 4 + [255] * 4
+    assert np.asarray(masks.read(masks.png(cut_out), "m.png", (80, 80)))[0].tolist() == [0] * 4 + [255] * 4
     plain = Image.new("RGBA", (8, 8), "white")
     plain.paste("black", (0, 0, 4, 8))
     for mode in ("RGBA", "RGB", "L", "1", "P"):
-        mask = masks.read(png_of(plain.convert(mode)), "m.png", (80, 80))
+        mask = masks.read(masks.png(plain.convert(mode)), "m.png", (80, 80))
         assert mask.mode == "L" and np.asarray(mask)[0].tolist() == [0] * 4 + [255] * 4, mode
     deep = Image.fromarray(np.full((8, 8), 65535, np.uint16))
-    assert masks.read(png_of(deep), "m.png", (8, 8)).getextrema() == (255, 255)
-    large = masks.read(png_of(Image.new("L", (4000, 3000), 255)), "m.png", (400, 300))
+    assert masks.read(masks.png(deep), "m.png", (8, 8)).getextrema() == (255, 255)
+    large = masks.read(masks.png(Image.new("L", (4000, 3000), 255)), "m.png", (400, 300))
     assert large.size == (1024, 768) and len(masks.png(large)) < 10_000, "stored small"
 
 
 def test_hostile_masks_are_refused_with_a_reason(tmp_path):
-    good = png_of(Image.new("L", (64, 64), 128))
+    good = masks.png(Image.new("L", (64, 64), 128))
     jpeg = io.BytesIO()
     Image.new("L", (64, 64)).save(jpeg, "JPEG")
     for content, expected in (
@@ -74,7 +68,7 @@ def test_hostile_masks_are_refused_with_a_reason(tmp_path):
         (good[:60], "damaged"),
         (png_header(60_000, 60_000), "too large"),
         (bytes(masks.MAX_BYTES + 1), "too large for a mask"),
-        (png_of(Image.new("L", (64, 32))), "same shape"),
+        (masks.png(Image.new("L", (64, 32))), "same shape"),
     ):
         with pytest.raises(runs.RunError, match=expected):
             masks.read(content, "m.png", (640, 640))
@@ -83,7 +77,7 @@ def test_hostile_masks_are_refused_with_a_reason(tmp_path):
 @settings(max_examples=50, deadline=None)
 @given(st.data())
 def test_a_damaged_mask_gives_a_mask_or_a_reason(data):
-    content = bytearray(png_of(Image.new("L", (32, 32), 200)))
+    content = bytearray(masks.png(Image.new("L", (32, 32), 200)))
     for _ in range(data.draw(st.integers(1, 6))):
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
     content = content[: data.draw(st.integers(0, len(content)))]

@@ -5,7 +5,7 @@ import shutil
 import numpy as np
 import pytest
 from hub_server import only_hub
-from runs_helpers import call, pictures, spec
+from runs_helpers import spec
 from safetensors.numpy import save_file
 
 import presets
@@ -129,15 +129,6 @@ def test_what_needs_no_hub_to_be_known_is_reported_without_it(hub, monkeypatch):
     assert hub.requests == []
     monkeypatch.delenv("HF_HUB_OFFLINE")
     assert weights.problems(spec(), ask=True) == [] and hub.requests[0][2]["authorization"] == "Bearer hf_secret"
-
-
-def test_the_monitor_tells_it_and_starts_nothing(data, hub, tmp_path):
-    hub.refusal = (404, "")
-    folder = runs.create(of(REPO), pictures(tmp_path / "in"))
-    done = call("monitor", "start", folder.name)
-    assert done.returncode == 1 and "cannot be started" in done.stderr
-    assert f"{REPO} is not on this machine: model_index.json of" in done.stderr
-    assert not (folder / "training.log").exists() and not (folder / "status.json").exists()
 
 
 def test_a_single_file_that_was_cut_short_is_reported(data, flux, monkeypatch):
