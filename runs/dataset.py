@@ -15,6 +15,7 @@ repeats of the run.
 """
 
 import codecs
+import functools
 import itertools
 import shutil
 from collections import Counter
@@ -143,39 +144,29 @@ def _plain(text: str) -> str:
     return f"image-{stem}" if stem.upper() in RESERVED_NAMES else stem
 
 
-class _Subfolders:
-    """The names of a data set's subfolders, by the dropped folder and the weight of its images."""
-
-    def __init__(self) -> None:
-        self.taken: set[str] = set()
-        self.names: dict[tuple[str, int], str] = {}
-
-    def name(self, folder: str, weight: int = 1) -> str:
-        """The subfolder for images of a dropped folder. Raises RunError: the weight makes too many repeats."""
-        if (folder, weight) not in self.names:
-            name = _subfolder(folder) if weight == 1 else self._weighted(folder, weight)
-            self.names[folder, weight] = _unique(name, self.taken) if name else ""
-        return self.names[folder, weight]
-
-    def _weighted(self, folder: str, weight: int) -> str:
-        base = self.name(folder)
-        number, _, rest = base.partition("_") if repeats_of(base) else ("", "", base)
-        if number and int(number) * weight > MAX_REPEATS:
-            raise RunError(
-                f"{folder}: {number} repeats × weight {weight} is more than {MAX_REPEATS}; lower one of them"
-            )
-        stem = f"weight-{weight}" + (f"-{rest}" if rest else "")
-        return f"{int(number) * weight}_{stem}" if number else stem
-
-
 def folder_names(images: Iterable[tuple[str, int]]) -> list[str]:
-    """The folder of the data set that `ingest` will write each image to.
+    """The folder of the data set that `ingest` will write each image to. Raises RunError: a weight makes too many repeats.
 
     Args:
         images: the dropped folder and the weight of each, in order.
     """
-    subfolders = _Subfolders()
-    return [subfolders.name(folder, weight) for folder, weight in images]
+    taken: set[str] = set()
+
+    @functools.cache
+    def name(folder: str, weight: int) -> str:
+        wanted = _subfolder(folder) if weight == 1 else _weighted(folder, weight, name(folder, 1))
+        return _unique(wanted, taken) if wanted else ""
+
+    return [name(*one) for one in images]
+
+
+def _weighted(folder: str, weight: int, base: str) -> str:
+    """The name of a subfolder for the images of a dropped folder with a weight; base: that for those without one."""
+    number, _, rest = base.partition("_") if repeats_of(base) else ("", "", base)
+    if number and int(number) * weight > MAX_REPEATS:
+        raise RunError(f"{folder}: {number} repeats × weight {weight} is more than {MAX_REPEATS}; lower one of them")
+    stem = f"weight-{weight}" + (f"-{rest}" if rest else "")
+    return f"{int(number) * weight}_{stem}" if number else stem
 
 
 def _subfolder(folder: str) -> str:
@@ -219,10 +210,9 @@ def ingest(
     """
     errors: list[str] = []
     taken: dict[str, set[str]] = {}
-    subfolders = _Subfolders()
-    for source in sources:
+    names = folder_names((source.folder, source.weight) for source in sources)
+    for source, inside in zip(sources, names, strict=True):
         try:
-            inside = subfolders.name(source.folder, source.weight)
             mask = masks.opened(source.mask, source.name) if source.mask else None
             used = mask if with_masks else None
             image, suffix, why = decoded(source.path, source.name, source.turn, source.crop, used)
