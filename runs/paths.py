@@ -52,20 +52,18 @@ def models_dir() -> Path:
 class Checkout:
     """A trainer that is a git checkout with an environment of its own.
 
-    name: as users know it. folder, venv: where ./start.sh puts them, in the project folder; $VARIABLE_DIR and
-    $VARIABLE_VENV name others. scripts: the folder of its scripts; marker: a file or folder that every checkout has.
+    name: as users know it, and its folder where ./start.sh puts it, in the project folder. $VARIABLE_DIR and
+    $VARIABLE_VENV name other folders. scripts: the folder of its scripts; marker: what every checkout has.
     """
 
     name: str
     variable: str
-    folder: str
-    venv: str
     scripts: str
     marker: str
 
     def path(self) -> Path:
         """The checkout (may not exist)."""
-        return _from_environment(f"{self.variable}_DIR", self.folder)
+        return _from_environment(f"{self.variable}_DIR", self.name)
 
     def script(self, name: str) -> Path:
         """The path of one of its scripts (may not exist)."""
@@ -77,10 +75,8 @@ class Checkout:
 
 
 CHECKOUTS = {
-    "sd-scripts": Checkout("sd-scripts", "SD_SCRIPTS", "sd-scripts", ".venv-sd-scripts", ".", "library"),
-    "musubi": Checkout(
-        "musubi-tuner", "MUSUBI", "musubi-tuner", ".venv-musubi", "src/musubi_tuner", "src/musubi_tuner/training"
-    ),
+    "sd-scripts": Checkout("sd-scripts", "SD_SCRIPTS", ".", "library"),
+    "musubi": Checkout("musubi-tuner", "MUSUBI", "src/musubi_tuner", "src/musubi_tuner/training"),
 }
 """The checkouts by backend. The built-in trainer has none."""
 
@@ -93,7 +89,7 @@ def _from_environment(variable: str, folder: str) -> Path:
 def backend_venv(backend: str) -> Path:
     """The virtual environment of a backend (may not exist): `.venv`, or that of its checkout, such as `.venv-musubi`."""
     checkout = CHECKOUTS.get(backend)
-    return _from_environment(f"{checkout.variable}_VENV", checkout.venv) if checkout else ROOT / ".venv"
+    return _from_environment(f"{checkout.variable}_VENV", f".venv-{backend}") if checkout else ROOT / ".venv"
 
 
 def venv_program(venv: Path, program: str, platform: str = sys.platform) -> Path:
