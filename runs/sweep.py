@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 FOLDER = ".sweeps"  # in outputs/
 MOST = 24  # runs of a sweep
-MOST_FIELDS = 4
 WINDOW = 50  # steps that a loss is averaged over, at most a tenth of the run
 # Numbers that can be swept, with the letters that stand for them in a run's name.
 SHORT = {
@@ -93,16 +92,14 @@ def combinations(base: "RunSpec", values: Mapping[str, Sequence[float]]) -> list
     Raises:
         RunError: nothing to vary, more than MOST runs, a value that the field refuses, or two runs of one name.
     """
-    fields = [key for key, numbers in values.items() if numbers]
-    total = math.prod(len(values[key]) for key in fields)
-    if not fields or total < 2:
+    total = math.prod(map(len, values.values()))
+    if total < 2:
         raise RunError([Fault("sweep", "Enter at least two values of one field, such as 8, 16 for the rank")])
-    if len(fields) > MOST_FIELDS or total > MOST:
-        limit = f"at most {MOST} runs of {MOST_FIELDS} fields are possible"
-        raise RunError([Fault("sweep", f"These are {total} runs of {len(fields)} fields; {limit}")])
+    if total > MOST:
+        raise RunError([Fault("sweep", f"These are {total} runs; at most {MOST} are possible")])
     specs = []
-    for numbers in itertools.product(*(values[key] for key in fields)):
-        chosen = dict(zip(fields, numbers, strict=True))
+    for numbers in itertools.product(*values.values()):
+        chosen = dict(zip(values, numbers, strict=True))
         parts = "-".join(f"{SHORT[key]}{number_text(number)}" for key, number in chosen.items())
         # Epochs have an effect only where no number of steps is set
         length = {"max_train_steps": None} if "epochs" in chosen and "max_train_steps" not in chosen else {}
@@ -150,9 +147,8 @@ def create(
             except BaseException:
                 shutil.rmtree(own, ignore_errors=True)
                 raise
-        fields = tuple(key for key in values if values[key])
-        chosen = tuple((spec.slug, {key: getattr(spec, key) for key in fields}) for spec in specs)
-        sweep = Sweep(_free_name(base), base, fields, chosen, utc_now())
+        chosen = tuple((spec.slug, {key: getattr(spec, key) for key in values}) for spec in specs)
+        sweep = Sweep(_free_name(base), base, tuple(values), chosen, utc_now())
         (outputs_dir() / FOLDER).mkdir(parents=True, exist_ok=True)
         text = json.dumps({"version": 1, **vars(sweep)}, ensure_ascii=False, indent=1)
         atomic_write(outputs_dir() / FOLDER / f"{sweep.name}.json", text)

@@ -29,7 +29,7 @@ def test_the_names_say_the_values():
     ("texts", "words"),
     [
         ([], "at least two values"),
-        (["rank=1,2", "alpha=1,2", "lr=1,2", "epochs=1,2", "seed=1,2"], "at most 24 runs of 4 fields"),
+        (["rank=1,2", "alpha=1,2", "lr=1,2", "epochs=1,2", "seed=1,2"], "These are 32 runs; at most 24 are possible"),
         (["rank=8,x"], "'x' is not a number"),
         (["rank=8,nan"], "'nan' is not a number"),
         (["price=1,2"], "write FIELD=VALUE,VALUE with one of rank"),
