@@ -150,11 +150,11 @@ def _sample_interval(total: int, save: int) -> int:
     return min(fitting, key=lambda n: (total % n != 0, abs(n - tenth)), default=tenth)
 
 
-def render(folder: Path, spec: "RunSpec | None" = None, run_toml: bytes | None = None) -> Path:
-    """Make a run's job again from its `run.toml` (or from `spec`) and the tables of this version, and write its script.
+def render(folder: Path, source: Path | None = None) -> Path:
+    """Make a run's job again from its `run.toml` and the tables of this version, and write its script.
 
     Args:
-        run_toml: the contents of the `run.toml` of `spec`, where they are not those that would be saved.
+        source: the folder whose `run.toml` is used instead.
 
     Returns:
         The script's path.
@@ -163,17 +163,16 @@ def render(folder: Path, spec: "RunSpec | None" = None, run_toml: bytes | None =
         RunError: the spec is invalid or belongs to another run, or the folder cannot be written.
     """
     from runs.flags import check_extra
-    from runs.spec import dumps, load
+    from runs.spec import load
 
-    folder = Path(folder)
-    if spec is None:
-        spec, run_toml = load(folder), (folder / "run.toml").read_bytes()
+    folder, source = Path(folder), Path(source or folder)
+    spec = load(source)
     if spec.slug != folder.name:
-        raise RunError(f"{folder}/run.toml: name {spec.name!r} belongs to the folder {spec.slug}; change it back")
+        raise RunError(f"{source}/run.toml: name {spec.name!r} belongs to the folder {spec.slug}; change it back")
     check_extra(spec)
     with explained(f"write the script of {spec.slug}"):
         env_file.keep(folder, spec)
-        pin.write(folder, made(resolve(spec, folder), run_toml or dumps(spec).encode()))
+        pin.write(folder, made(resolve(spec, folder), (source / "run.toml").read_bytes()))
     return folder / script_name()
 
 

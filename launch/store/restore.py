@@ -230,14 +230,13 @@ class Restored:
         from runs.folders import render
         from runs.job import FILE
         from runs.pin import place
-        from runs.spec import load
 
         source = self.staging / "run" if fetched_spec else self.folder
         self.folder.mkdir(exist_ok=True)
         if (self.folder / FILE).is_file():
             place(self.folder, own_spec=fetched_job and not fetched_spec)
         else:
-            render(self.folder, load(source), (source / "run.toml").read_bytes())
+            render(self.folder, source)
 
 
 class _Conflict(StoreError):

@@ -119,8 +119,9 @@ def test_a_full_disk_is_an_error_and_leaves_nothing(tmp_path, monkeypatch):
             while True:
                 file.write(b"x" * 4096)
         before = contents(made)
+        (tmp_path / "run.toml").write_text(runs.dumps(runs.load(made).changed(prompts=["long " * 4000])))
         with pytest.raises(runs.RunError, match="the disk is full"):
-            runs.render(made, runs.load(made).changed(prompts=["long " * 4000]))
+            runs.render(made, tmp_path)
         with pytest.raises(runs.RunError, match="the disk is full"):
             runs.train_longer(made, 99)
         assert contents(made) == before and runs.read_captions("my-lora") == {"noise-0.bmp": "ohwx"}
