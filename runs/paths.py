@@ -3,6 +3,7 @@
 Everything that a user creates is in one data folder, so that one variable moves it to another disk.
 """
 
+import contextlib
 import itertools
 import os
 import re
@@ -147,15 +148,12 @@ def run_folder(name: str | Path) -> Path:
         RunError: there is no such run; the message lists the runs.
     """
     text = os.fspath(name)
-    for candidate in (Path(text), outputs_dir() / text):
+    candidates = [Path(text), outputs_dir() / text]
+    with contextlib.suppress(RunError):
+        candidates.append(outputs_dir() / slug(text))
+    for candidate in candidates:
         if text and (candidate / "run.toml").is_file():
             return candidate.absolute()
-    try:
-        by_name: Path | None = outputs_dir() / slug(text)
-    except RunError:
-        by_name = None
-    if by_name and (by_name / "run.toml").is_file():
-        return by_name
     runs = [p.name for p in list_runs()]
     known = f"use one of {', '.join(runs)}" if runs else "create one with `python -m runs new`"
     raise RunError(f"no run {text!r} in {outputs_dir()}; {known}")
