@@ -89,7 +89,7 @@ def unpack(path: Path, into: Path, name: str = "") -> tuple[list[Entry], list[st
         if len(infos) > limits["max_zip_entries"]:
             raise many
         last = {info.orig_filename: info for info in infos}
-        locked, left = 0, limits["max_zip_mb"] * 1_000_000
+        left = limits["max_zip_mb"] * 1_000_000
         for number, info in enumerate(infos):
             if info.is_dir() or ignored(info.orig_filename.replace("\\", "/")):
                 continue
@@ -100,9 +100,6 @@ def unpack(path: Path, into: Path, name: str = "") -> tuple[list[Entry], list[st
                 if last[info.orig_filename] is not info:
                     raise RunError("the ZIP has this file twice; the last one is used")
                 _check(info, inside)
-                if info.flag_bits & 1:
-                    locked += 1
-                    continue
                 target = into / f"{number}{Path(inside).suffix.lower()}"
                 left -= _copy(archive, info, target, left)
                 if left >= 0:
@@ -112,9 +109,6 @@ def unpack(path: Path, into: Path, name: str = "") -> tuple[list[Entry], list[st
             if left < 0:
                 messages.append(f"{name}: the files are larger than {limits['max_zip_mb']} MB together; split the ZIP")
                 break
-    if locked:
-        files = "1 file is" if locked == 1 else f"{locked} files are"
-        messages.append(f"{name}: {files} encrypted with a password; unpack the ZIP, then drop its folder")
     if not found and not messages:
         messages.append(f"{name}: the ZIP has no images and no captions")
     if len(messages) > MAX_MESSAGES:
@@ -132,6 +126,8 @@ def _check(info: zipfile.ZipInfo, inside: str) -> None:
         raise RunError("an archive inside the ZIP; unpack it first")
     if suffix not in (*IMAGE_SUFFIXES, *CAPTION_SUFFIXES):
         raise RunError("neither an image nor a caption")
+    if info.flag_bits & 1:
+        raise RunError("encrypted with a password; unpack the ZIP, then drop its folder")
 
 
 def _copy(archive: zipfile.ZipFile, info: zipfile.ZipInfo, target: Path, left: int) -> int:

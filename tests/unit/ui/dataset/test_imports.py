@@ -105,7 +105,7 @@ TOO_MANY = "x.zip: the ZIP has more than 20000 entries; split it"
     ("damage", "message"),
     [
         *[(partial(cut, length=length), "x.zip: Not a readable ZIP file.*") for length in (0, 3, 100, 400)],
-        (encrypted, "x.zip: 1 file is encrypted with a password; unpack the ZIP, then drop its folder"),
+        (encrypted, "x.zip: 1.png: encrypted with a password; unpack the ZIP, then drop its folder"),
         (offsets, r"x.zip: 1.png: the file is damaged \(.*; pack the ZIP again"),
         (long_name, r"x.zip: 1.png: the file is damaged \(.{1,300}; pack the ZIP again"),
         *[(partial(beyond, place=place), TOO_MANY) for place in (2**62, 2**63, 2**64 - 1)],
