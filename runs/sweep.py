@@ -211,10 +211,10 @@ def _is_cache(path: Path) -> bool:
 
 def all_sweeps() -> list[Sweep]:
     """The sweeps of which a run exists, newest first; not a damaged one, or one whose runs would be elsewhere."""
-    from pydantic import TypeAdapter
-
     found = []
     for path in (outputs_dir() / FOLDER).glob("*.json"):
+        from pydantic import TypeAdapter  # large, and most machines have no sweep
+
         with contextlib.suppress(OSError, ValueError):
             sweep = replace(TypeAdapter(Sweep).validate_json(path.read_bytes()), name=path.stem)
             folders = [outputs_dir() / run for run, _ in sweep.runs]
