@@ -17,6 +17,7 @@ from runs.files import RunError
 __all__ = ["ROOT", "data_root"]
 
 MAX_SLUG = 80
+SWEEPS = ".sweeps"  # in outputs/
 RESERVED_NAMES = {"CON", "PRN", "AUX", "NUL", *(f"{port}{n}" for port in ("COM", "LPT") for n in range(10))}
 
 
@@ -121,11 +122,12 @@ def slug(name: str) -> str:
 
 
 def free_name(name: str) -> str:
-    """`name`, or the first of `name 2`, `name 3`, … that no run or data set has, in any case of its letters.
+    """`name`, or the first of `name 2`, `name 3`, … that no run, sweep or data set has, in any case of its letters.
 
     Of a name that leaves no room for the number in its folder's name, the folder's name is shortened.
     """
-    taken = {entry.casefold() for parent in (outputs_dir(), datasets_dir()) for entry in entries(parent)}
+    places = (outputs_dir(), datasets_dir(), outputs_dir() / SWEEPS)
+    taken = {entry.removesuffix(".json").casefold() for place in places for entry in entries(place)}
     if slug(name).casefold() not in taken:
         return name
     numbered = re.search(r"^(.*\S) (\d{1,6})$", name.strip())

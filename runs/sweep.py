@@ -22,12 +22,11 @@ from guards.metrics import utc_now
 from guards.reading import read_json
 from runs.files import Fault, RunError, atomic_write, building, explained
 from runs.growing import count_of, json_objects
-from runs.paths import datasets_dir, outputs_dir, slug
+from runs.paths import SWEEPS, datasets_dir, free_name, outputs_dir, slug
 
 if TYPE_CHECKING:
     from runs.spec import RunSpec
 
-FOLDER = ".sweeps"  # in outputs/
 MOST = 24  # runs of a sweep
 WINDOW = 50  # steps that a loss is averaged over, at most a tenth of the run
 # Numbers that can be swept, with the letters that stand for them in a run's name.
@@ -148,18 +147,11 @@ def create(
                 shutil.rmtree(own, ignore_errors=True)
                 raise
         chosen = tuple((spec.slug, {key: getattr(spec, key) for key in values}) for spec in specs)
-        sweep = Sweep(_free_name(base), base, tuple(values), chosen, utc_now())
-        (outputs_dir() / FOLDER).mkdir(parents=True, exist_ok=True)
+        sweep = Sweep(slug(free_name(f"{base[:60]} sweep")), base, tuple(values), chosen, utc_now())
+        (outputs_dir() / SWEEPS).mkdir(parents=True, exist_ok=True)
         text = json.dumps({"version": 1, **vars(sweep)}, ensure_ascii=False, indent=1)
-        atomic_write(outputs_dir() / FOLDER / f"{sweep.name}.json", text)
+        atomic_write(outputs_dir() / SWEEPS / f"{sweep.name}.json", text)
     return sweep
-
-
-def _free_name(base: str) -> str:
-    """A name that no sweep and no run has: `cat-sweep`, `cat-sweep-2`, …"""
-    names = (slug(f"{base[:60]}-sweep" + (f"-{number}" if number > 1 else "")) for number in itertools.count(1))
-    places = ((name, outputs_dir() / FOLDER / f"{name}.json", outputs_dir() / name) for name in names)
-    return next(name for name, sweep, run in places if not sweep.exists() and not run.exists())
 
 
 def link_tree(source: Path, target: Path, wanted: Callable[[Path], bool]) -> int:
@@ -212,7 +204,7 @@ def _is_cache(path: Path) -> bool:
 def all_sweeps() -> list[Sweep]:
     """The sweeps of which a run exists, newest first; not a damaged one, or one whose runs would be elsewhere."""
     found = []
-    for path in (outputs_dir() / FOLDER).glob("*.json"):
+    for path in (outputs_dir() / SWEEPS).glob("*.json"):
         from pydantic import TypeAdapter  # large, and most machines have no sweep
 
         with contextlib.suppress(OSError, ValueError):

@@ -120,8 +120,8 @@ def test_the_table_has_losses_times_and_loras(base):
 
 @pytest.mark.parametrize("text", ["", "[]", '{"name": "x", "base": "a", "fields": [], "runs": [["../outputs", {}]]}'])
 def test_a_damaged_sweep_is_none(base, text):
-    (runs.outputs_dir() / sweep.FOLDER).mkdir()
-    (runs.outputs_dir() / sweep.FOLDER / "x.json").write_text(text)
+    (runs.outputs_dir() / sweep.SWEEPS).mkdir()
+    (runs.outputs_dir() / sweep.SWEEPS / "x.json").write_text(text)
     assert sweep.all_sweeps() == []
     with pytest.raises(RunError, match="no sweep 'x'"):
         sweep.find("x")
