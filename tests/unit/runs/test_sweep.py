@@ -92,9 +92,16 @@ def test_only_caches_are_shared_and_a_removed_image_stays_removed(base):
     for name in (".hangproof-cache/latents-1.npz", "1_flux_te.npz"):
         (first / name).parent.mkdir(exist_ok=True)
         (first / name).write_bytes(b"x")
-    assert sweep.share_caches(second.name) == 2
+    for name in ("cache/1.safetensors", "cache/.1.tmp"):  # of musubi-tuner, and one that it still writes
+        (runs.outputs_dir() / first.name / name).parent.mkdir(exist_ok=True)
+        (runs.outputs_dir() / first.name / name).write_bytes(b"x")
+    assert sweep.share_caches(second.name) == 3 and sweep.share_caches(second.name) == 0
+    assert (runs.outputs_dir() / second.name / "cache/1.safetensors").stat().st_nlink == 2
     assert (second / ".hangproof-cache/latents-1.npz").is_file() and (second / "1_flux_te.npz").is_file()
     assert not (second / "0.png").exists()
+    small, large = (runs.datasets_dir() / run for run, _ in make(base, resolution=[64, 128]).runs)
+    (small / "1_flux.npz").write_bytes(b"x")
+    assert sweep.share_caches(large.name) == 0, "of another resolution"
 
 
 def test_the_table_has_losses_times_and_loras(base):
