@@ -277,14 +277,14 @@ class Trial:
         """until_s: when its time is over. on_phase: called with each phase of the first rank, and when (monotonic)."""
         self.loop = loop = Loop(RunFolder(run), self._turn, trial=True)
         config, loop.on_view = loop.config, self._measure
-        config.below_guards = True  # it has minutes, and the guards may wait for longer
         for phase in config.phases.values():
             phase.floor_s = phase.ceiling_s = STALLED_S
         config.watch.poll_min_s, config.watch.poll_max_s, config.watch.tree_s = POLL_S, POLL_S, TREE_S
         config.end.grace_s, config.end.kill_wait_s = 0.0, KILL_S
         config.restart.snapshots_bytes = config.standby.tries_count = 0
         loop.standby = Standby(loop.folder, config.standby, KILL_S)
-        self.until_s, self._on_phase, self.busy = until_s, on_phase, ""
+        self.until_s, self._on_phase = until_s, on_phase
+        self.busy = ""
         self.memory: dict[str, Any] = {}
         self.intervals: tuple[float, ...] = ()
         self._began_s = time.monotonic()

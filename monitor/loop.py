@@ -184,7 +184,7 @@ class Loop(Run):
         view = self.view = attempt.poll(platform.now(), self.config.watch.tree_s, fresh)
         self.on_view(attempt, view)
         self.status.note_phase(view.beats)
-        if view.beats and view.beats[0].about != self.about:  # its script may have set limits
+        if view.beats and view.beats[0].about != self.about and not self.trial:  # its script may have set limits
             self.about = view.beats[0].about
             config.enclose(self.config, startup.read_about(self.about).get("environment"))
         state = self.state

@@ -20,7 +20,6 @@ from guards import checkpoint
 from launch import rehearse
 from launch.common import LaunchError
 from launch.rehearse import CANCELLED, DONE, FAILED, LOST, PASSED, RUNNING, SKIPPED, WAITING, Rehearsal, Stage, Trial
-from monitor import config
 from monitor.process.platform import Lock
 from monitor.state import Observation, State, Transition
 from runs import job
@@ -108,10 +107,11 @@ def test_a_trial_measures_memory_images_and_steps(data):
 
 def test_a_trial_starts_at_once_or_not_at_all_and_ends_in_time(data):
     trial = Trial(data / "outputs" / rehearse.NAME, math.inf, lambda *_: None)
-    config.enclose(trial.loop.config, {})  # as with the limits of its training
-    assert {phase.ceiling_s for phase in trial.loop.config.phases.values()} == {rehearse.STALLED_S}
     assert trial._turn(trial.loop).state is State.QUEUED
-    assert {phase.floor_s for phase in trial.loop.config.phases.values()} == {20.0}
+    said = beat(about='{"environment": {"HANGPROOF_BARRIER_TIMEOUT_S": "7300"}}')
+    trial.loop.on_view = Mock()
+    trial.loop.observe(Mock(**{"poll.return_value": Observation(1.0, 0.0, (said,), {})}))
+    assert {(phase.floor_s, phase.ceiling_s) for phase in trial.loop.config.phases.values()} == {(20.0, 20.0)}
     trial.loop.queue, trial.loop.at = Made(acquire=lambda: False, message="cat has the GPU"), Transition(State.QUEUED)
     assert trial._turn(trial.loop).state is State.QUEUED and not trial.busy
     trial._began_s -= rehearse.QUEUE_S + 1
