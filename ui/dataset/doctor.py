@@ -4,24 +4,39 @@ All of it is computed from the draft each time something changed: the pixels wer
 (draft_images.looks_of). Each fix is one step that undo takes back.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import gradio as gr
 
 import presets
 import runs
 from monitor.phrases import count
 from runs.files import RunError
+from ui import scripts
 from ui.dataset import bucket_preview, checks, draft, draft_store
 from ui.dataset.bucket_preview import Bucket, Plan
 from ui.dataset.checks import KINDS, Finding, Findings
 from ui.dataset.draft import Item
 from ui.dataset.draft_images import Entry
+from ui.dataset.images import thumb_url
+from ui.html import esc, press, pressed
+from ui.new import form, settings
+from ui.run import fold
+from ui.run.fold import QUIET
 
 PAGE = 24
 MOST_BUCKETS = 200
 REMOVED_BY = ("damaged", "duplicate", "near", "small", "enlarged", "blurred", "dark", "bright")
 BUCKETS = "buckets"  # beside the kinds of findings
+ALL_OF_IT = 0.9995  # of an image that its bucket keeps
+ABOUT_BUCKETS = (
+    "An image is scaled to cover its bucket and cropped at the centre. The dark parts are cut off. A batch holds images of one "
+    "bucket."
+)
+# Selects the images of a finding on the cards, whose ids are in a component of this name, and opens "Write captions".
+WRITE = "(ids) => { hangproof.writeCaptions(ids); return []; }"
 
 
 @dataclass(frozen=True)
@@ -67,8 +82,6 @@ def _damaged(draft_id: str) -> list[Finding]:
 
 def _plan(draft_id: str, items: list[Item]) -> tuple[Plan | None, str]:
     """The buckets with the settings of step 2; or why there are none."""
-    from ui.new import form, settings
-
     try:
         spec, faults = form.parse({**settings.current(draft_id), "name": "my-lora"})
         if spec is None:
@@ -160,8 +173,142 @@ def report(draft_id: str) -> dict[str, Any]:
     }
 
 
-def pictures(report: Report, kind: str, bucket: int = 0) -> list[Finding]:
-    """The images of a finding, or of the bucket with this number (`kind` BUCKETS)."""
-    if kind == BUCKETS and 0 <= bucket < len(report.buckets):
-        return [Finding(key) for key in report.buckets[bucket].images]
-    return report.findings.get(kind, [])
+# The fold ----------------------------------------------------------------------------------------------------------------
+
+
+def _picture(thumb: str, name: str, part: Sequence[float] | None = None, kept: bool = False) -> str:
+    """A thumbnail. part: what the trainer keeps of it, as fractions; the rest is darkened."""
+    image = f'<img loading="lazy" src="{esc(thumb)}" alt="{esc(name)}">' if thumb else "<span>no picture</span>"
+    if thumb and part:
+        left, top, right, bottom = (100 * one for one in part)
+        place = f"left:{left:.2f}%;top:{top:.2f}%;width:{right - left:.2f}%;height:{bottom - top:.2f}%"
+        image += f'<div class="hp-part" style="{place}"></div>'
+    title = f' title="Kept: {esc(name)}"' if kept else ""
+    return f'<div class="hp-whole{" hp-kept" if kept else ""}"{title}>{image}</div>'
+
+
+def _figure(draft_id: str, known: Report, found: Finding, kind: str) -> str:
+    """An image of a finding, or of a bucket, with its fix."""
+    item, other, slot = known.items[found.id], known.items.get(found.other), None
+    if known.plan and kind in (BUCKETS, "cropped", "lonely"):
+        slot = known.plan.slots.get(found.id)
+    cut = slot is not None and slot.kept < ALL_OF_IT
+    name = f"{item.folder}/{item.file}" if item.folder else item.file
+    shown, lines = _picture(thumb_url(draft_id, item), name, slot.part if slot and cut else None), [found.detail]
+    if slot and kind == BUCKETS:
+        lines = [f"{slot.kept:.0%} kept" if cut else "all of it is trained"]
+    if other:
+        shown += _picture(thumb_url(draft_id, other), other.file, kept=True)
+        lines.append(f"Kept instead: {other.file}")
+    said = "".join(f"<span>{esc(line)}</span>" for line in lines if line)
+    fix = "" if kind == BUCKETS else KINDS[kind].fix
+    act = press(fix, "fix", label=f"{fix}: {name}", id=item.id) if fix else ""
+    caption = f'<figcaption><span class="hp-name">{esc(name)}</span>{said}</figcaption>'
+    return f'<figure data-file="{esc(name)}"><div class="hp-pair">{shown}</div>{caption}{act}</figure>'
+
+
+def _pictures(draft_id: str, kind: str, bucket: int, most: int) -> str:
+    """The first images of a finding or a bucket, and a button for more."""
+    known = examine(draft_id)
+    found = known.findings.get(kind, [])
+    if kind == BUCKETS and 0 <= bucket < len(known.buckets):
+        found = [Finding(key) for key in known.buckets[bucket].images]
+    figures = "".join(_figure(draft_id, known, one, kind) for one in found[:most])
+    more = press(f"Show more ({len(found) - most:,})", "more") if len(found) > most else ""
+    return f'<div class="hp-found">{figures}</div>{more}'
+
+
+def _choices(report: dict[str, Any]) -> list[tuple[str, str]]:
+    found = [(one["title"], one["kind"]) for one in report["kinds"]]
+    if not report["total"]:
+        return found
+    few = sum(one["few"] for one in report["buckets"])
+    text = f"Buckets: {len(report['buckets'])} at {report['resolution']} pixels" + (
+        f", {few} smaller than a batch" if few else ""
+    )
+    return [*found, ("Buckets: not known while step 2 has an error" if report["plan_error"] else text, BUCKETS)]
+
+
+def _bucket(one: dict[str, Any]) -> tuple[str, int]:
+    size = " × ".join(map(str, one["size"])) + (f" · {one['folder']}" if one["folder"] else "")
+    shown = "" if one["shown"] == one["images"] else f", {one['shown']:,} an epoch"
+    few = ", smaller than a batch" if one["few"] else ""
+    return f"{size}: {count(one['images'], 'image')}{shown}{few}", one["number"]
+
+
+def _parts(draft_id: str, name: str | None, number: int | None, most: int, said: str) -> list[dict[str, Any]]:
+    """The properties of the fold's components, in order. Raises RunError: the draft cannot be read."""
+    found = report(draft_id)
+    choices = _choices(found)
+    if name not in [key for _, key in choices]:
+        name = choices[0][1] if choices else None
+    one = next((one for one in found["kinds"] if one["kind"] == name), None)
+    buckets = [_bucket(one) for one in found["buckets"]] if name == BUCKETS else []
+    number = number if number in [key for _, key in buckets] else 0
+    text = one["about"] if one else found["plan_error"] or ABOUT_BUCKETS if name else ""
+    total = f"{'Found' if found['kinds'] else 'Nothing found'} in {count(found['total'], 'image')}."
+    ids = [found.id for found in examine(draft_id).findings[one["kind"]]] if one and one["write"] else []
+    return [
+        {"value": fold.note(f"{said} {total if found['total'] else 'There are no images.'}".strip())},
+        {"visible": bool(said)},
+        {"choices": choices, "value": name, "visible": bool(choices)},
+        {"choices": buckets, "value": number if buckets else None, "visible": bool(buckets)},
+        {"value": f"<p>{esc(text)}</p>"},
+        {"visible": bool(one and one["fix_all"]), "value": one["fix_all"] if one else ""},
+        {"visible": bool(one and one["write"])},
+        {"value": _pictures(draft_id, str(name), number or 0, most) if one or buckets else ""},
+        {"value": ids},
+    ]
+
+
+def draw(draft_id: str, images: Any) -> None:
+    """Make the components of the fold. images: the component whose event `checked` says that the images or settings changed."""
+    examine(draft_id, again=True)  # a file may have gone
+    of_state, of_back, of_kind, of_bucket, of_about, of_repair, of_write, of_figures, of_ids = _parts(
+        draft_id, None, None, PAGE, ""
+    )
+    state = gr.HTML(elem_id="check-state", apply_default_css=False, **of_state)
+    small: dict[str, Any] = {"size": "sm", "scale": 0, "min_width": 110}
+    back = gr.Button("Undo", **of_back, **small)
+    kind = gr.Radio(label="Findings", interactive=True, elem_id="check-kinds", **of_kind)
+    bucket = gr.Dropdown(label="Bucket", interactive=True, elem_id="check-bucket", **of_bucket)
+    about = gr.HTML(apply_default_css=False, **of_about)
+    with gr.Row(elem_classes="hp-actions"):
+        repair = gr.Button(elem_id="check-fix", **of_repair, **small)
+        write = gr.Button("Write captions…", **of_write, **small)
+    figures = scripts.drawn("check-pictures", **of_figures)
+    ids = gr.JSON(visible=False, **of_ids)
+    # What the user chose last: a look that began before the choice, and answers after it, is followed by one that shows the choice.
+    picked, place = gr.State(None), gr.State(None)
+    most, message = gr.State(PAGE), gr.State("")
+    shown, chosen = [state, back, kind, bucket, about, repair, write, figures, ids], [picked, place, most, message]
+
+    def current(*given: Any) -> list[Any]:
+        try:
+            return [gr.update(**one) for one in _parts(draft_id, *given)]
+        except RunError as error:
+            return [fold.note(error, True), *[gr.skip()] * (len(shown) - 1)]
+
+    def on_act(event: gr.EventData, name: str, most: int) -> tuple[int, str]:
+        if pressed(event, "do") == "more":
+            return most + PAGE, ""
+        return most, done(fix, name, [pressed(event, "id")])
+
+    def done(act: Callable[..., object], *given: Any) -> str:
+        """What an action on the draft says, or why it cannot be done."""
+        try:
+            return str(act(draft_id, *given) or "")
+        except RunError as error:
+            return str(error)
+
+    refresh: dict[str, Any] = {"fn": current, "inputs": chosen, "outputs": shown, **QUIET}
+    picks = [kind.input, bucket.input]
+    gr.on(picks, lambda name, at: (name, at, PAGE, ""), [kind, bucket], chosen, **QUIET).then(**refresh)
+    for event in (
+        back.click(lambda: done(draft.undo), None, message, js=settings.FLUSH, **QUIET),
+        repair.click(lambda name: done(fix, name), kind, message, js=settings.FLUSH, **QUIET),
+        figures.act(on_act, [kind, most], [most, message], js=settings.FLUSH, **QUIET),
+    ):
+        event.then(**refresh).then(None, None, None, js=settings.SHOW_NEW, **QUIET)
+    write.click(None, ids, None, js=WRITE, **QUIET)
+    images.checked(**refresh, trigger_mode="always_last")

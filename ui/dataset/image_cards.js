@@ -34,6 +34,7 @@ hangproof.kinds.caption = {
     if (item) item.caption = text;
     if (hangproof.unsavedText("caption", id) === undefined) mark(id, "saved");
     showHistory(answer.history);
+    trigger("checked");
   },
   refused(id, text, answer) {
     mark(id, "not saved");

@@ -212,10 +212,10 @@ CHANGES: dict[str, Callable[..., dict[str, Any] | None]] = {
 def images_view(more: Sequence[Callable[[dict[str, Any]], dict[str, Any]]] = ()) -> "gr.HTML":
     """The component. Events: `insert` (add the trigger word to all captions); `show` (settings that changed), `chosen`
     (another model, VRAM or trainer) and `review` (anything changed) are those of ui/new/fields.js; `changed` (images,
-    or which of them are selected) is that of image_tools.js.
+    or which of them are selected) and `checked` (images, captions or settings) tell the folds.
 
     Args:
         more: calls of the other parts of its script.
     """
-    events = ("insert", "show", "chosen", "review", "script", "changed")
+    events = ("insert", "show", "chosen", "review", "script", "changed", "checked")
     return scripts.component("images", "images", image_action, *more, events=events)

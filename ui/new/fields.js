@@ -112,7 +112,8 @@ async function exchange() {
   if (Object.keys(toShow).length) trigger("show");
   if (chosen) trigger("chosen");
   trigger("review");
-  trigger("script"); // an event of its own: a listener of a fold that was opened replaces those that the page began with
+  trigger("script"); // events of their own: a listener of a fold that was opened replaces those that the page began with
+  trigger("checked");
   if (Object.keys(sent).length) hangproof.tellOthers();
   return true;
 }

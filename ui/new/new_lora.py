@@ -17,7 +17,7 @@ import presets
 import runs
 from runs import fields
 from runs.machine import this_machine
-from ui.dataset import bulk_fold, caption_fold, doctor_fold, draft, drafts, images, import_fold
+from ui.dataset import bulk_fold, caption_fold, doctor, draft, drafts, images, import_fold
 from ui.html import box, esc
 from ui.new import (
     estimates,
@@ -106,7 +106,7 @@ def build(draft_id: gr.BrowserState, started: gr.State, messages: gr.State) -> N
         shown = images.images_view([settings.save_settings, script_editor.save_script])
         opened("Add a folder on the server", "import-fold", import_fold.draw)
         opened("Edit many images: captions, subsets, tags", "bulk-fold", lambda name: bulk_fold.draw(name, shown))
-        opened("Check images", "image-check", doctor_fold.draw)
+        opened("Check images", "image-check", lambda name: doctor.draw(name, shown))
         opened("Write captions", "caption-writer", caption_fold.draw)
         unsent = gr.HTML(html_template="", elem_id="unsent")  # shows nothing: START gives its value
     with gr.Column(elem_classes="hp-step"):
