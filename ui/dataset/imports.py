@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from monitor.phrases import count
 from runs import archives
 from runs.dataset import CAPTION_SUFFIXES
 from runs.files import RunError, atomic_write, explained
@@ -30,6 +31,7 @@ from ui import jobs
 from ui.dataset import draft_drop, draft_images
 from ui.dataset.draft_drop import Dropped
 from ui.dataset.draft_store import folder, plain_text, read
+from ui.html import esc
 
 JOB = "import"
 LIMIT_S = 7 * 24 * 3600.0
@@ -196,6 +198,58 @@ def cancel(draft_id: str) -> dict[str, Any]:
     for one in waiting(draft_id):  # those that its process had not begun
         one.end("cancelled", [])
     return status(draft_id)
+
+
+# The fold ------------------------------------------------------------------------------------------------------------
+
+PHASES = {"starting": "Starting", "reading": "Reading the folder", "unpacking": "Unpacking", "adding": "Adding images"}
+ENDED = {
+    "done": "{images} added from {name}.",
+    "cancelled": "Import of {name} cancelled; {images} added. Undo removes them.",
+    "failed": "{name}: not imported completely; {images} added.",
+}
+
+
+def shown(status: dict[str, Any]) -> str:
+    """The import that runs and the results of those before it, as markup."""
+    from ui.run import fold
+
+    text = ""
+    if now := status["now"]:
+        done, total = now["done"], now["total"]
+        far = f" {done:,} of" if now["phase"] == "adding" else ""
+        far += f" {count(total, 'file')}" if total else ""
+        queued = f" · {count(status['waiting'] - 1, 'import')} after it" if status["waiting"] > 1 else ""
+        text = fold.note(f"{PHASES.get(now['phase'], 'Importing')}:{far} · {now['name']}{queued}")
+        value = f' max="{total}" value="{done}"' if now["phase"] == "adding" and total else ""
+        text += f'<progress aria-label="Import"{value}></progress>'
+    for one in status["finished"]:
+        ended = ENDED[one["state"]].format(name=one["name"], images=count(one["added"], "image"))
+        messages = "".join(f"<li>{esc(line)}</li>" for line in one["messages"])
+        text += fold.note(ended, one["state"] == "failed") + (f"<ul>{messages}</ul>" if messages else "")
+    return text
+
+
+def draw(draft_id: str) -> None:
+    """Make the components of the fold "Add a folder on the server", which shows large ZIPs too."""
+    import gradio as gr
+
+    from ui.new import settings
+    from ui.run import fold
+
+    def look() -> tuple[bool, str]:
+        now = status(draft_id)
+        return now["waiting"] > 0, shown(now)
+
+    def begin(text: str) -> None:
+        start_folder(draft_id, text)
+
+    about = "Images in the folder and its subfolders are added with their captions. The folder is only read."
+    path = fold.line("Folder on the server", about, placeholder="/home/me/photos")
+    start = gr.Button("Import", size="sm", scale=0, min_width=110, elem_id="import-start")
+    more = [(path.submit, begin)]  # several imports wait for each other: nothing is hidden
+    state = fold.job(start, begin, look, lambda: cancel(draft_id), "import", [path], hides=[], more=more)
+    state.change(None, None, None, js=settings.SHOW_NEW, **fold.QUIET)
 
 
 # The process -----------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ import presets
 import runs
 from runs import fields
 from runs.machine import this_machine
-from ui.dataset import bulk_fold, caption_fold, doctor, draft, drafts, images, import_fold
+from ui.dataset import bulk_fold, caption_fold, doctor, draft, drafts, images, imports
 from ui.html import box, esc
 from ui.new import (
     estimates,
@@ -104,7 +104,7 @@ def build(draft_id: gr.BrowserState, started: gr.State, messages: gr.State) -> N
             "10 to 30 varied images make a good LoRA. A caption describes what its image shows.",
         )
         shown = images.images_view([settings.save_settings, script_editor.save_script])
-        opened("Add a folder on the server", "import-fold", import_fold.draw)
+        opened("Add a folder on the server", "import-fold", imports.draw)
         opened("Edit many images: captions, subsets, tags", "bulk-fold", lambda name: bulk_fold.draw(name, shown))
         opened("Check images", "image-check", lambda name: doctor.draw(name, shown))
         opened("Write captions", "caption-writer", caption_fold.draw)

@@ -8,7 +8,7 @@ import zipfile
 from functools import partial
 
 import pytest
-from draft_helpers import captions, drop, item_of, limits, packed, photo, png
+from draft_helpers import captions, drawn, drop, item_of, limits, packed, photo, png
 from PIL import Image
 
 from runs.files import RunError
@@ -158,3 +158,23 @@ def test_a_folder_that_changes_while_it_is_read_costs_only_the_file(mine, tmp_pa
     (root / "b.png").unlink(), (root / "b.png").symlink_to("/etc/passwd")
     added, said = draft_drop.take(mine, files, "drop", more=False, link=True)
     assert added == 1 and "x/a.png: the file is gone" in said[0] and "x/b.png: a link; use the file itself" in said[1]
+
+
+def test_the_import_that_runs_and_the_ends_of_others_are_shown_as_text():
+    now = {"done": 1000, "total": 2000, "phase": "adding", "name": "<far>"}
+    ended = {"state": "failed", "name": "old.zip", "added": 1, "messages": ["a.png: <b>"]}
+    text = imports.shown({"now": now, "waiting": 2, "finished": [ended]})
+    assert "Adding images: 1,000 of 2,000 files · &lt;far&gt; · 1 import after it" in text
+    assert 'max="2000" value="1000"' in text and "<far>" not in text and "<b>" not in text
+    assert "old.zip: not imported completely; 1 image added." in text and "a.png: &lt;b&gt;" in text
+    finished = [{**ended, "state": "done", "messages": []}]
+    text = imports.shown({"now": {**now, "phase": "reading", "total": 0}, "waiting": 1, "finished": finished})
+    assert "Reading the folder: · &lt;far&gt;<" in text and "value=" not in text and "<ul>" not in text
+
+
+def test_a_typed_folder_is_imported_into_the_draft(mine, tmp_path, monkeypatch):
+    events, _ = drawn(imports.draw, mine)
+    begun = []
+    monkeypatch.setattr(imports, "start_folder", lambda *given: begun.append(given))
+    events["begin"](str(tmp_path))
+    assert begun == [(mine, str(tmp_path))]
