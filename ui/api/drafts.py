@@ -6,7 +6,7 @@ from typing import Any
 
 import presets
 from runs.files import RunError
-from ui.dataset import bulk, captioning, doctor, draft, drafts, images, imports, selection
+from ui.dataset import bulk, captioning, doctor, draft, drafts, images, imports
 from ui.new import form, run_starts
 from ui.new import settings as of_draft
 
@@ -60,7 +60,7 @@ def list_images(draft_id: str, first: int = 0, count: int = PAGE, filter: str = 
 
     filter: "" for all, or one of the page's, such as "no_caption".
     """
-    query = selection.query_of({"query": {"kind": filter}})
+    query = images.query_of({"query": {"kind": filter}})
     found = query.found(draft.items(_known(draft_id)))
     shown = found[max(0, first) : max(0, first) + max(1, min(count, MOST_LISTED))]
     return {

@@ -5,7 +5,8 @@ of 500 photos make a page that takes a minute to open. `image_action` serves the
 """
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +16,10 @@ from runs.archives import is_zip
 from runs.files import RunError
 from runs.paths import datasets_dir
 from ui import scripts
-from ui.dataset import calls, captioning, draft, drafts, image_edit, imports, selection, subsets
+from ui.dataset import calls, captioning, draft, drafts, image_edit, imports, subsets
+from ui.dataset.bulk import tags_of
 from ui.dataset.calls import Text
 from ui.dataset.draft import OUT_OF_DATE
-from ui.dataset.selection import Query
 from ui.new import settings
 from ui.served import file_url
 
@@ -28,7 +29,66 @@ if TYPE_CHECKING:
 PAGE_SIZE = 12
 PAGE_SIZES = (12, 48, 120)  # to choose from
 MAX_SUBSETS = 200  # that a page gets
+MAX_SEARCH = 1_000  # characters of the text to search for
 NAMED = 20  # names of captions without an image that a page gets
+
+
+# Which images a page shows: by what is wrong with them, their caption, their tags and their subset ----------------------
+
+
+FILTERS: dict[str, Callable[[draft.Item], bool]] = {
+    "": lambda item: True,
+    "no_caption": lambda item: not item.caption.strip(),
+    "warned": lambda item: any(code != "no_caption" for code in item.warnings),
+    "small": lambda item: "small" in item.warnings,
+    "sideways": lambda item: "sideways" in item.warnings,
+    "near": lambda item: "near" in item.warnings,
+    "model": lambda item: item.caption_by == "model",
+    "edited": lambda item: bool(item.crop or item.mask or item.weight != 1),
+}
+
+
+@dataclass(frozen=True)
+class Query:
+    """Which images to show. kind: a key of FILTERS; how: whether a caption "contains" or "lacks" the text, or is with the
+    "tag" or without it ("no_tag"); folder: a subset, or None."""
+
+    kind: str = ""
+    how: str = "contains"
+    text: str = ""
+    folder: str | None = None
+
+    def found(self, items: list[draft.Item]) -> list[draft.Item]:
+        """The items to show, in their order; `items` itself for all."""
+        if self == Query(how=self.how):
+            return items
+        of_kind, text, without = (
+            FILTERS.get(self.kind, FILTERS[""]),
+            self.text.casefold(),
+            self.how in ("lacks", "no_tag"),
+        )
+        if by_tag := self.how in ("tag", "no_tag"):
+            text = " ".join(text.split())
+
+        def fits(caption: str) -> bool:
+            return not text or (text not in (tags_of(caption) if by_tag else caption)) == without
+
+        return [
+            item
+            for item in items
+            if of_kind(item) and (self.folder is None or item.folder == self.folder) and fits(item.caption.casefold())
+        ]
+
+
+def query_of(data: Mapping[str, Any]) -> Query:
+    """The query that a browser sent as "query", a table of the fields of Query; unknown values show all images. Raises
+    RunError: the text is too long."""
+    sent = data.get("query")
+    known = {name: sent.get(name) for name in Query.__annotations__} if isinstance(sent, dict) else {}
+    query = Query(**{name: draft.plain_text(value) for name, value in known.items() if isinstance(value, str)})
+    if len(query.text) > MAX_SEARCH:
+        raise RunError(f"The text to search for has {len(query.text)} characters; shorten it to {MAX_SEARCH}")
+    return query
 
 
 # What a page shows ------------------------------------------------------------------------------------------------------
@@ -80,7 +140,7 @@ def listed_again(draft_id: str, shown: object) -> dict[str, Any]:
     """The page of images that a browser shows, `shown` as `listing` gave it, read again."""
     data = shown if isinstance(shown, dict) else {}
     page = data.get("page")
-    return listing(draft_id, page if type(page) is int else 0, selection.query_of(data), _size_of(data))
+    return listing(draft_id, page if type(page) is int else 0, query_of(data), _size_of(data))
 
 
 def _size_of(data: dict[str, Any]) -> int:
@@ -184,8 +244,15 @@ def explain_failed_upload(names: list[Text], bytes: float = 0) -> None:
 
 
 def find_ids(draft_id: str, data: dict, between: list[str] | None = None) -> dict[str, Any]:
-    """The ids of the images that are shown on all pages; with `between`, of those from one to another."""
-    return {"ids": selection.ids(draft_id, selection.query_of(data), between)}
+    """The ids of the images that are shown on all pages; with `between`, of those from one image to another, in either
+    order. Raises RunError: one of the two is not shown."""
+    found = [item.id for item in query_of(data).found(draft.items(draft_id))]
+    if between is None:
+        return {"ids": found}
+    places = sorted(found.index(one) for one in between[:3] if one in found)
+    if len(places) != 2:
+        raise RunError("One of these images is no longer shown; select the images again")
+    return {"ids": found[places[0] : places[1] + 1]}
 
 
 # Name: what it does and returns. Its parameters are the browser's values of these names (calls.py).

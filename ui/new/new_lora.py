@@ -17,7 +17,7 @@ import presets
 import runs
 from runs import fields
 from runs.machine import this_machine
-from ui.dataset import bulk_fold, caption_fold, doctor, draft, drafts, images, imports
+from ui.dataset import bulk, captioning, doctor, draft, drafts, images, imports
 from ui.html import box, esc
 from ui.new import (
     estimates,
@@ -105,9 +105,9 @@ def build(draft_id: gr.BrowserState, started: gr.State, messages: gr.State) -> N
         )
         shown = images.images_view([settings.save_settings, script_editor.save_script])
         opened("Add a folder on the server", "import-fold", imports.draw)
-        opened("Edit many images: captions, subsets, tags", "bulk-fold", lambda name: bulk_fold.draw(name, shown))
+        opened("Edit many images: captions, subsets, tags", "bulk-fold", lambda name: bulk.draw(name, shown))
         opened("Check images", "image-check", lambda name: doctor.draw(name, shown))
-        opened("Write captions", "caption-writer", caption_fold.draw)
+        opened("Write captions", "caption-writer", captioning.draw)
         unsent = gr.HTML(html_template="", elem_id="unsent")  # shows nothing: START gives its value
     with gr.Column(elem_classes="hp-step"):
         step(2, "The LoRA", "Choose a name, a trigger word, what your images show, and a base model.")

@@ -87,9 +87,9 @@ def test_a_killed_job_is_shown_as_interrupted_and_continues(draft_id):
     with answering() as server:
         # Two answers, and none to the third question while the job is killed.
         server.answer = lambda number, question: f"a slow picture {number}" if number <= 2 else None
-        assert captioning.start(draft_id, options(server.url), "all", overwrite=True) == 5
+        assert captioning.start(draft_id, options(server.url), "all", None, True) == 5
         with pytest.raises(RunError, match="being written already"):
-            captioning.start(draft_id, options(server.url), "all", overwrite=True)
+            captioning.start(draft_id, options(server.url), "all", None, True)
         until(lambda: captioning.status(draft_id)["done"] >= 2, "two captions are written")
         values = json.loads((draft.folder(draft_id) / jobs.FOLDER / f"{captioning.JOB}.json").read_text())
         keeper = psutil.Process(values["pid"])

@@ -1,0 +1,53 @@
+""" "Write captions" without a browser: what its fields and buttons do, and how far a job is."""
+
+import pytest
+from draft_helpers import drawn, filled
+
+from ui.dataset import captioning, draft
+
+
+def test_captions_are_written_for_the_images_and_with_the_options_that_were_chosen(mine, monkeypatch):
+    ids, started = filled(mine, "a", "", "c"), []
+    draft.save_fields(mine, {"trigger": "ohwx"})
+    monkeypatch.setattr(captioning, "start", lambda *given: started.append(given[1:]))
+    run, parts = drawn(captioning.draw, mine)
+    assert "Put the trigger word “ohwx” first" in parts and parts["Continue"]["visible"] is False
+    assert not [name for name, part in parts.items() if part.get("interactive") is False]
+    choices = ["Images without a caption (1)", "Also captions that a model wrote (1)", "All images (3)"]
+    assert [label for label, _ in parts["For"]["choices"]] == choices
+    over = run["on_which"]("all")
+    assert over["visible"] and "(2)" in over["label"] and not run["on_which"]("empty")["visible"]
+    assert [one.get("visible") for one in run["on_engine"]("tagger")] == [None, False, True, False]
+    values = ["m", "short", "t", None, 0.9, " solo ", True, "http://x", " q ", "KEY", "do", " pre ", None]
+    run["on_go"]("tagger", "all", True, True, True, *values, ids[:1])
+    run["on_go"]("florence", "empty", True, True, False, *values, [])
+    tagger = {"model": "t", "general": 0, "character": 0.9, "without": "solo", "underscores": True}
+    frame = {"prefix": " pre ", "suffix": ""}
+    assert started == [
+        ({"engine": "tagger", "trigger": "ohwx", **tagger, **frame}, "all", [ids[0]], True),
+        ({"engine": "florence", "trigger": "", "model": "m", "task": "short", **frame}, "empty", None, False),
+    ]
+    captioning.begin(mine, {"engine": "tagger", "model": "/own/folder", "general": 0.5, "trigger": ""})
+    _, parts = drawn(captioning.draw, mine)
+    assert (parts["Threshold"]["value"], parts["Written by"]["value"], parts["Model"]["value"]) == (0.5, "tagger", "")
+    assert run["on_new_captions"]("all")[1] == over and not run["on_new_captions"]("all")[2]["visible"]
+
+
+STATUS = {"state": "running", "done": 10, "total": 40, "seconds": 100, "line": "<x>", "failures": ["<y>"], "error": ""}
+
+
+@pytest.mark.parametrize(
+    ("status", "there", "not_there"),
+    [
+        ({}, ["10 of 40 captions written, about 5 min left.", 'max="40" value="10"', "1 image has no"], ["<x>", "<y>"]),
+        ({"seconds": 1, "line": "", "failures": []}, ["captions written."], ["left", "<p></p>", "<details"]),
+        ({"state": "failed", "error": "no GPU"}, ["Stopped. 10 of", "no GPU"], ["<progress", "&lt;x", "left"]),
+        ({"done": 0, "total": 0}, ['max="1" value="0"'], ["left"]),
+    ],
+)  # fmt: skip
+def test_how_far_a_captioning_is(status, there, not_there):
+    text = captioning.shown({**STATUS, **status})
+    assert [one for one in there if one not in text] == [one for one in not_there if one in text] == [], text
+    assert captioning.shown({**STATUS, "state": ""}) == ""
+    unfinished = [captioning._unfinished({**STATUS, "state": state}) for state in ("failed", "running", "")]
+    assert unfinished == [True, False, False] and not captioning._unfinished({**STATUS, "state": "done", "done": 40})
