@@ -13,22 +13,14 @@ import presets
 import runs
 from runs.files import RunError
 from runs.paths import CHECKOUTS
-from runs.spec import ALIASES, RESERVED_FLAGS, RunSpec
 from ui.html import esc, table
 from ui.new import form, settings
 from ui.run import fold
 from ui.run.fold import QUIET
 
+HEADS = ["Option", "What it does", "Type", "Default", "In this run"]
 TYPES = {"bool": "switch", "int": "whole number", "float": "number", "str": "text"}
 LISTS = {"text": "list of words"}
-# Trainer flags that a form field with another name sets (runs/command.py).
-FOLLOWS = {
-    "save_precision": "mixed_precision",
-    "sample_prompts": "prompts",
-    "save_last_n_steps": "keep_states",
-    "save_last_n_steps_state": "keep_states",
-    "save_last_n_epochs_state": "keep_states",
-}
 JAPANESE = re.compile("[\u3040-\u30ff\u4e00-\u9fff]")
 NOT_INSTALLED = (
     "{label} is not installed, so its options cannot be listed. Run ./start.sh {backend} (or set {variable}_DIR), then close "
@@ -36,39 +28,24 @@ NOT_INSTALLED = (
 )
 
 
-def label_of(values: dict[str, Any]) -> str:
-    """The chosen trainer's name."""
-    return form.BACKENDS.get(values["backend"], "")
-
-
 def rows(values: dict[str, Any]) -> list[tuple[str, str, str, str, str]]:
-    """The options by name: (name, what it does, type, default, what sets it already and where that is changed).
+    """The options by name: (name, what it does, type, default, its value in this run's command).
 
     Raises:
         RunError, PresetError: the trainer is not installed, or cannot train the model.
     """
-    from runs.command import flags, model_files, tier_flags
+    from runs.command import flags
     from runs.flags import known_flags  # imports what reads a trainer's source
 
     spec = runs.make({"name": "my-lora", **{key: values[key] for key in ("model", "tier", "backend")}})
     known = known_flags(spec.backend, presets.models()[spec.model]["family"])
     if not known:
-        variable = CHECKOUTS[spec.backend].variable
-        raise RunError(NOT_INSTALLED.format(label=label_of(values), backend=spec.backend, variable=variable))
-    now, tier, files = flags(spec, runs.outputs_dir() / spec.slug), tier_flags(spec), model_files(spec)
-
-    def set_by(name: str) -> str:
-        field = FOLLOWS.get(name, ALIASES.get(name, name))
-        if field in form.LABELS and field in RunSpec.model_fields:
-            return f"{form.LABELS[field]}. Change it there"
-        if name in RESERVED_FLAGS:
-            return "the run's folder. Change it there"
-        if name in tier:
-            return f"{form.LABELS['tier']}{_to(now[name])}. Change it there"
-        return f"{form.LABELS['model'] if name in files else 'Hangproof'}{_to(now[name])}" if name in now else ""
-
+        label, variable = form.BACKENDS[spec.backend], CHECKOUTS[spec.backend].variable
+        raise RunError(NOT_INSTALLED.format(label=label, backend=spec.backend, variable=variable))
+    now = flags(spec, runs.outputs_dir() / spec.slug)
     return [
-        (name, brief(one["help"] or ""), _kind(one), _default(one), set_by(name)) for name, one in sorted(known.items())
+        (name, brief(one["help"] or ""), _kind(one), _default(one), _text(now.get(name)))
+        for name, one in sorted(known.items())
     ]
 
 
@@ -84,10 +61,6 @@ def _default(entry: dict[str, Any]) -> str:
     return "computed" if entry.get("default_is_computed") else _text(entry["default"]) or "–"
 
 
-def _to(value: object) -> str:
-    return f", to {text}" if (text := _text(value)) else ""
-
-
 def brief(text: str) -> str:
     """The English part of a help text; sd-scripts writes "English / Japanese"."""
     parts = text.split(" / ")
@@ -97,24 +70,20 @@ def brief(text: str) -> str:
 
 def _text(value: object) -> str:
     """A value as text for the field; "" for None."""
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "true" if value else "false"
     if isinstance(value, list):
         return " ".join(map(str, value))
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return "" if value is None else f"{value:g}" if isinstance(value, float) else form.as_text(value)
 
 
 def markup(values: dict[str, Any], words: str = "") -> str:
     """The options whose name or description has all the words, as a table; else why there are none."""
-    head, wanted = f"Options of {label_of(values)}", words.casefold().split()
+    head, wanted = f"Options of {form.BACKENDS.get(values['backend'], '')}", words.casefold().split()
     try:
         shown = [one for one in rows(values) if all(word in f"{one[0]} {one[1]}".casefold() for word in wanted)]
     except fold.ERRORS as error:
         return f"<h4>{esc(head)}</h4>{fold.note(error, True)}"
     none = fold.note("No option has these words in its name or description.")
-    return f"<h4>{esc(head)}</h4>{table(head, ['Option', 'What it does', 'Type', 'Default', 'Set by'], shown) or none}"
+    return f"<h4>{esc(head)}</h4>{table(head, HEADS, shown) or none}"
 
 
 def draw(draft_id: str, images: Any) -> None:
@@ -130,5 +99,4 @@ def draw(draft_id: str, images: Any) -> None:
     about = "By name and description. Type an option into the field above as name=value"
     search = fold.line("Search the options", about, elem_id="flag-search")
     shown = gr.HTML(found(), elem_id="flag-table", apply_default_css=False)
-    search.change(found, search, shown, trigger_mode="always_last", **QUIET)
-    images.chosen(found, search, shown, trigger_mode="always_last", **QUIET)
+    gr.on([search.change, images.chosen], found, search, shown, trigger_mode="always_last", **QUIET)

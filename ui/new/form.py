@@ -227,11 +227,11 @@ def values_of_spec(spec: "runs.RunSpec", images: Mapping[str, int]) -> dict[str,
         if field.kind == "choice" and values[field.key] not in dict(field.choices).values():
             lines[field.key] = values.pop(field.key)
     lines |= spec.extra
-    values["flags"] = "".join(f"{key}={_as_text(value)}\n" for key, value in lines.items())
+    values["flags"] = "".join(f"{key}={as_text(value)}\n" for key, value in lines.items())
     return {**defaults(), **values}
 
 
-def _as_text(value: object) -> str:
+def as_text(value: object) -> str:
     """An option's value as written in its line."""
     if isinstance(value, bool):
         return "true" if value else "false"
