@@ -7,7 +7,7 @@ from typing import Any
 import gradio as gr
 
 from ui import doctor_page, scripts
-from ui.new import new_lora, settings
+from ui.new import form, new_lora
 from ui.run import fleet_page, run_page, view
 from ui.run.fold import QUIET
 
@@ -176,9 +176,9 @@ def build(login: bool = False) -> gr.Blocks:
             run_page.copy_to_new_lora,
             [run.selected, run.confirmed, draft_id],
             [run.notice, run.confirmed, new.images, note, tabs],
-            js=settings.FLUSH,
+            js=form.FLUSH,
             **QUIET,
-        ).then(None, None, None, js=run_page.SHOW_NOTE, **QUIET).then(None, None, None, js=settings.SYNC, **QUIET)
+        ).then(None, None, None, js=run_page.SHOW_NOTE, **QUIET).then(None, None, None, js=form.SYNC, **QUIET)
         shown = [*run.outputs, run.notice, note, tabs, run.timer]
 
         def show_started(name: str, lines: list[Any]) -> list[Any]:

@@ -8,7 +8,6 @@ import presets
 from runs.files import RunError
 from ui.dataset import bulk, captioning, doctor, draft, drafts, images, imports
 from ui.new import form, run_starts
-from ui.new import settings as of_draft
 
 PAGE = 100  # images of one answer
 MOST_LISTED = 1000
@@ -44,13 +43,13 @@ def set_settings(draft_id: str, settings: dict) -> dict[str, Any]:
 
     Returns: the settings, the planned steps, and `problems`: what keeps it from being started now.
     """
-    of_draft.save(_known(draft_id), settings)
+    form.save(_known(draft_id), settings)
     return review_draft(draft_id)
 
 
 def review_draft(draft_id: str) -> dict[str, Any]:
     """The settings of a draft, the warnings, and `problems`: what keeps it from being started now."""
-    values, found = of_draft.current(_known(draft_id)), of_draft.reviewed(draft_id)
+    values, found = form.current(_known(draft_id)), form.reviewed(draft_id)
     problems = [form.shown(fault) for fault in (*found.missing, *found.faults)]
     return {"settings": values, "problems": problems, "warnings": [form.shown(fault) for fault in found.warnings]}
 

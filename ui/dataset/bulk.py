@@ -23,7 +23,7 @@ from runs.files import RunError
 from ui.dataset import draft, subsets
 from ui.dataset.draft_store import MAX_CAPTION, plain_text, read
 from ui.html import esc
-from ui.new import settings
+from ui.new import form
 from ui.run import fold
 from ui.run.fold import QUIET
 
@@ -372,18 +372,18 @@ def draw(draft_id: str, images: Any) -> None:
         return [gr.update(choices=known, value=kept), _tags(draft_id)]
 
     previewed: dict[str, Any] = {"fn": look, "inputs": [*fields, seed, some, ids], "outputs": [effect, go]}
-    previewed |= {"js": settings.CHOSEN, "trigger_mode": "always_last", **QUIET}
+    previewed |= {"js": form.CHOSEN, "trigger_mode": "always_last", **QUIET}
     gr.on([one.change for one in (*fields[1:], some)], **previewed)
     kind.change(on_kind, kind, [replace, add, without, keep], **QUIET).then(**previewed)
     images.changed(lists, subset, [subset, tag], trigger_mode="always_last", **QUIET).then(**previewed)
     tabs.select(lists, subset, [subset, tag], **QUIET)
     subset.input(on_subset, subset, [name, repeats], **QUIET)
     for event in (
-        go.click(on_apply, previewed["inputs"], [note, seed], js=settings.CHOSEN, **QUIET),
-        gr.on([move.click, place.submit], on_move, [place, often, ids], note, js=settings.CHOSEN, **QUIET),
-        gr.on([save.click, name.submit], on_save, [subset, name, repeats], note, js=settings.FLUSH, **QUIET),
+        go.click(on_apply, previewed["inputs"], [note, seed], js=form.CHOSEN, **QUIET),
+        gr.on([move.click, place.submit], on_move, [place, often, ids], note, js=form.CHOSEN, **QUIET),
+        gr.on([save.click, name.submit], on_save, [subset, name, repeats], note, js=form.FLUSH, **QUIET),
     ):
-        event.then(None, None, None, js=settings.SHOW_NEW, **QUIET)
+        event.then(None, None, None, js=form.SHOW_NEW, **QUIET)
     show_subset.click(None, subset, None, js=SHOW_SUBSET, **QUIET)
     show_tag.click(None, tag, None, js=SHOW_TAG, **QUIET)
     remove_tag.click(

@@ -176,7 +176,7 @@ def draw(draft_id: str) -> None:
     """Make the components of the fold "Write captions"."""
     import gradio as gr
 
-    from ui.new import settings
+    from ui.new import form
     from ui.run import fold
 
     def add_model(engine: str) -> gr.Dropdown:
@@ -202,7 +202,7 @@ def draw(draft_id: str) -> None:
     last = found["options"] if found else {}
     engine_now = last.get("engine", "florence")
     fields: dict[tuple[str, str], Any] = {}  # (the engine, "" for each of them; an option of `python -m captions`)
-    with gr.Column() as form:
+    with gr.Column() as given:
         engines, about = [(label, key) for key, (label, _) in ENGINES.items()], ENGINES[engine_now][1]
         engine = gr.Radio(engines, value=engine_now, label="Written by", info=about, interactive=True)
         with gr.Row(elem_classes="hp-fields", visible=engine_now == "florence") as florence:
@@ -275,9 +275,9 @@ def draw(draft_id: str) -> None:
     engine.change(on_engine, engine, [engine, florence, tagger, server], **fold.QUIET)
     which.change(on_which, which, over, **fold.QUIET)
     more = [(again.click, lambda *_: resume(draft_id))]
-    state = fold.job(go, on_go, look, lambda: cancel(draft_id), "captions", chosen, settings.CHOSEN, [form], more)
+    state = fold.job(go, on_go, look, lambda: cancel(draft_id), "captions", chosen, form.CHOSEN, [given], more)
     state.change(on_new_captions, which, [which, over, again], **fold.QUIET)
-    state.change(None, None, None, js=settings.SHOW_NEW, **fold.QUIET)
+    state.change(None, None, None, js=form.SHOW_NEW, **fold.QUIET)
 
 
 def _unfinished(status: dict[str, Any]) -> bool:

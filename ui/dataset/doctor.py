@@ -22,7 +22,7 @@ from ui.dataset.draft import Item
 from ui.dataset.draft_images import Entry
 from ui.dataset.images import thumb_url
 from ui.html import esc, press, pressed
-from ui.new import form, settings
+from ui.new import form
 from ui.run import fold
 from ui.run.fold import QUIET
 
@@ -56,13 +56,13 @@ class Report:
 
 def examine(draft_id: str, again: bool = False) -> Report:
     """The findings of a draft, computed where the draft has changed, or `again`. Raises RunError: the draft cannot be read."""
-    form, items, memory = draft.form(draft_id), draft.items(draft_id), draft_store.memory(draft_id)
-    known_items, known_form, report = memory.get("report", (None, None, None))
-    if report is None or again or known_items is not items or known_form is not form:
+    fields, items, memory = draft.form(draft_id), draft.items(draft_id), draft_store.memory(draft_id)
+    known_items, known_fields, report = memory.get("report", (None, None, None))
+    if report is None or again or known_items is not items or known_fields is not fields:
         plan, error = _plan(draft_id, items)
         found = checks.findings(items, _damaged(draft_id), draft.trigger(draft_id), plan)
         report = Report({item.id: item for item in items}, found, plan, error)
-        memory["report"] = items, form, report
+        memory["report"] = items, fields, report
     return report
 
 
@@ -83,7 +83,7 @@ def _damaged(draft_id: str) -> list[Finding]:
 def _plan(draft_id: str, items: list[Item]) -> tuple[Plan | None, str]:
     """The buckets with the settings of step 2; or why there are none."""
     try:
-        spec, faults = form.parse({**settings.current(draft_id), "name": "my-lora"})
+        spec, faults = form.parse({**form.current(draft_id), "name": "my-lora"})
         if spec is None:
             return None, f"{form.shown(faults[0])} (step 2)"
         return bucket_preview.plan(spec, items), ""
@@ -305,10 +305,10 @@ def draw(draft_id: str, images: Any) -> None:
     picks = [kind.input, bucket.input]
     gr.on(picks, lambda name, at: (name, at, PAGE, ""), [kind, bucket], chosen, **QUIET).then(**refresh)
     for event in (
-        back.click(lambda: done(draft.undo), None, message, js=settings.FLUSH, **QUIET),
-        repair.click(lambda name: done(fix, name), kind, message, js=settings.FLUSH, **QUIET),
-        figures.act(on_act, [kind, most], [most, message], js=settings.FLUSH, **QUIET),
+        back.click(lambda: done(draft.undo), None, message, js=form.FLUSH, **QUIET),
+        repair.click(lambda name: done(fix, name), kind, message, js=form.FLUSH, **QUIET),
+        figures.act(on_act, [kind, most], [most, message], js=form.FLUSH, **QUIET),
     ):
-        event.then(**refresh).then(None, None, None, js=settings.SHOW_NEW, **QUIET)
+        event.then(**refresh).then(None, None, None, js=form.SHOW_NEW, **QUIET)
     write.click(None, ids, None, js=WRITE, **QUIET)
     images.checked(**refresh, trigger_mode="always_last")

@@ -20,7 +20,7 @@ from ui.dataset import calls, captioning, draft, drafts, image_edit, imports, su
 from ui.dataset.bulk import tags_of
 from ui.dataset.calls import Text
 from ui.dataset.draft import OUT_OF_DATE
-from ui.new import settings
+from ui.new import form
 from ui.served import file_url
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def opened(draft_id: str, id: str) -> dict[str, Any]:
     if item is None:
         return {"item": None}
     (card,) = _cards(draft_id, images, [item])
-    details = image_edit.details(draft_id, item, settings.current(draft_id)["backend"])
+    details = image_edit.details(draft_id, item, form.current(draft_id)["backend"])
     return {"item": card, "url": file_url(draft.large(draft_id, id)), **details}
 
 

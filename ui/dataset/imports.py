@@ -234,7 +234,7 @@ def draw(draft_id: str) -> None:
     """Make the components of the fold "Add a folder on the server", which shows large ZIPs too."""
     import gradio as gr
 
-    from ui.new import settings
+    from ui.new import form
     from ui.run import fold
 
     def look() -> tuple[bool, str]:
@@ -249,7 +249,7 @@ def draw(draft_id: str) -> None:
     start = gr.Button("Import", size="sm", scale=0, min_width=110, elem_id="import-start")
     more = [(path.submit, begin)]  # several imports wait for each other: nothing is hidden
     state = fold.job(start, begin, look, lambda: cancel(draft_id), "import", [path], hides=[], more=more)
-    state.change(None, None, None, js=settings.SHOW_NEW, **fold.QUIET)
+    state.change(None, None, None, js=form.SHOW_NEW, **fold.QUIET)
 
 
 # The process -----------------------------------------------------------------------------------------------------------

@@ -1,7 +1,5 @@
 """Time, GPU memory and disk space of the run, beside its steps, and what each estimate is based on."""
 
-from collections.abc import Iterable, Mapping
-
 import presets
 import runs
 from presets.estimate import cost, disk, estimate, samples_s, table_time
@@ -9,21 +7,14 @@ from runs import history, weights
 from runs.machine import Machine, free_gb, this_machine
 from runs.manage import size_text
 from ui.html import duration, esc
+from ui.new.form import Review
 
 
-def html(
-    spec: "runs.RunSpec | None", images: Mapping[str, int], captions: Iterable[str] = (), steps: int | None = None
-) -> str:
-    """The estimates as HTML; "" without images or with invalid fields.
-
-    Args:
-        images: their number by folder. captions: the first is the sample prompt where there is no other. steps: those
-            of the run, where they were counted by bucket.
-    """
-    count = sum(images.values())
+def html(review: Review) -> str:
+    """The estimates as HTML; "" without images or with invalid fields."""
+    count, spec, steps = sum(review.images.values()), review.spec, review.steps
     if not count or spec is None:
         return ""
-    steps, spec = steps or runs.planned_steps(spec, images), runs.with_intervals(spec, images, captions)
     machine = this_machine(spec.backend)
     seconds, source = time_of(spec, steps)
     lines = {

@@ -21,7 +21,7 @@ from runs.manage import size_text
 from ui import jobs
 from ui.dataset import draft
 from ui.html import esc
-from ui.new import form, script_editor, settings
+from ui.new import form, script_editor
 from ui.served import file_url
 
 JOB = "export"
@@ -62,7 +62,7 @@ def draw(draft_id: str) -> None:
 
     go = gr.Button("Export (ZIP)", size="sm", scale=0, min_width=150, elem_id="export-zip")
     begin, cancel = lambda: start(draft_id), lambda: jobs.cancel(folder_of(draft_id), JOB)
-    fold.job(go, begin, lambda: look(draft_id), cancel, JOB, js=settings.FLUSH)
+    fold.job(go, begin, lambda: look(draft_id), cancel, JOB, js=form.FLUSH)
 
 
 def write(draft_id: str) -> Path:
@@ -74,7 +74,7 @@ def write(draft_id: str) -> Path:
     from launch import bundle
     from launch.common import LaunchError
 
-    spec = script_editor.for_run(draft_id, form.spec_of(settings.current(draft_id)))
+    spec = script_editor.for_run(draft_id, form.spec_of(form.current(draft_id)))
     sources = draft.sources(draft_id)
     if not sources:
         raise RunError("Add at least one image in step 1; the ZIP holds the data set")

@@ -14,7 +14,7 @@ import runs
 from runs.files import RunError
 from runs.paths import CHECKOUTS
 from ui.html import esc, table
-from ui.new import form, settings
+from ui.new import form
 from ui.run import fold
 from ui.run.fold import QUIET
 
@@ -92,7 +92,7 @@ def draw(draft_id: str, images: Any) -> None:
 
     def found(words: str = "") -> str:
         try:
-            return markup(settings.current(draft_id), words)
+            return markup(form.current(draft_id), words)
         except fold.ERRORS as error:
             return fold.note(error, True)
 

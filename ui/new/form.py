@@ -1,7 +1,9 @@
-"""Steps 2 and 3: the settings as fields, and the spec, plan and script that their values give.
+"""Steps 2 and 3: the settings of a draft as fields, and the spec, plan and script that their values give.
 
-The fields accept any text. Only `RunSpec` validates values, because a component that refuses a value also loses it.
-Labels and help texts are in runs/fields.py; defaults come from presets/defaults.toml.
+The fields accept any text, and are stored one by one as they are typed. Only `RunSpec` validates values, because a component
+that refuses a value also loses it. A draft holds only the fields that somebody set; the others have the values that suit the base
+model, this machine and the number of images, and follow them. So the page, the API, a sweep, a rehearsal and an export need no
+values from each other. Labels and help texts are in runs/fields.py; defaults come from presets/defaults.toml.
 """
 
 import json
@@ -17,9 +19,10 @@ from presets.steps import Images
 from runs import env_file, weights
 from runs.dataset import shown_per_epoch
 from runs.fields import EMPTY, HEAD, KEYS, LABELS, LENGTH, MACHINES, MORE, SAMPLES, SUBJECT
-from runs.files import Fault
-from runs.proposal import subjects
-from ui.dataset import bucket_preview, draft, image_edit
+from runs.files import Fault, RunError
+from runs.machine import this_machine
+from runs.proposal import Proposal, propose, subjects
+from ui.dataset import bucket_preview, calls, draft, image_edit
 from ui.html import esc
 
 if TYPE_CHECKING:
@@ -28,6 +31,15 @@ if TYPE_CHECKING:
 BACKENDS = {"diffusers": "Built-in (Diffusers)", "sd-scripts": "kohya's sd-scripts", "musubi": "kohya's musubi-tuner"}
 # Fields that depend on the base model and on what is trained: choosing either sets each that the user has not typed.
 MODEL_FIELDS = ("tier", "resolution", "rank", "alpha", "learning_rate", "mixed_precision", "sample_steps")
+
+FOLLOWING = ("repeats", "epochs")  # follow the number of images, until one of them is set
+# For events of the page (ui/new/fields.js): before one, the server gets what was typed; after one, the page shows what is stored.
+FLUSH = "async (...values) => { await hangproof.flush(); return values; }"
+# As FLUSH; the last value is replaced by the ids of the images that are selected on the cards (ui/dataset/images.js).
+CHOSEN = "async (...values) => { await hangproof.flush(); return [...values.slice(0, -1), hangproof.selected()]; }"
+# The cards show what the server stored of the images, in the other tabs of this browser too.
+SHOW_NEW = "() => { hangproof.showNew(); hangproof.tellOthers(); return []; }"
+SYNC = "() => { hangproof.sync(); return []; }"
 
 
 def defaults() -> dict[str, Any]:
@@ -61,7 +73,7 @@ def restored(stored: Mapping[str, Any], others: Mapping[str, Any] | None = None)
 class Review:
     """What the form's values give, from one pass over them.
 
-    spec: None where a field is invalid. images: their number by folder. faults: what prevents a start, by key of the form;
+    spec: as a run gets it, with its intervals; None where a field is invalid. images: their number by folder. faults: what prevents a start, by key of the form;
     missing: what has not been entered yet, which prevents a start as well; warnings: what lets the run start. counted:
     the images as runs.planned_steps counts them, by bucket where their sizes are known.
     """
@@ -130,6 +142,8 @@ def review(
         if bare := undescribed(spec.trigger, items):
             warnings.append(Fault("images", bare))
     counted = bucket_preview.by_folder(spec, items) if spec is not None and items else images
+    if spec is not None:
+        spec = runs.with_intervals(spec, images, [item.caption for item in items])
     return Review(values, dict(images), spec, _in_form(faults), tuple(missing), _in_form(warnings), counted)
 
 
@@ -286,22 +300,18 @@ def findings(review: Review) -> str:
     return f'<div role="status"><ul class="hp-findings">{"".join(lines)}</ul></div>' if lines else ""
 
 
-def has_script(review: Review) -> bool:
-    """Whether the values give a script: they are valid, and the run has a name."""
-    return review.spec is not None and not (review.missing and review.missing[0].field == "name")
-
-
-def script_of(review: Review, captions: Iterable[str] = ()) -> str:
-    """The script that Start writes; comments with the reasons where the values give none."""
-    spec, reasons = review.spec, [*review.missing[:1], *review.faults]
-    if spec is not None and has_script(review):
-        spec = runs.with_intervals(spec, review.images, captions)
+def script_of(review: Review) -> tuple[str, bool]:
+    """(the script that Start writes, True); or (comments with the reasons why the values give none, False)."""
+    reasons = [*review.missing[:1], *review.faults]
+    if review.spec is not None and not any(fault.field == "name" for fault in review.missing):
         try:
-            return runs.script(spec, runs.outputs_dir() / spec.slug)
+            return runs.script(review.spec, runs.outputs_dir() / review.spec.slug), True
         except runs.RunError as error:
             reasons = [*error.faults]
     head = "The script appears here once these errors are fixed:"
-    return "".join(f"# {line}\n" for line in (head, *(line for one in reasons for line in shown(one).splitlines())))
+    return "".join(
+        f"# {line}\n" for line in (head, *(line for one in reasons for line in shown(one).splitlines()))
+    ), False
 
 
 def model_choices() -> list[tuple[str, str]]:
@@ -354,3 +364,94 @@ def same(a: object, b: object) -> bool:
         return float(str(a)) == float(str(b))
     except ValueError:
         return a == b
+
+
+# The settings of a draft -------------------------------------------------------------------------------------------------
+
+
+def current(draft_id: str) -> dict[str, Any]:
+    """All settings by field. RunError: there is no such draft; PresetError: the user's table of models is invalid."""
+    if not draft.is_id(draft_id):
+        raise RunError(draft.OUT_OF_DATE)
+    stored = draft.form(draft_id)
+    model, backend, subject = (restored(stored)[key] for key in ("model", "backend", "subject"))
+    values = restored(stored, {**defaults(), **model_values(model, backend, subject, this_machine())})
+    if not set(FOLLOWING) <= stored.keys() and (found := proposal(draft_id, values)):
+        values = {**values, "repeats": found.repeats, "epochs": found.epochs}
+        values |= {key: stored[key] for key in FOLLOWING if key in stored}
+    return values
+
+
+def reviewed(draft_id: str, ask: bool = False) -> Review:
+    """The draft's settings and images as they are, parsed and judged. Raises as `current`. ask: as in runs.problems."""
+    values, items = current(draft_id), draft.items(draft_id)
+    sizes = [item.trained_size for item in items]
+    return review(values, draft.counts(draft_id), this_machine(values["backend"]), sizes, ask, items)
+
+
+def proposal(draft_id: str, values: Mapping[str, Any]) -> Proposal | None:
+    """Repeats and epochs for the draft's images; folders such as `10_cat` keep their own repeats. None: a field is invalid."""
+    batch, accumulation = values["batch_size"], values["gradient_accumulation"]
+    if not all(isinstance(one, int | float) and one >= 1 and one == int(one) for one in (batch, accumulation)):
+        return None
+    counts = draft.counts(draft_id)
+    fixed = shown_per_epoch(counts, 0)
+    steps = subject_of(values["subject"])["steps"]
+    return propose(shown_per_epoch(counts, 1) - fixed, fixed, int(batch), int(accumulation), steps)
+
+
+def follow_images(draft_id: str) -> None:
+    """Let repeats and epochs follow the number of images again."""
+    draft.save_fields(draft_id, {}, FOLLOWING)
+
+
+def save(draft_id: str, changes: Mapping[str, Any], typed: bool = False) -> None:
+    """Store fields exactly as they were entered, valid or not; the others stay.
+
+    Args:
+        typed: on the page, where a field that is set back to the base model's own value follows the model again.
+
+    Raises:
+        RunError: there is no such field, or the disk does not take it; nothing was stored.
+    """
+    if wrong := sorted(str(key) for key in changes if key not in KEYS):
+        raise RunError(f"There is no setting {wrong[0][:100]!r}; use some of {', '.join(KEYS)}")
+    if wrong := [key for key, value in changes.items() if not isinstance(value, str | int | float | bool | None)]:
+        raise RunError(f"{wrong[0]}: a setting is a text, a number or null")
+    with draft.locked(draft_id):
+        try:
+            more, following = _follow(draft_id, changes, typed)
+        except presets.PresetError:  # `current` reports it
+            more, following = {}, set[str]()
+        draft.save_fields(draft_id, {**more, **changes}, following)
+
+
+def _follow(draft_id: str, changes: Mapping[str, Any], typed: bool) -> tuple[dict[str, Any], set[str]]:
+    """The fields that these changes also set, and those that follow the base model from now on."""
+    more, following = {}, set[str]()
+    if changes.keys() & {*FOLLOWING}:
+        now = current(draft_id)
+        more = {key: now[key] for key in FOLLOWING}
+    if changes.keys() & {"model", *MODEL_FIELDS}:
+        now = restored({**draft.form(draft_id), **changes})
+        own = model_values(now["model"], now["backend"], now["subject"], this_machine())
+        if "model" in changes and "backend" not in changes and now["backend"] != own["backend"]:
+            following.add("backend")  # it cannot train the model just chosen
+        if typed:
+            following |= {key for key in MODEL_FIELDS if key in changes and same(changes[key], own[key])}
+    return more, following
+
+
+def save_settings(data: dict[str, Any]) -> dict[str, Any]:
+    """Call of the page's script: store `changes`; returns `values`, all settings as they are now, and `marks`, what is
+    wrong with them by field. starting: whether what is only missing is wrong too."""
+
+    def action(draft_id: str, changes: dict[str, Any], starting: bool = False) -> dict[str, Any]:
+        if changes:
+            save(draft_id, changes, typed=True)
+        try:
+            return {"values": current(draft_id), "marks": reviewed(draft_id).marks(starting)}
+        except presets.PresetError:  # the plan reports it; what was typed is stored
+            return {"values": draft.form(draft_id), "marks": {}}
+
+    return calls.answer(action, data)

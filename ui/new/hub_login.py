@@ -13,7 +13,7 @@ import gradio as gr
 
 from guards import hub
 from ui.html import esc
-from ui.new import settings
+from ui.new import form
 from ui.run.fold import QUIET
 
 LABEL = "Hugging Face account"
@@ -148,4 +148,4 @@ def draw(_: str) -> None:
         gr.on([log_in.click, token.submit], lambda token: act(lambda: store(token)), token, outputs, **QUIET),
         log_out.click(lambda: act(on_log_out), None, outputs, **QUIET),
     ):  # what the model still needs may have changed
-        event.then(None, None, None, js=settings.SYNC, **QUIET)
+        event.then(None, None, None, js=form.SYNC, **QUIET)

@@ -16,7 +16,7 @@ from runs.files import RunError, explained
 from runs.machine import this_machine, tier_for
 from ui.dataset import checks, imports
 from ui.html import esc, table
-from ui.new import form, settings, templates
+from ui.new import form, templates
 from ui.run import fold
 from ui.run.fold import QUIET
 
@@ -155,7 +155,7 @@ def draw(draft_id: str) -> None:
         return [fold.note(text, bad), "", *[gr.update(visible=False)] * 3, {}]
 
     def of_changes(title: str, more: str, values: dict[str, Any], folders: list[str]) -> list[Any]:
-        found = changes(values, settings.current(draft_id))
+        found = changes(values, form.current(draft_id))
         rows = [[form.LABELS.get(key, key), before or "–", after or "–"] for key, (before, after) in found.items()]
         shown = table("What changes", ["Field", "Now", "Then"], rows)
         says = f"<h4>What changes in the form</h4>{shown}" if rows else "<p>The form has these settings already.</p>"
@@ -169,14 +169,14 @@ def draw(draft_id: str) -> None:
         if not key:
             return [*nothing(), own]
         try:
-            values = templates.values_of(key, settings.current(draft_id))
+            values = templates.values_of(key, form.current(draft_id))
             return [*of_changes("What the template sets", "", values, []), own]
         except fold.ERRORS as error:
             return [*nothing(error, True), own]
 
     def on_save(name: str, replace: bool) -> list[Any]:
         try:
-            saved = templates.save(name, settings.current(draft_id), bool(replace))
+            saved = templates.save(name, form.current(draft_id), bool(replace))
         except fold.ERRORS as error:
             return [fold.note(error, True), gr.skip(), gr.skip(), gr.skip()]
         return [fold.note(f"Saved as “{saved['name']}”."), gr.update(choices=_choices()), "", False]
@@ -196,14 +196,14 @@ def draw(draft_id: str) -> None:
             result = read_files(given_files(text, paths))
             folders = {one.path: folder_problem(one.path) for one in result.folders[:MOST_FOLDERS] if one.path}
             title, more = f"{result.kind[:1].upper()}{result.kind[1:]}", _outcomes(result, folders)
-            values = form_values(result, settings.current(draft_id))
+            values = form_values(result, form.current(draft_id))
             return of_changes(title, more, values, [path for path, problem in folders.items() if not problem])
         except fold.ERRORS as error:
             return nothing(error, True)
 
     def on_use(values: dict[str, Any]) -> list[Any]:
         try:
-            settings.save(draft_id, values, typed=True)
+            form.save(draft_id, values, typed=True)
         except fold.ERRORS as error:
             return nothing(error, True)
         return nothing(f"{len(values)} field{'s were' if len(values) != 1 else ' was'} changed.")
@@ -215,14 +215,12 @@ def draw(draft_id: str) -> None:
             return fold.note(error, True)
         return fold.note("The images are being added in step 1.")
 
-    template.input(on_template, template, [*shown, delete], js=settings.FLUSH, **QUIET)
-    gr.on(
-        [save.click, name.submit], on_save, [name, replace], [note, template, name, replace], js=settings.FLUSH, **QUIET
-    )
+    template.input(on_template, template, [*shown, delete], js=form.FLUSH, **QUIET)
+    gr.on([save.click, name.submit], on_save, [name, replace], [note, template, name, replace], js=form.FLUSH, **QUIET)
     delete.click(on_delete, [template, delete], [*shown, delete, template], **QUIET)
-    read.click(on_read, [text, files], shown, js=settings.FLUSH, **QUIET)
-    use.click(on_use, found, shown, js=settings.FLUSH, **QUIET).then(None, None, None, js=settings.SYNC, **QUIET)
-    add.click(on_add, place, note, **QUIET).then(None, None, None, js=settings.SHOW_NEW, **QUIET)
+    read.click(on_read, [text, files], shown, js=form.FLUSH, **QUIET)
+    use.click(on_use, found, shown, js=form.FLUSH, **QUIET).then(None, None, None, js=form.SYNC, **QUIET)
+    add.click(on_add, place, note, **QUIET).then(None, None, None, js=form.SHOW_NEW, **QUIET)
 
 
 def given_files(text: str, paths: list[str] | None) -> list[tuple[str, str]]:

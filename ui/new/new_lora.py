@@ -30,7 +30,6 @@ from ui.new import (
     rehearsal,
     run_starts,
     script_editor,
-    settings,
     sweep,
 )
 from ui.run import fold
@@ -103,7 +102,7 @@ def build(draft_id: gr.BrowserState, started: gr.State, messages: gr.State) -> N
             "Images and captions",
             "10 to 30 varied images make a good LoRA. A caption describes what its image shows.",
         )
-        shown = images.images_view([settings.save_settings, script_editor.save_script])
+        shown = images.images_view([form.save_settings, script_editor.save_script])
         opened("Add a folder on the server", "import-fold", imports.draw)
         opened("Edit many images: captions, subsets, tags", "bulk-fold", lambda name: bulk.draw(name, shown))
         opened("Check images", "image-check", lambda name: doctor.draw(name, shown))
@@ -150,8 +149,8 @@ def build(draft_id: gr.BrowserState, started: gr.State, messages: gr.State) -> N
     form_fields, reviewed = [parts[key] for key in form.KEYS], [plan, propose, *of_model]
     shown.show(None, None, form_fields, js=SHOW, **QUIET)
     shown.review(review, draft_id, reviewed, trigger_mode="always_last", **QUIET)
-    shown.insert(insert_trigger, [draft_id, shown], [shown, problem], js=settings.FLUSH, **QUIET)
-    propose.click(settings.follow_images, draft_id, None, **QUIET).then(None, None, None, js=settings.SYNC, **QUIET)
+    shown.insert(insert_trigger, [draft_id, shown], [shown, problem], js=form.FLUSH, **QUIET)
+    propose.click(form.follow_images, draft_id, None, **QUIET).then(None, None, None, js=form.SYNC, **QUIET)
     fetch_button.click(fetch_model, draft_id, of_model, **QUIET)
     fetching.tick(poll_fetch, draft_id, of_model, trigger_mode="always_last", **QUIET)
     begun = [
@@ -233,7 +232,7 @@ def load(draft_id: str | None) -> tuple[Any, ...]:
         stored, shown, problem = {}, images.listing(draft_id), problem_html(str(error), "Your draft could not be read")
     said: tuple[Any, ...] = (gr.skip(),) * 9
     try:
-        values, found = settings.current(draft_id), settings.reviewed(draft_id)
+        values, found = form.current(draft_id), form.reviewed(draft_id)
         shown, said = {**shown, "marks": found.marks()}, _said(draft_id, found)
     except presets.PresetError as error:
         values, problem = stored, problem_html(str(error), "The base models could not be read")
@@ -244,15 +243,14 @@ def review(draft_id: str | None) -> tuple[Any, ...]:
     """Update the plan, the proposed length and the model's notes."""
     try:
         draft_id = _known(draft_id)
-        return _said(draft_id, settings.reviewed(draft_id))
+        return _said(draft_id, form.reviewed(draft_id))
     except fold.ERRORS as error:
         return f'<p class="hp-plan hp-warn">{esc(error)}</p>', *[gr.skip()] * 8
 
 
 def _said(draft_id: str, found: form.Review) -> tuple[Any, ...]:
-    planned, captions = script_editor.reviewed(draft_id, found), [item.caption for item in draft.items(draft_id)]
-    estimated = estimates.html(planned.spec, found.images, captions, planned.steps)
-    plan = form.plan(planned) + estimated + form.findings(found)
+    planned = script_editor.reviewed(draft_id, found)
+    plan = form.plan(planned) + estimates.html(planned) + form.findings(found)
     return plan, _propose(draft_id, found.values), *model_updates(found.values, found.spec)
 
 
@@ -273,7 +271,7 @@ def model_updates(values: dict[str, Any], spec: "runs.RunSpec | None") -> tuple[
 
 def _propose(draft_id: str, values: dict[str, Any]) -> dict[str, Any]:
     """The button that lets the length follow the number of images again; hidden while it does."""
-    found = None if str(values["max_train_steps"] or "").strip() else settings.proposal(draft_id, values)
+    found = None if str(values["max_train_steps"] or "").strip() else form.proposal(draft_id, values)
     if found is None or not found.steps or (values["repeats"], values["epochs"]) == (found.repeats, found.epochs):
         return gr.update(visible=False)
     label = f"{found.repeats} repeat{'s' * (found.repeats != 1)} × {found.epochs} epoch{'s' * (found.epochs != 1)}"
@@ -282,14 +280,14 @@ def _propose(draft_id: str, values: dict[str, Any]) -> dict[str, Any]:
 
 def poll_fetch(draft_id: str) -> tuple[Any, ...]:
     """Update the model's notes while its files are being downloaded."""
-    values = settings.current(draft_id)
+    values = form.current(draft_id)
     return model_updates(values, form.parse({**values, "name": values["name"] or "my-lora"})[0])
 
 
 def fetch_model(draft_id: str) -> tuple[Any, ...]:
     """Start to download the chosen model's files."""
     try:
-        if key := model_note.model_to_fetch(settings.current(draft_id)):
+        if key := model_note.model_to_fetch(form.current(draft_id)):
             model_note.fetch(key)
     except runs.RunError as error:
         return problem_html(error, "Model files not downloaded"), *[gr.skip()] * 5, gr.Timer(active=False)
@@ -299,7 +297,7 @@ def fetch_model(draft_id: str) -> tuple[Any, ...]:
 def insert_trigger(draft_id: str, shown: dict[str, Any] | None) -> tuple[Any, ...]:
     """Add the trigger word to all captions."""
     try:
-        draft.insert_trigger(draft_id, str(settings.current(draft_id)["trigger"] or ""))
+        draft.insert_trigger(draft_id, str(form.current(draft_id)["trigger"] or ""))
     except fold.ERRORS as error:
         return gr.skip(), problem_html(str(error), "Captions not changed")
     return images.listed_again(draft_id, shown), ""

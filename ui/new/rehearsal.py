@@ -18,7 +18,7 @@ from ui import jobs
 from ui.dataset import draft
 from ui.dataset.images import OUT_OF_DATE
 from ui.html import duration, esc, region
-from ui.new import form, run_starts, script_editor, settings
+from ui.new import form, run_starts, script_editor
 from ui.run import fold
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def _prepare(folder: Path, draft_id: str) -> None:
     from runs.dataset import ingest
     from runs.spec import save
 
-    reviewed = settings.reviewed(draft_id)
+    reviewed = form.reviewed(draft_id)
     wrong = [fault for fault in (*reviewed.missing, *reviewed.faults) if fault.field != "name"]
     if wrong or reviewed.spec is None:
         raise RunError([Fault("", form.shown(fault)) for fault in wrong] or OUT_OF_DATE)
@@ -132,7 +132,7 @@ def shown(
 
 def _spec_now(draft_id: str) -> "runs.RunSpec | None":
     """The spec that a run of the draft would get now; None where a field is invalid. RunError: the edited script is."""
-    parsed = form.parse({**settings.current(draft_id), "name": "my-lora"})[0]
+    parsed = form.parse({**form.current(draft_id), "name": "my-lora"})[0]
     return script_editor.for_run(draft_id, parsed) if parsed is not None else None
 
 
@@ -183,4 +183,4 @@ def draw(draft_id: str) -> None:
         except fold.ERRORS as error:
             return False, fold.note(error, True)
 
-    fold.job(go, lambda: start(draft_id), looked, lambda: cancel(draft_id), "rehearsal", js=settings.FLUSH)
+    fold.job(go, lambda: start(draft_id), looked, lambda: cancel(draft_id), "rehearsal", js=form.FLUSH)

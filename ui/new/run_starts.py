@@ -10,7 +10,7 @@ from typing import Any
 import runs
 from runs.files import Fault, RunError
 from ui.dataset import draft
-from ui.new import form, script_editor, settings
+from ui.new import form, script_editor
 from ui.run import control
 
 
@@ -67,7 +67,7 @@ def checked(draft_id: str) -> tuple["runs.RunSpec", list[str]]:
     """
     from runs.folders import unpaired
 
-    found = settings.reviewed(draft_id, ask=True)
+    found = form.reviewed(draft_id, ask=True)
     if found.missing or found.faults or found.spec is None:
         raise RunError([*found.missing, *found.faults])
     stems = (Path(item.folder) / Path(item.file).stem for item in draft.items(draft_id))

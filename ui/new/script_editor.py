@@ -20,7 +20,7 @@ from ui import scripts
 from ui.dataset import calls, draft
 from ui.dataset.images import OUT_OF_DATE
 from ui.html import esc, press, pressed
-from ui.new import form, settings
+from ui.new import form
 
 FILE = "script.json"
 STALE = "The settings changed after you edited the script. Open “The script” and choose which of both is used"
@@ -137,10 +137,9 @@ def reviewed(draft_id: str, review: form.Review) -> form.Review:
         known = stored(draft_id)
         if known is None or review.spec is None:
             return review
-        spec = runs.with_intervals(review.spec, review.images)
-        folder = runs.outputs_dir() / spec.slug
-        text = custom_script.follow(known["script"], known["generated"], runs.script(spec, folder))
-        return replace(review, spec=pin.adopt(spec, text, folder).changed(edited=None))
+        folder = runs.outputs_dir() / review.spec.slug
+        text = custom_script.follow(known["script"], known["generated"], runs.script(review.spec, folder))
+        return replace(review, spec=pin.adopt(review.spec, text, folder).changed(edited=None))
     except RunError:
         return review
 
@@ -160,30 +159,25 @@ class Shown:
 
 
 def shown(draft_id: str) -> Shown:
-    """The edited script of a draft, or the generated one."""
-    review = settings.reviewed(draft_id)
-    generated, ready = form.script_of(review, _captions(draft_id)), form.has_script(review)
-    known = stored(draft_id)
-    if known is None:
-        return Shown(generated, False, ready, [], [])
-    if not ready:
-        return Shown(known["script"], True, False, [], [])
-    text = custom_script.follow(known["script"], known["generated"], generated)
-    return Shown(
-        text, True, True, changed_settings(known["generated"], generated), custom_script.problems(text, generated)
-    )
-
-
-def _captions(draft_id: str) -> list[str]:
-    return [one.caption for one in draft.items(draft_id)]
+    """The edited script of a draft, or the generated one; comments where the draft cannot be read."""
+    try:
+        generated, ready = form.script_of(form.reviewed(draft_id))
+        known = stored(draft_id)
+        if known is None or not ready:
+            return Shown(known["script"] if known else generated, known is not None, ready, [], [])
+        text = custom_script.follow(known["script"], known["generated"], generated)
+        changed = changed_settings(known["generated"], generated)
+        return Shown(text, True, True, changed, custom_script.problems(text, generated))
+    except ERRORS as error:
+        return Shown("".join(f"# {line}\n" for line in str(error).splitlines()), False, False, [], [])
 
 
 def _generated(draft_id: str) -> str:
     """The script that the stored settings give. RunError: they give none."""
-    review = settings.reviewed(draft_id)
-    if not form.has_script(review):
+    text, ready = form.script_of(form.reviewed(draft_id))
+    if not ready:
         raise RunError(NO_SCRIPT)
-    return form.script_of(review, _captions(draft_id))
+    return text
 
 
 def save_script(data: dict[str, Any]) -> dict[str, Any]:
@@ -216,13 +210,6 @@ FORGET = (
 )
 
 
-def _now(draft_id: str) -> Shown:
-    try:
-        return shown(draft_id)
-    except ERRORS as error:
-        return Shown("".join(f"# {line}\n" for line in str(error).splitlines()), False, False, [], [])
-
-
 def draw(draft_id: str, images: Any, more: Callable[[str], None]) -> None:
     """Make the components of the fold. images: the component whose event `script` says that something of the draft
     changed. more: draws more buttons."""
@@ -241,7 +228,7 @@ def draw(draft_id: str, images: Any, more: Callable[[str], None]) -> None:
             {"value": _about(now)},
         ]
 
-    now = _now(draft_id)
+    now = shown(draft_id)
     of_code, of_edit, of_keep, of_merge, of_back, of_about = parts_of(now, now.edited)
     editing = gr.State(now.edited)
     code = gr.Code(language="shell", max_lines=24, show_label=False, buttons=["copy"], elem_id="script", **of_code)
@@ -258,7 +245,7 @@ def draw(draft_id: str, images: Any, more: Callable[[str], None]) -> None:
 
     def draw(text: str | None = "", editing: bool = False) -> list[Any]:
         """Updates of `parts`. text: what the editor shows; None: it has a text that is not stored yet."""
-        now = _now(draft_id)
+        now = shown(draft_id)
         editing = editing or now.edited
         of_code, *others = parts_of(now, editing)
         if text is None or text == now.text:
@@ -285,10 +272,10 @@ def draw(draft_id: str, images: Any, more: Callable[[str], None]) -> None:
     code.input(None, code, None, js=TYPED, **QUIET)
     images.script(draw, [code, editing], parts, js=IN_EDITOR, trigger_mode="always_last", **QUIET)
     edit.click(lambda: draw(None, True), None, parts, **QUIET)
-    keep.click(lambda: acted(follow, False), None, changed, js=settings.FLUSH, **QUIET)
-    merge.click(lambda: acted(follow, True), None, changed, js=settings.FLUSH, **QUIET)
+    keep.click(lambda: acted(follow, False), None, changed, js=form.FLUSH, **QUIET)
+    merge.click(lambda: acted(follow, True), None, changed, js=form.FLUSH, **QUIET)
     back.click(on_discard, back, changed, js=FORGET, **QUIET)
-    about.act(on_fix, None, changed, js=settings.FLUSH, **QUIET)
+    about.act(on_fix, None, changed, js=form.FLUSH, **QUIET)
 
 
 def _about(now: Shown) -> str:

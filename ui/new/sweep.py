@@ -14,7 +14,7 @@ from runs.files import Fault, RunError
 from runs.sweep import MOST, SHORT, Sweep
 from ui.dataset import draft
 from ui.dataset.images import OUT_OF_DATE
-from ui.new import form, run_starts, script_editor, settings
+from ui.new import form, run_starts, script_editor
 from ui.run import fold
 from ui.run.fold import QUIET
 
@@ -34,7 +34,7 @@ def _specs(draft_id: str, texts: dict[str, str]) -> tuple[list["runs.RunSpec"], 
         raise RunError(
             "The script was edited by hand, and a sweep writes a script for each run. Discard the edit first"
         )
-    base, faults = form.parse(settings.current(draft_id))
+    base, faults = form.parse(form.current(draft_id))
     if base is None:
         raise RunError([Fault("", form.shown(fault)) for fault in faults] or OUT_OF_DATE)
     return sweep.combinations(base, values), values
@@ -119,5 +119,5 @@ def draw(draft_id: str) -> None:
 
     given = [other, *texts]
     changes = [one.change for one in given]
-    gr.on(changes, on_typed, given, [said, go], js=settings.FLUSH, trigger_mode="always_last", **QUIET)
-    go.click(on_start, given, said, js=settings.FLUSH, **QUIET)
+    gr.on(changes, on_typed, given, [said, go], js=form.FLUSH, trigger_mode="always_last", **QUIET)
+    go.click(on_start, given, said, js=form.FLUSH, **QUIET)

@@ -27,8 +27,7 @@ from runs import custom_script, env_file, manage, sweep
 from ui import served
 from ui.api import drafts as api
 from ui.dataset import draft
-from ui.new import importing, script_editor, templates
-from ui.new import settings as draft_settings
+from ui.new import form, importing, script_editor, templates
 from ui.run import compare, run_page, view
 
 VALUE = "s3cr3t-0123456789abcdef0123456789abcdef01234567"
@@ -105,11 +104,11 @@ def by_import(root: Path) -> Path:
     draft_id = set_up(root)
     found = importing.read_files([("train.sh", script.read_text())])
     script.unlink()
-    draft_settings.save(draft_id, importing.form_values(found, draft_settings.current(draft_id)))
+    form.save(draft_id, importing.form_values(found, form.current(draft_id)))
     answer = json.dumps(api.review_draft(draft_id))
     assert VALUE not in answer and OTHER not in answer and "kept in a file" in answer
     api.set_settings(draft_id, {**FIELDS, "mixed_precision": "no"})
-    flags = draft_settings.current(draft_id)["flags"]
+    flags = form.current(draft_id)["flags"]
     kept = "".join(f"{line}\n" for line in flags.splitlines() if line.startswith("secrets="))
     assert set(env_file.named_in(kept)) == {"WANDB_API_KEY", "HF_TOKEN"}
     api.set_settings(draft_id, {"flags": f"{kept}store={STORE}\n"})
@@ -226,9 +225,9 @@ def test_a_new_run_does_not_get_the_secrets_of_an_earlier_one_of_its_name(data):
 
 def test_a_template_and_an_export_of_a_draft_name_secrets_only(data):
     draft_id = set_up(data, flags=f"wandb_api_key={VALUE}\nrank=8\n")
-    templates.save("mine", {**draft_settings.current(draft_id), "flags": f"WANDB_API_KEY={VALUE}\nrank=8"})
+    templates.save("mine", {**form.current(draft_id), "flags": f"WANDB_API_KEY={VALUE}\nrank=8"})
     (one,) = [one for one in templates.listing() if one["own"]]
-    values = templates.values_of(one["key"], draft_settings.current(draft_id))
+    values = templates.values_of(one["key"], form.current(draft_id))
     assert values["flags"] == 'rank=8\nsecrets=["WANDB_API_KEY"]\n'
     assert call("ui.new.export", draft_id).returncode == 0
     assert outside(data) == []
@@ -239,7 +238,7 @@ def test_a_secret_that_is_typed_letter_by_letter_is_whole_at_the_end(data):
     draft_id = set_up(data)
     for end in range(1, len(VALUE) + 1):
         draft.save_fields(draft_id, {"flags": f"rank=8\nwandb_api_key={VALUE[:end]}"})
-    assert draft_settings.current(draft_id)["flags"] == 'rank=8\nsecrets=["WANDB_API_KEY"]\n'
+    assert form.current(draft_id)["flags"] == 'rank=8\nsecrets=["WANDB_API_KEY"]\n'
     draft.save_fields(draft_id, {"flags": 'seed=3\nsecrets=["WANDB_API_KEY"]\n'})
     assert env_file.read(start(draft_id))["WANDB_API_KEY"] == VALUE
     draft.save_fields(draft_id, {"flags": "seed=3\n"})

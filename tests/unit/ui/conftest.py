@@ -9,7 +9,7 @@ from ui_helpers import write_run
 from ui_markup import sampled
 
 from runs.machine import Machine
-from ui.new import settings
+from ui.new import form
 
 
 @pytest.fixture
@@ -21,4 +21,4 @@ def folder(data) -> Path:
 @pytest.fixture
 def no_gpu(monkeypatch):
     """The settings of a draft are those of a machine without a GPU."""
-    monkeypatch.setattr(settings, "this_machine", lambda *_: Machine("", None, False, 31.2, 220.0))
+    monkeypatch.setattr(form, "this_machine", lambda *_: Machine("", None, False, 31.2, 220.0))

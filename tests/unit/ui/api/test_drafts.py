@@ -4,7 +4,7 @@ import pytest
 from draft_helpers import add_photos
 
 from runs.files import RunError
-from ui.new import settings
+from ui.new import form
 
 pytestmark = pytest.mark.usefixtures("no_gpu")
 
@@ -15,8 +15,8 @@ def test_a_draft_of_the_api_follows_its_model_and_images_as_on_the_page(data, mi
     made = drafts.new_draft()
     for one in (made, mine):
         add_photos(one, tmp_path, 4)
-        settings.save(one, {"model": "sd15"}, typed=one == mine)
-    assert drafts.review_draft(made)["settings"] == settings.current(mine)
+        form.save(one, {"model": "sd15"}, typed=one == mine)
+    assert drafts.review_draft(made)["settings"] == form.current(mine)
     with pytest.raises(RunError, match="There is no setting 'rnak'; use some of name, trigger"):
         drafts.set_settings(made, {"rnak": 4})
     with pytest.raises(RunError, match="rank: a setting is a text, a number or null"):

@@ -1,10 +1,12 @@
-"""The form: its values become a spec, and what is wrong with them stands beside the fields and at Start."""
+"""The form: its values become a spec, and what is wrong with them stands beside the fields and at Start. The settings of a
+draft: what was set is stored, what was not follows the model, the machine and the images."""
 
+import json
 from pathlib import Path
 
 import pytest
 from configure_helpers import GPU, NO_GPU, PAIRS, add_pictures, values
-from draft_helpers import create_run
+from draft_helpers import add_photos, create_run
 from runs_helpers import picture, pictures
 
 import presets
@@ -13,7 +15,9 @@ from runs import folders
 from runs.files import Fault
 from runs.machine import Machine
 from ui.dataset import draft
-from ui.new import form
+from ui.new import form, new_lora
+
+pytestmark = pytest.mark.usefixtures("no_gpu")
 
 
 def test_the_initial_form_is_valid_except_for_its_name():
@@ -100,7 +104,7 @@ def test_a_taken_name_is_shown_while_it_is_typed_also_in_another_case(data, tmp_
 
 def test_the_script_shown_is_the_script_written(data, mine, tmp_path):
     add_pictures(mine, tmp_path, 2)
-    shown = form.script_of(form.review(values(), draft.counts(mine)))
+    shown, _ = form.script_of(form.review(values(), draft.counts(mine)))
     folder, _ = create_run(mine, values())
     assert (folder / "train.sh").read_text(encoding="utf-8") == shown
 
@@ -116,9 +120,9 @@ def test_the_plan_counts_the_steps_and_findings_are_listed_with_labels():
 
 
 def test_the_script_names_the_errors_that_prevent_it():
-    shown = form.script_of(form.review(values(epochs=None), {"": 2}))
+    shown, ready = form.script_of(form.review(values(epochs=None), {"": 2}))
     head = "# The script appears here once these errors are fixed:\n"
-    assert shown == head + "# Epochs: Enter a value; the default is 16\n"
+    assert shown == head + "# Epochs: Enter a value; the default is 16\n" and not ready
 
 
 def test_every_model_can_be_chosen_and_its_label_names_its_family():
@@ -165,3 +169,92 @@ def test_the_folder_of_control_images_belongs_to_models_that_learn_from_pairs(da
     assert form.values_of_spec(spec, {"": 2})["control_dir"] == spec.control_dir
     z_image = {**pairs, **form.model_values("z-image", "musubi", "person", NO_GPU), "model": "z-image"}
     assert form.parse(z_image)[0].control_dir == ""
+
+
+def length(mine: str) -> tuple[int, int]:
+    now = form.current(mine)
+    return now["repeats"], now["epochs"]
+
+
+def test_a_new_draft_has_the_defaults_and_the_tier_of_this_machine(mine, monkeypatch):
+    assert form.current(mine) == {**form.defaults(), "tier": "12G", "rank": 16, "alpha": "4"}
+    monkeypatch.setattr(form, "this_machine", lambda *_: Machine("GPU", 24.0, True, 31.2, 220.0))
+    assert form.current(mine)["tier"] == "20G"
+
+
+def test_a_field_is_stored_exactly_as_it_was_typed_and_the_others_stay(mine):
+    strange = {"trigger": '"\\\n\x00é💥', "prompts": "</textarea><script>", "name": "   ", "rank": None, "epochs": 0}
+    for key, value in strange.items():
+        form.save(mine, {key: value}, typed=True)
+    assert {key: draft.form(mine)[key] for key in strange} == json.loads(json.dumps(strange))
+    assert {key: form.current(mine)[key] for key in strange} == strange
+    draft.save_fields(mine, {"model": "a-model-i-removed", "unknown": 1})
+    assert form.current(mine).keys() == set(form.KEYS) and form.current(mine)["model"] == "flux-dev"
+
+
+@pytest.mark.parametrize("changes", [{"x": 1}, {"rank": [4]}, {"name": "kept", "rank": {}}, [], None])
+def test_what_is_no_setting_is_refused_and_nothing_is_stored(mine, changes):
+    answer = form.save_settings({"draft": mine, "changes": changes})
+    assert answer["ok"] is False and answer["error"] and draft.form(mine) == {}
+    assert form.save_settings({"draft": "../x", "changes": {"rank": 4}})["ok"] is False
+
+
+def test_repeats_and_epochs_follow_the_images_until_one_of_them_is_typed(mine, tmp_path):
+    assert length(mine) == (10, 16)
+    add_photos(mine, tmp_path, 4)
+    assert length(mine) == (24, 20)
+    form.save(mine, {"batch_size": 2}, typed=True)
+    assert length(mine) == (48, 20)
+    form.save(mine, {"batch_size": 0}, typed=True)
+    assert length(mine) == (10, 16), "there is no proposal for an invalid field"
+    form.save(mine, {"batch_size": 1}, typed=True)
+    form.save(mine, {"epochs": 3}, typed=True)
+    add_photos(mine, tmp_path, 8)
+    assert length(mine) == (24, 3)
+    button = new_lora.review(mine)[1]
+    assert button["visible"] and button["value"].startswith("Use proposed: 12 repeats × 20 epochs = 1,920 steps")
+    form.save(mine, {"max_train_steps": "9"}, typed=True)
+    assert not new_lora.review(mine)[1]["visible"]
+    form.save(mine, {"max_train_steps": ""}, typed=True)
+    form.follow_images(mine)
+    assert length(mine) == (12, 20) and not new_lora.review(mine)[1]["visible"]
+    form.save(mine, {"subject": "style"}, typed=True)
+    assert length(mine) == (19, 20), "a style takes more steps"
+
+
+def choose(mine: str, key: str, **typed) -> dict:
+    """The settings after some fields were typed, and then another model was chosen."""
+    for field, value in typed.items():
+        form.save(mine, {field: value}, typed=True)
+    form.save(mine, {"model": key}, typed=True)
+    return form.current(mine)
+
+
+def test_a_model_sets_what_was_not_typed_and_leaves_what_was(mine):
+    for typed, key, found in (
+        ({"rank": 8}, "qwen-image", {"learning_rate": "5e-05", "resolution": 1024, "rank": 8, "alpha": "16"}),
+        ({}, "wan22-low", {"rank": 8, "alpha": "8", "mixed_precision": "fp16"}),
+        ({"learning_rate": "1e-3"}, "sd15", {"learning_rate": "1e-3", "mixed_precision": "bf16"}),
+        # set back to the model's values, then followed
+        ({"rank": 16, "learning_rate": "0.00010"}, "flux-dev", {"rank": 16, "alpha": "4", "learning_rate": "0.0008"}),
+        ({"subject": "style"}, "sdxl", {"rank": 32, "alpha": "16"}),
+    ):  # fmt: skip
+        now = choose(mine, key, **typed)
+        assert {name: now[name] for name in found} == found
+
+
+def test_a_trainer_that_cannot_train_the_chosen_model_gives_way_and_one_chosen_after_it_stays(mine):
+    assert choose(mine, "sd15", backend="diffusers")["backend"] == "sd-scripts"
+    form.save(mine, {"backend": "diffusers"}, typed=True)
+    form.save(mine, {"rank": 8}, typed=True)
+    assert form.current(mine)["backend"] == "diffusers"
+
+
+def test_a_tier_that_is_too_small_changes_with_the_model_unless_the_user_chose_it(mine):
+    assert choose(mine, "hunyuan-image")["tier"] == "20G"
+    assert choose(mine, "flux-dev")["tier"] == "12G"
+    now = choose(mine, "hunyuan-image", tier="16G")
+    assert now["tier"] == "16G"
+    ((kind, text),) = form.review(now, {"": 20}).marks()["tier"]
+    assert kind == "bad" and "HunyuanImage 2.1 does not fit" in text and "20G" in text
+    assert choose(mine, "z-image")["tier"] == "16G"

@@ -6,7 +6,7 @@ from configure_helpers import DRAFT, FORM
 from draft_helpers import photo
 
 from ui.dataset import draft
-from ui.new import form, importing, settings
+from ui.new import form, importing
 
 
 def test_an_import_names_each_change_of_the_form_and_its_image_folders(filled, tmp_path):
@@ -15,7 +15,7 @@ def test_an_import_names_each_change_of_the_form_and_its_image_folders(filled, t
     command = "accelerate launch flux_train_network.py --network_dim 24 --noise_offset 0.1 --max_train_epochs 5"
     (tmp_path / "d.toml").write_text(f"[[datasets]]\n[[datasets.subsets]]\n{text}")
     files = importing.given_files(command, [str(tmp_path / "d.toml")])
-    found, now = importing.read_files(files), settings.current(DRAFT)
+    found, now = importing.read_files(files), form.current(DRAFT)
     values = importing.form_values(found, now)
     after = {key: then for key, (_, then) in importing.changes(values, now).items()}
     expected = {"rank": "24", "model": "FLUX.1-dev", "repeats": "4", "max_train_steps": ""}

@@ -7,7 +7,7 @@ from draft_helpers import add_photos
 import presets
 import runs
 from ui.dataset import draft
-from ui.new import form, new_lora, settings
+from ui.new import form, new_lora
 
 pytestmark = pytest.mark.usefixtures("no_gpu")
 
@@ -16,16 +16,16 @@ def test_a_table_of_models_that_becomes_invalid_while_the_page_is_open_loses_not
     add_photos(mine, tmp_path, 1)
     (data / "models.toml").write_text("[models.")
     typed = {"trigger": "kept", "epochs": 3, "model": "tiny-flux"}
-    assert settings.save_settings({"draft": mine, "changes": typed}) == {"ok": True, "values": typed, "marks": {}}
+    assert form.save_settings({"draft": mine, "changes": typed}) == {"ok": True, "values": typed, "marks": {}}
     with pytest.raises(presets.PresetError):
-        settings.current(mine)
+        form.current(mine)
     assert "models.toml" in new_lora.review(mine)[0]
     opened = new_lora.load(mine)
     assert opened[0] == mine and "models.toml" in opened[2] and opened[3 + form.KEYS.index("trigger")] == "kept"
     *_, (problem, name, _) = new_lora.start(mine, {})
     assert "models.toml" in problem and name == "" and not list((data / "outputs").glob("*"))
     (data / "models.toml").unlink()
-    assert settings.current(mine)["trigger"] == "kept" and len(draft.items(mine)) == 1
+    assert form.current(mine)["trigger"] == "kept" and len(draft.items(mine)) == 1
 
 
 @pytest.mark.parametrize("key", list(new_lora.NOT_ARRIVED))

@@ -11,7 +11,7 @@ import runs
 from launch import rehearse
 from runs.files import Fault
 from ui.dataset import draft
-from ui.new import form, new_lora, run_starts, script_editor, settings
+from ui.new import form, new_lora, run_starts, script_editor
 
 pytestmark = pytest.mark.usefixtures("no_gpu")
 
@@ -25,7 +25,7 @@ def test_start_asks_once_about_images_that_nothing_describes_and_about_a_failed_
         return problem, name
 
     add_photos(mine, tmp_path, 2)
-    settings.save(mine, {"name": "bare", "model": "tiny-flux"}, typed=True)
+    form.save(mine, {"name": "bare", "model": "tiny-flux"}, typed=True)
     assert "2 of 2 images have no caption" in new_lora.review(mine)[0], "the plan says so before"
     problem, name = start()
     assert "2 of 2 images have no caption" in problem and "again to start anyway" in problem
@@ -43,7 +43,7 @@ def test_start_asks_once_about_images_that_nothing_describes_and_about_a_failed_
     assert (name, begun) == ("", [])
     assert start() == ("", "bare") and [one.name for one in begun] == ["bare"]
 
-    settings.save(mine, {"name": "described", "trigger": "tok"}, typed=True)
+    form.save(mine, {"name": "described", "trigger": "tok"}, typed=True)
     (rehearsed / rehearse.FILE).unlink()
     assert start() == ("", "described")
 

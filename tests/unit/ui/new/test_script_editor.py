@@ -6,7 +6,7 @@ from configure_helpers import DRAFT, edit
 import runs
 from runs.files import RunError
 from ui.dataset import draft
-from ui.new import form, script_editor, settings
+from ui.new import form, script_editor
 
 
 def text_of(draft_id: str = DRAFT) -> str:
@@ -15,7 +15,7 @@ def text_of(draft_id: str = DRAFT) -> str:
 
 
 def spec_of() -> "runs.RunSpec":
-    return form.spec_of(settings.current(DRAFT))
+    return form.spec_of(form.current(DRAFT))
 
 
 def test_an_edit_is_stored_and_an_editor_without_a_change_is_none(filled):

@@ -8,7 +8,7 @@ from ui_markup import sample
 import presets
 import runs
 from ui.dataset import draft
-from ui.new import settings
+from ui.new import form
 from ui.run import run_page
 
 
@@ -19,7 +19,7 @@ def test_a_run_of_every_trainer_brings_its_settings_images_and_captions(data, ba
     folder = runs.create(spec, sources(photos("coffee.png", "chelsea.png"), {"coffee.png": "tok, a cup"}))
     mine = draft.new_id()
     list(run_page.copy_to_new_lora(folder.name, "", mine))
-    values = settings.current(mine)
+    values = form.current(mine)
     assert {key: values[key] for key in fields} == {**fields, "name": f"of {model} 2"}
     assert values["tier"] == spec.tier
     assert {item.file: item.caption for item in draft.items(mine)} == {"coffee.png": "tok, a cup", "chelsea.png": "tok"}
