@@ -12,7 +12,9 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator
 
 import presets
 from monitor.phrases import count
@@ -40,6 +42,8 @@ from ui.dataset.draft_store import (
 
 # For the rest of the page.
 __all__ = ["OUT_OF_DATE", "add", "copy_dataset", "history", "is_id", "new_id", "redo", "undo", "uploads_dir"]
+# Text as a browser sends it: half of a character that takes two is replaced, and not refused.
+Text = Annotated[str, BeforeValidator(lambda value: plain_text(value) if isinstance(value, str) else value)]
 MERGE_S = 5.0  # changes of one caption that follow each other within this time are one step
 REMOVED = "This image was removed"
 ROTATION = "rotation of {}"  # what undo calls it
@@ -301,11 +305,10 @@ def with_trigger(word: str) -> Callable[[Entry], Entry]:
     return make
 
 
-def insert_trigger(draft_id: str, trigger: str) -> int:
-    """Put the trigger word before every caption that does not start with it. Returns how many captions changed. Raises
-    RunError: `trigger` is empty."""
-    make = with_trigger(one_line(trigger))
-    return change_images(draft_id, None, lambda _, entry: make(entry), "trigger word in {captions}")
+def insert_trigger(draft_id: str) -> None:
+    """Put the trigger word before every caption that does not start with it. Raises RunError: there is no trigger word."""
+    make = with_trigger(trigger(draft_id))
+    change_images(draft_id, None, lambda _, entry: make(entry), "trigger word in {captions}")
 
 
 def remove(draft_id: str, ids: list[str]) -> None:

@@ -14,7 +14,7 @@ from runs.dataset import MAX_WEIGHT
 from runs.files import RunError
 from runs.pictures import opened, turned, valid_crop
 from ui.dataset import draft, draft_images
-from ui.dataset.calls import Text
+from ui.dataset.draft import Text
 
 
 def rotate(draft_id: str, id: str, turns: int) -> None:

@@ -108,7 +108,7 @@ const openFold = (id) => document.querySelector(`#${id} button.label-wrap:not(.o
 const count = make("span", "hp-count");
 count.dataset.testid = "image-count";
 const insert = button("Add trigger word to all captions", "hp-quiet", async () => {
-  if (await hangproof.send()) trigger("insert");
+  if (await hangproof.flush()) change("insert_trigger", {});
 });
 const clear = button("Remove all", "hp-quiet", async () => {
   if (await hangproof.send()) change("clear_images", {});

@@ -1,26 +1,30 @@
 """Step 1 of the page: the drop zone and the cards with captions, shown in pages.
 
 One gr.HTML with its own script replaces hundreds of Gradio components, because an image component and a text box for each
-of 500 photos make a page that takes a minute to open. `image_action` serves the script's calls (calls.py).
+of 500 photos make a page that takes a minute to open. `image_action` serves the script's calls:
+the values come from a browser, so each is checked, and an error is a sentence.
 """
 
+import functools
+import inspect
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError, validate_call
 from typing_extensions import TypedDict  # pydantic takes that of typing from Python 3.12
 
+from presets import PresetError
 from runs.archives import is_zip
 from runs.files import RunError
 from runs.paths import datasets_dir
 from ui import scripts
-from ui.dataset import calls, captioning, draft, drafts, image_edit, imports, subsets
+from ui.dataset import captioning, draft, drafts, image_edit, imports, subsets
 from ui.dataset.bulk import tags_of
-from ui.dataset.calls import Text
-from ui.dataset.draft import OUT_OF_DATE
-from ui.new import form
+from ui.dataset.draft import OUT_OF_DATE, Text
+from ui.new import form, script_editor
 from ui.served import file_url
 
 if TYPE_CHECKING:
@@ -171,14 +175,34 @@ def thumb_url(draft_id: str, item: draft.Item) -> str:
 # Calls of the script ----------------------------------------------------------------------------------------------------
 
 
+_checked = functools.lru_cache(maxsize=64)(validate_call(config={"strict": True}))
+
+
 def image_action(data: dict[str, Any]) -> dict[str, Any]:
-    """Do what `action` names, a key of READS or CHANGES; the answer of a change has the list of images."""
-    name = data.get("action") if isinstance(data, dict) else None
-    if isinstance(name, str) and name in CHANGES:
-        return calls.answer(CHANGES[name], data, listed_again)
-    if isinstance(name, str) and name in READS:
-        return calls.answer(READS[name], data)
-    return {"ok": False, "error": OUT_OF_DATE}
+    """Do what `action` names, a key of READS or CHANGES, for the draft that `data` names.
+
+    It gets the values of `data` that its parameters name, of the types that they have; `draft_id`, and all as `data`.
+
+    Returns:
+        {"ok": True, …} with what it returns, and the list of images after a change; or {"ok": False, "error", "removed"}.
+        Gradio's browser code returns nothing where a call fails, so the scripts take everything but `ok: true` for "not stored".
+    """
+    try:
+        name = data.get("action") if isinstance(data, dict) else None
+        if (
+            not isinstance(name, str)
+            or name not in {**READS, **CHANGES}
+            or not draft.is_id(draft_id := data.get("draft"))
+        ):
+            raise RunError(OUT_OF_DATE)
+        act, known = {**READS, **CHANGES}[name], {**data, "draft_id": draft_id, "data": data}
+        wanted = {one: known[one] for one in inspect.signature(act).parameters if one in known}
+        found = _checked(act)(**wanted) or {}
+        return {"ok": True, **found, **({"list": listed_again(draft_id, {**data, **found})} if name in CHANGES else {})}
+    except ValidationError:
+        return {"ok": False, "error": OUT_OF_DATE}
+    except (RunError, PresetError) as error:
+        return {"ok": False, "error": str(error), "removed": str(error) == draft.REMOVED}
 
 
 def save_caption(draft_id: str, id: str, text: Text) -> dict[str, Any]:
@@ -255,11 +279,13 @@ def find_ids(draft_id: str, data: dict, between: list[str] | None = None) -> dic
     return {"ids": found[places[0] : places[1] + 1]}
 
 
-# Name: what it does and returns. Its parameters are the browser's values of these names (calls.py).
+# Name: what it does and returns.
 READS: dict[str, Callable[..., dict[str, Any] | None]] = {
     "open": opened,
     "ids": find_ids,
     "save_caption": save_caption,
+    "save_settings": form.save_settings,
+    "save_script": script_editor.save,
     "recent_drafts": lambda draft_id: {"drafts": drafts.recent(draft_id)},
     "explain_failed_upload": explain_failed_upload,
 }
@@ -268,6 +294,7 @@ CHANGES: dict[str, Callable[..., dict[str, Any] | None]] = {
     "remove_images": draft.remove,
     "clear_images": draft.clear,
     "use_trigger": draft.use_trigger,
+    "insert_trigger": draft.insert_trigger,
     "move_image": move_image,
     "undo": lambda draft_id: {"message": draft.undo(draft_id) or "There is nothing to undo."},
     "redo": lambda draft_id: {"message": draft.redo(draft_id) or "There is nothing to redo."},
@@ -276,13 +303,9 @@ CHANGES: dict[str, Callable[..., dict[str, Any] | None]] = {
 }
 
 
-def images_view(more: Sequence[Callable[[dict[str, Any]], dict[str, Any]]] = ()) -> "gr.HTML":
-    """The component. Events: `insert` (add the trigger word to all captions); `show` (settings that changed), `chosen`
-    (another model, VRAM or trainer) and `review` (anything changed) are those of ui/new/fields.js; `changed` (images,
-    or which of them are selected) and `checked` (images, captions or settings) tell the folds.
-
-    Args:
-        more: calls of the other parts of its script.
-    """
-    events = ("insert", "show", "chosen", "review", "script", "changed", "checked")
-    return scripts.component("images", "images", image_action, *more, events=events)
+def images_view() -> "gr.HTML":
+    """The component. Events: `show` (settings that changed), `chosen` (another model, VRAM or trainer) and `review` (anything
+    changed) are those of ui/new/fields.js; `changed` (images, or which of them are selected) and `checked` (images, captions
+    or settings) tell the folds."""
+    events = ("show", "chosen", "review", "script", "changed", "checked")
+    return scripts.component("images", "images", image_action, events=events)

@@ -88,8 +88,8 @@ hangproof.starting = () => (starting = true);
 async function exchange() {
   const sent = Object.fromEntries(hangproof.unsaved("field"));
   const id = hangproof.draft();
-  const answer = await server.save_settings({ draft: id, changes: sent, starting }).catch(() => null);
-  if (typeof answer?.ok !== "boolean") hangproof.lost();
+  const answer = await ask("save_settings", { draft: id, changes: sent, starting });
+  if (!answer) hangproof.lost();
   else if (!answer.ok) hangproof.refuse(answer.error);
   if (!answer?.ok || id !== hangproof.draft()) return false;
   markFields(answer.marks);
@@ -146,7 +146,7 @@ function markFields(found) {
 hangproof.kinds.script = {
   async call(_, text) {
     await hangproof.sync(); // the script is compared with the one that the stored settings give
-    return server.save_script({ draft: hangproof.draft(), text }).catch(() => null);
+    return ask("save_script", { draft: hangproof.draft(), text });
   },
   stored() {
     trigger("review");

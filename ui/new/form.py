@@ -22,7 +22,7 @@ from runs.fields import EMPTY, HEAD, KEYS, LABELS, LENGTH, MACHINES, MORE, SAMPL
 from runs.files import Fault, RunError
 from runs.machine import this_machine
 from runs.proposal import Proposal, propose, subjects
-from ui.dataset import bucket_preview, calls, draft, image_edit
+from ui.dataset import bucket_preview, draft, image_edit
 from ui.html import esc
 
 if TYPE_CHECKING:
@@ -442,16 +442,12 @@ def _follow(draft_id: str, changes: Mapping[str, Any], typed: bool) -> tuple[dic
     return more, following
 
 
-def save_settings(data: dict[str, Any]) -> dict[str, Any]:
-    """Call of the page's script: store `changes`; returns `values`, all settings as they are now, and `marks`, what is
-    wrong with them by field. starting: whether what is only missing is wrong too."""
-
-    def action(draft_id: str, changes: dict[str, Any], starting: bool = False) -> dict[str, Any]:
-        if changes:
-            save(draft_id, changes, typed=True)
-        try:
-            return {"values": current(draft_id), "marks": reviewed(draft_id).marks(starting)}
-        except presets.PresetError:  # the plan reports it; what was typed is stored
-            return {"values": draft.form(draft_id), "marks": {}}
-
-    return calls.answer(action, data)
+def save_settings(draft_id: str, changes: dict[str, Any], starting: bool = False) -> dict[str, Any]:
+    """Store `changes`; returns `values`, all settings as they are now, and `marks`, what is wrong with them by field.
+    starting: whether what is only missing is wrong too."""
+    if changes:
+        save(draft_id, changes, typed=True)
+    try:
+        return {"values": current(draft_id), "marks": reviewed(draft_id).marks(starting)}
+    except presets.PresetError:  # the plan reports it; what was typed is stored
+        return {"values": draft.form(draft_id), "marks": {}}

@@ -102,7 +102,7 @@ def build(draft_id: gr.BrowserState, started: gr.State, messages: gr.State) -> N
             "Images and captions",
             "10 to 30 varied images make a good LoRA. A caption describes what its image shows.",
         )
-        shown = images.images_view([form.save_settings, script_editor.save_script])
+        shown = images.images_view()
         opened("Add a folder on the server", "import-fold", imports.draw)
         opened("Edit many images: captions, subsets, tags", "bulk-fold", lambda name: bulk.draw(name, shown))
         opened("Check images", "image-check", lambda name: doctor.draw(name, shown))
@@ -149,7 +149,6 @@ def build(draft_id: gr.BrowserState, started: gr.State, messages: gr.State) -> N
     form_fields, reviewed = [parts[key] for key in form.KEYS], [plan, propose, *of_model]
     shown.show(None, None, form_fields, js=SHOW, **QUIET)
     shown.review(review, draft_id, reviewed, trigger_mode="always_last", **QUIET)
-    shown.insert(insert_trigger, [draft_id, shown], [shown, problem], js=form.FLUSH, **QUIET)
     propose.click(form.follow_images, draft_id, None, **QUIET).then(None, None, None, js=form.SYNC, **QUIET)
     fetch_button.click(fetch_model, draft_id, of_model, **QUIET)
     fetching.tick(poll_fetch, draft_id, of_model, trigger_mode="always_last", **QUIET)
@@ -292,15 +291,6 @@ def fetch_model(draft_id: str) -> tuple[Any, ...]:
     except runs.RunError as error:
         return problem_html(error, "Model files not downloaded"), *[gr.skip()] * 5, gr.Timer(active=False)
     return poll_fetch(draft_id)
-
-
-def insert_trigger(draft_id: str, shown: dict[str, Any] | None) -> tuple[Any, ...]:
-    """Add the trigger word to all captions."""
-    try:
-        draft.insert_trigger(draft_id, str(form.current(draft_id)["trigger"] or ""))
-    except fold.ERRORS as error:
-        return gr.skip(), problem_html(str(error), "Captions not changed")
-    return images.listed_again(draft_id, shown), ""
 
 
 def _models(_: str) -> None:

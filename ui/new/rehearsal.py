@@ -16,7 +16,7 @@ import gradio as gr
 from runs.files import Fault, RunError
 from ui import jobs
 from ui.dataset import draft
-from ui.dataset.images import OUT_OF_DATE
+from ui.dataset.draft import OUT_OF_DATE
 from ui.html import duration, esc, region
 from ui.new import form, run_starts, script_editor
 from ui.run import fold

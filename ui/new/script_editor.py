@@ -17,8 +17,8 @@ import runs
 from runs import custom_script, env_file, pin
 from runs.files import Fault, RunError, atomic_write, explained
 from ui import scripts
-from ui.dataset import calls, draft
-from ui.dataset.images import OUT_OF_DATE
+from ui.dataset import draft
+from ui.dataset.draft import OUT_OF_DATE, Text
 from ui.html import esc, press, pressed
 from ui.new import form
 
@@ -43,9 +43,9 @@ def stored(draft_id: str) -> Stored | None:
         raise RunError(f"{path} cannot be read ({error}); move it to another folder, then reload the page") from error
 
 
-def save(draft_id: str, text: str) -> None:
+def save(draft_id: str, text: Text) -> None:
     """Store an edited script. RunError: it is too large, or the settings give no script to compare it with."""
-    text, now = draft.plain_text(text), _generated(draft_id)
+    now = _generated(draft_id)
     if len(text.encode("utf-8", "replace")) > custom_script.MAX_BYTES:
         raise RunError(f"The script is larger than {custom_script.MAX_BYTES // 1000} kB; shorten it")
     with _lock:
@@ -178,15 +178,6 @@ def _generated(draft_id: str) -> str:
     if not ready:
         raise RunError(NO_SCRIPT)
     return text
-
-
-def save_script(data: dict[str, Any]) -> dict[str, Any]:
-    """Call of the page's script: store `text`, the edited script."""
-
-    def action(draft_id: str, text: calls.Text) -> None:
-        save(draft_id, text)
-
-    return calls.answer(action, data)
 
 
 # The fold ----------------------------------------------------------------------------------------------------------------

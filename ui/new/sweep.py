@@ -13,7 +13,7 @@ from runs import env_file
 from runs.files import Fault, RunError
 from runs.sweep import MOST, SHORT, Sweep
 from ui.dataset import draft
-from ui.dataset.images import OUT_OF_DATE
+from ui.dataset.draft import OUT_OF_DATE
 from ui.new import form, run_starts, script_editor
 from ui.run import fold
 from ui.run.fold import QUIET

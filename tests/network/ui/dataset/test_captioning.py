@@ -77,7 +77,8 @@ def test_a_caption_that_was_typed_meanwhile_is_kept(draft_id, overwrite):
 
 
 def test_a_trigger_word_alone_counts_as_no_caption(draft_id):
-    draft.insert_trigger(draft_id, "ohwx")
+    draft.save_fields(draft_id, {"trigger": "ohwx"})
+    draft.insert_trigger(draft_id)
     captioning.begin(draft_id, options("http://h/v1"))
     assert [picture.name for picture in captioning.DraftWork(draft_id).missing()] == ["3.png", "4.png"]
 

@@ -47,11 +47,13 @@ def test_the_trigger_word_is_added_once(mine):
     drop(mine, *photos("astronaut.png", "coffee.png", "rocket.jpg"))
     set_caption(mine, "astronaut.png", "a woman")
     set_caption(mine, "coffee.png", "mytoken, a cup")
-    assert draft.insert_trigger(mine, " mytoken ") == 2
-    assert draft.insert_trigger(mine, "mytoken") == 0
+    draft.save_fields(mine, {"trigger": " mytoken "})
+    for _ in range(2):
+        assert images.image_action({"action": "insert_trigger", "draft": mine})["list"]["total"] == 3
+    assert draft.history(mine)[0] == "trigger word in 2 captions"
     assert list(captions(mine).values()) == ["mytoken, a woman", "mytoken, a cup", "mytoken"]
-    with pytest.raises(runs.RunError, match="Type a trigger word"):
-        draft.insert_trigger(mine, "  ")
+    draft.save_fields(mine, {"trigger": "  "})
+    assert "Type a trigger word" in images.image_action({"action": "insert_trigger", "draft": mine})["error"]
 
 
 def test_an_id_from_the_browser_cannot_leave_the_drafts(data):

@@ -42,7 +42,8 @@ def no_merging(monkeypatch):
 def test_the_history_says_what_it_will_do(mine, tmp_path, no_merging):
     drop(mine, photo(tmp_path / "cat.png", 1), photo(tmp_path / "dog.png", 2))
     set_caption(mine, "cat.png", "a cat")
-    draft.insert_trigger(mine, "tok")
+    draft.save_fields(mine, {"trigger": "tok"})
+    draft.insert_trigger(mine)
     assert draft.history(mine) == ("trigger word in 2 captions", "")
     assert draft.undo(mine) == "Undone: trigger word in 2 captions."
     assert draft.history(mine) == ("caption of cat.png", "trigger word in 2 captions")
@@ -173,6 +174,7 @@ class Walk(RuleBasedStateMachine):
         self.patch.setattr(draft_store, "HISTORY_STEPS", HISTORY)
         self.patch.setattr(draft, "MERGE_S", 0)
         self.mine = draft.new_id()
+        draft.save_fields(self.mine, {"trigger": "tok"})
         self.past: list = []
         self.future: list = []
         self.files = [photo(self.place / f"{n}.png", n, size=(64, 64)) for n in range(FILES)]
@@ -219,7 +221,7 @@ class Walk(RuleBasedStateMachine):
 
     @rule()
     def trigger(self) -> None:
-        self.change(draft.insert_trigger, "tok")
+        self.change(draft.insert_trigger)
 
     @rule(back=st.integers(0, HISTORY), forth=st.integers(0, HISTORY))
     def undo_and_redo(self, back: int, forth: int) -> None:
@@ -243,7 +245,7 @@ class Walk(RuleBasedStateMachine):
     @invariant()
     def every_reachable_file_is_there(self) -> None:
         check_files(self.mine)
-        assert draft.form(self.mine) == {}
+        assert draft.form(self.mine) == {"trigger": "tok"}
         assert all(draft.thumb(self.mine, item).is_file() for item in draft.items(self.mine))
 
     def teardown(self) -> None:

@@ -1,10 +1,114 @@
-"""Images are found by caption, tag and subset."""
+"""Every call that a script of the page can make on the server: whatever is sent gets an answer or a sentence; images are found."""
+
+import functools
+import itertools
+import json
 
 import pytest
 from draft_helpers import filled, item
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from ui_helpers import write_run
 
-from ui.dataset import bulk, draft, subsets
+from runs.files import RunError
+from ui import jobs
+from ui.dataset import bulk, draft, images, subsets
 from ui.dataset.images import Query, image_action
+from ui.page import build
+from ui.run import control
+from ui.run.view import folder_of
+
+HOSTILE = st.text(st.sampled_from("ab(){}[]*+?|^$\\.,<>&/\n\0é\ud83d💥 1"), max_size=12)
+KEYS = (
+    "run draft id ids first kind which options do to action axis from text pattern level before at incident edit"
+    " between path name repeats folder query filter size page bucket all overwrite job store add remove paths uploads"
+    " names drop more word code bytes beside file script"
+)
+OWN = "my-run ../.. /proc pause save probe slurm endpoint time"
+ACTIONS = [*images.READS, *images.CHANGES]
+WORDS = [*ACTIONS, *OWN.split()]
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | HOSTILE | st.sampled_from(WORDS),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(HOSTILE | st.sampled_from(KEYS.split()), inner, max_size=3)
+    ),
+    max_leaves=5,
+)
+
+
+def act(action: str, sent: object) -> dict:
+    """A call of the images' script."""
+    return images.image_action({**sent, "action": action} if isinstance(sent, dict) else sent)
+
+
+@pytest.fixture(scope="module")
+def calls() -> list:
+    """The functions of the whole page: a new one cannot be forgotten."""
+    found = [call for block in build().blocks.values() for call in getattr(block, "server_fns", [])]
+    assert "image_action" in {call.__name__ for call in found}
+    return found + [functools.partial(act, name) for name in ACTIONS]
+
+
+@pytest.fixture
+def place(data, monkeypatch) -> str:
+    """The id of a draft with two captions, beside a run "my-run". No call starts a process."""
+
+    def refuse(*_, **__):
+        raise RunError("nothing is started here")
+
+    monkeypatch.setattr(bulk, "PATTERN_S", 0.3)
+    monkeypatch.setattr(jobs, "start", refuse)
+    monkeypatch.setattr(control, "start", refuse)
+    (write_run(data, state="completed") / "training.log").write_text("one\n")
+    (data.parent / "secret.txt").write_text("secret")
+    mine = draft.new_id()
+    filled(mine, "a cat", "a dog")
+    return mine
+
+
+@pytest.mark.slow
+@settings(max_examples=400, suppress_health_check=list(HealthCheck))
+@given(
+    which=st.integers(0, 999),
+    sent=VALUES | st.dictionaries(st.sampled_from(KEYS.split()), VALUES, max_size=6),
+    known=st.sets(st.sampled_from(["draft", "run", "id", "paths"])),
+)
+def test_any_call_of_a_browser_is_answered_and_changes_no_other_caption_and_no_other_file(
+    calls, place, data, which, sent, known
+):
+    if isinstance(sent, dict):
+        own = {"draft": place, "run": "my-run", "id": f"{0:024x}", "paths": [str(data.parent / "secret.txt")]}
+        sent = {**sent, **{key: own[key] for key in known}}
+    before = [item.id for item in draft.items(place)]
+    answer = calls[which % len(calls)](sent)
+    json.dumps(answer, ensure_ascii=False).encode("utf-8")
+    if answer.get("ok", True) is not True:
+        assert isinstance(answer["error"], str) and len(answer["error"]) > 10, answer
+        assert [item.id for item in draft.items(place)] == before, "what is refused changes nothing"
+    for item in draft.items(place):
+        assert {f"{0:024x}": "a dog", f"{1:024x}": "a cat"}[item.id] not in item.caption, "the other one's caption"
+    assert sorted(path.name for path in data.parent.iterdir()) == ["data", "secret.txt"]
+
+
+NAMES = ("", ".", "..", "../x", "/etc", ".hidden", "my-run/..", "my-run/../my-run")
+NO_DRAFT = [None, [], "x", {}, {"draft": 3}, {"draft": "../x", "id": "f", "text": "t"}, {"do": "start"}]
+
+
+@pytest.mark.parametrize("name", [None, [], 3, *NAMES, "gone", "\0", "x" * 5000])
+def test_only_the_name_of_a_run_names_its_folder(place, name):
+    with pytest.raises(RunError, match=r".{10}"):
+        folder_of(name)
+
+
+def test_a_wrong_value_is_refused_with_a_sentence(place, data):
+    of_the_draft = ({"draft": place}, {"draft": place, "text": 3})
+    refused = itertools.product(("list_images", "save_caption", "clear_images", "save_script"), NO_DRAFT)
+    for name, sent in (*refused, *(("save_script", sent) for sent in of_the_draft)):
+        answer = act(name, sent)
+        assert answer["ok"] is False and len(answer["error"]) > 10, (name, sent, answer)
+    gone = act("save_caption", {"draft": place, "id": "f" * 24, "text": "x"})
+    assert gone["error"] == "This image was removed" and gone["removed"]
+    assert not list((data / "outputs").glob("*/.jobs/*"))
 
 
 def test_images_are_found_by_caption_tag_and_subset(mine):

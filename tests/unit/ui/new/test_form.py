@@ -15,6 +15,7 @@ from runs import folders
 from runs.files import Fault
 from runs.machine import Machine
 from ui.dataset import draft
+from ui.dataset.images import image_action
 from ui.new import form, new_lora
 
 pytestmark = pytest.mark.usefixtures("no_gpu")
@@ -194,9 +195,9 @@ def test_a_field_is_stored_exactly_as_it_was_typed_and_the_others_stay(mine):
 
 @pytest.mark.parametrize("changes", [{"x": 1}, {"rank": [4]}, {"name": "kept", "rank": {}}, [], None])
 def test_what_is_no_setting_is_refused_and_nothing_is_stored(mine, changes):
-    answer = form.save_settings({"draft": mine, "changes": changes})
+    answer = image_action({"action": "save_settings", "draft": mine, "changes": changes})
     assert answer["ok"] is False and answer["error"] and draft.form(mine) == {}
-    assert form.save_settings({"draft": "../x", "changes": {"rank": 4}})["ok"] is False
+    assert image_action({"action": "save_settings", "draft": "../x", "changes": {"rank": 4}})["ok"] is False
 
 
 def test_repeats_and_epochs_follow_the_images_until_one_of_them_is_typed(mine, tmp_path):

@@ -16,7 +16,7 @@ def test_a_table_of_models_that_becomes_invalid_while_the_page_is_open_loses_not
     add_photos(mine, tmp_path, 1)
     (data / "models.toml").write_text("[models.")
     typed = {"trigger": "kept", "epochs": 3, "model": "tiny-flux"}
-    assert form.save_settings({"draft": mine, "changes": typed}) == {"ok": True, "values": typed, "marks": {}}
+    assert form.save_settings(mine, typed) == {"values": typed, "marks": {}}
     with pytest.raises(presets.PresetError):
         form.current(mine)
     assert "models.toml" in new_lora.review(mine)[0]

@@ -6,6 +6,7 @@ from configure_helpers import DRAFT, edit
 import runs
 from runs.files import RunError
 from ui.dataset import draft
+from ui.dataset.images import image_action
 from ui.new import form, script_editor
 
 
@@ -76,7 +77,7 @@ def test_a_run_copied_into_the_form_brings_its_script(filled):
 
 
 def test_a_script_that_is_too_large_is_refused(filled):
-    answer = script_editor.save_script({"draft": DRAFT, "text": "x" * 300_000})
+    answer = image_action({"action": "save_script", "draft": DRAFT, "text": "x" * 300_000})
     assert answer["ok"] is False and "larger than" in answer["error"] and script_editor.stored(DRAFT) is None
 
 
