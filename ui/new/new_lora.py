@@ -25,12 +25,12 @@ from ui.new import (
     flags,
     form,
     hub_login,
-    importing,
     model_note,
     rehearsal,
     run_starts,
     script_editor,
     sweep,
+    templates,
 )
 from ui.run import fold
 from ui.run.fold import QUIET
@@ -130,7 +130,7 @@ def build(draft_id: gr.BrowserState, started: gr.State, messages: gr.State) -> N
                 _row(parts, fields.MACHINES, "hp-many")
             parts["flags"] = _component(fields.FLAGS)
             opened("All trainer options", "all-flags-fold", lambda name: flags.draw(name, shown))
-        opened("Templates and import", "setup", importing.draw)
+        opened("Templates and import", "setup", templates.draw)
     with gr.Column(elem_classes="hp-step"):
         step(
             3,

@@ -1,25 +1,42 @@
-"""Templates: the form's settings under a name, without images, name and trigger word. Built-in ones are in presets/templates.toml.
+"""The fold "Templates and import" of step 2: settings from a name or from another trainer's files, shown before they are used.
 
-One file each in the data folder's `templates/`, named by a digest of the template's name, so that no name is a path. A
-template replaces another one only on purpose.
+Nothing changes before "Use these settings". The settings are then stored as if they were typed, and the page shows them.
+
+A template is the form's settings under a name, without images, name and trigger word. Built-in ones are in
+presets/templates.toml; the others are one file each in the data folder's `templates/`, named by a digest of the template's
+name, so that no name is a path. A template replaces another one only on purpose.
 """
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import gradio as gr
 
 import presets
+import runs
 from runs import env_file
 from runs.files import RunError, atomic_write, explained
+from runs.machine import this_machine, tier_for
 from runs.paths import data_root
+from ui.dataset import checks, imports
+from ui.html import esc, table
 from ui.new import form
+from ui.run import fold
+from ui.run.fold import QUIET
 
+if TYPE_CHECKING:
+    from runs.foreign import Settings
+
+TEXT = 300  # characters of a value that is shown
 LEFT_OUT = ("name", "trigger", "control_dir")  # of one LoRA, not of a kind of LoRA
 MAX_NAME, MAX_BYTES, MAX_TEMPLATES = 80, 200_000, 1000
-EXISTS = "A template named “{name}” exists already. Replace it, or choose another name"
+
+
+# Templates -----------------------------------------------------------------------------------------------------------
 
 
 def folder() -> Path:
@@ -28,14 +45,14 @@ def folder() -> Path:
 
 
 def listing() -> list[dict[str, Any]]:
-    """All templates, the user's by name, then the built-in ones: {key, name, about, own, damaged}."""
+    """All templates, the user's by name, then the built-in ones: {key, name, about, own}."""
     found = []
     for path in sorted(folder().glob("*.json"))[:MAX_TEMPLATES]:
         try:
             one = _read(path)
             found.append({"key": path.stem, "name": one["name"], "about": _about(one), "own": True})
         except RunError as error:
-            found.append({"key": path.stem, "name": path.name, "about": str(error), "own": True, "damaged": True})
+            found.append({"key": path.stem, "name": path.name, "about": str(error), "own": True})
     return [*sorted(found, key=lambda one: str(one["name"]).casefold()), *_built_in()]
 
 
@@ -95,7 +112,7 @@ def clean_name(name: object) -> str:
     return text
 
 
-def save(name: object, values: Mapping[str, Any], replace: bool = False) -> dict[str, Any]:
+def save_template(name: object, values: Mapping[str, Any], replace: bool = False) -> dict[str, Any]:
     """Save the form's values as a template; returns {key, name}.
 
     Raises:
@@ -111,12 +128,12 @@ def save(name: object, values: Mapping[str, Any], replace: bool = False) -> dict
         try:
             path.touch(exist_ok=replace)  # of two windows, one makes the file
         except FileExistsError:
-            raise RunError(EXISTS.format(name=text)) from None
+            raise RunError(f"A template named “{text}” exists already. Replace it, or choose another name") from None
         atomic_write(path, content)
     return {"key": path.stem, "name": text}
 
 
-def delete(key: object) -> None:
+def delete_template(key: object) -> None:
     """Delete a template."""
     path = _of_key(key)
     with explained("delete the template"):
@@ -142,3 +159,222 @@ def values_of(key: object, current: Mapping[str, Any]) -> dict[str, Any]:
         word = " ".join(str(current.get("trigger") or "").split()) or "your trigger word"
         values["prompts"] = values["prompts"].strip().replace("{trigger}", word)
     return values
+
+
+# Changes and imports ---------------------------------------------------------------------------------------------------
+
+
+def changes(values: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """What the form would change: (shown now, shown then) by field, for each field with another value."""
+    return {
+        key: (_shown(key, now[key]), _shown(key, value))
+        for key, value in values.items()
+        if key in form.KEYS and not form.same(value, now[key])
+    }
+
+
+def _shown(key: str, value: object) -> str:
+    """A value as the form shows it."""
+    if key == "model":
+        model = presets.models().get(str(value))
+        return str(model["name"]) if model else str(value)
+    if key == "tier":
+        return str(presets.tiers().get(str(value), {}).get("label", value))
+    if key == "backend":
+        return form.BACKENDS.get(str(value), str(value))
+    choices = next((one.choices for one in (form.SUBJECT, *form.MORE, *form.SAMPLES) if one.key == key), ())
+    if named := next((label for label, choice in choices if choice == value), ""):
+        return named
+    value = env_file.of_lines(value)[0] if key == "flags" and isinstance(value, str) else value
+    return checks.shortened("" if value is None else f"{value:g}" if isinstance(value, float) else str(value), TEXT)
+
+
+def read_files(files: list[tuple[str, str]]) -> "Settings":
+    """What some configuration files of another trainer set. RunError: they cannot be imported; the message says why."""
+    from runs.foreign import read
+    from runs.foreign_spec import convert
+
+    machine = this_machine()
+    return convert(read(files), tier_for(machine) if machine.vram_gb else "")
+
+
+def form_values(found: "Settings", now: Mapping[str, Any]) -> dict[str, Any]:
+    """The form's values that an import sets; the other fields keep theirs."""
+    fields = {key: value for key, value in found.fields.items() if value is not None}
+    whole = "model" in fields
+    base = {} if whole else {key: now[key] for key in ("model", "backend")}
+    try:
+        spec = runs.make({"name": "my-lora", **base, **fields})
+    except RunError:
+        return {key: value for key, value in fields.items() if key in form.KEYS}
+    given = form.values_of_spec(spec, {})
+    given["flags"] += "".join(
+        f"{name}={spec.environment[name]}\n" for name in spec.secrets
+    )  # stored apart: draft.save_fields
+    keys = set(found.fields) | ({*form.MODEL_FIELDS, "flags"} if whole else set())
+    keys |= {"flags"} if given["flags"] else set()
+    if not whole and given["flags"]:
+        given["flags"] = f"{now['flags'].rstrip()}\n{given['flags']}".lstrip()
+    return {key: given[key] for key in form.KEYS if key in keys}
+
+
+def folder_problem(path: str) -> str:
+    """Why an image folder that a file names cannot be added; "" where it can."""
+    try:
+        imports.given_folder(path)
+    except RunError as error:
+        return str(error)
+    return ""
+
+
+# The fold ----------------------------------------------------------------------------------------------------------------
+
+OUTCOMES = {
+    "dropped": "Left out: can hang",
+    "unsupported": "Not taken over",
+    "changed": "Changed",
+    "flag": "Extra option",
+    "field": "Taken over",
+    "same": "Set already",
+    "run": "Set by Hangproof",
+}  # what needs a look comes first
+LONGEST = 1_000_000  # characters of a file or of what is pasted
+MOST_FILES = MOST_FOLDERS = 20
+DELETE, SURE = "Delete this template", "Delete it now? Press again"
+
+
+def draw(draft_id: str) -> None:
+    """Make the components of the fold."""
+
+    def choices() -> list[tuple[str, str]]:
+        return [(f"{one['name']} · {one['about']}{'' if one['own'] else ' Built in'}", one["key"]) for one in listing()]
+
+    fold.say("A template holds all settings of this form except the name, the trigger word and the images.")
+    template = gr.Dropdown(choices(), value=None, label="Template", interactive=True, elem_id="template")
+    delete = gr.Button(DELETE, size="sm", visible=False, elem_id="template-delete")
+    with gr.Row(elem_classes="hp-fields"):
+        name = fold.line("Name of a new template", placeholder="My portraits", max_length=MAX_NAME)
+        replace = gr.Checkbox(label="Replace the template of this name", interactive=True, elem_id="template-replace")
+        save = gr.Button("Save these settings", size="sm")
+    text = gr.Textbox(
+        label="Or import: paste a script, a command or a configuration",
+        info="Of FluxGym, kohya_ss, sd-scripts, musubi-tuner or ai-toolkit. Nothing of it is run.",
+        placeholder="accelerate launch flux_train_network.py --network_dim 16 …",
+        lines=3,
+        max_lines=12,
+        interactive=True,
+    )
+    files = gr.File(
+        label="Or choose files (train.sh with its dataset.toml, .json, .toml, .yaml)",
+        file_count="multiple",
+        height=120,
+        interactive=True,
+        elem_id="import-files",
+    )
+    read = gr.Button("Show what it sets", size="sm", elem_id="import-read")
+    note = gr.HTML(apply_default_css=False)
+    preview = gr.HTML(elem_id="setup-preview", apply_default_css=False)
+    use = gr.Button("Use these settings", variant="primary", visible=False, elem_id="use-settings")
+    place = gr.Dropdown(
+        [], label="Image folder that it names", visible=False, interactive=True, elem_id="import-folder"
+    )
+    add = gr.Button("Add these images", size="sm", visible=False, elem_id="import-images")
+    found = gr.State({})
+    shown = [note, preview, use, place, add, found]
+
+    def nothing(text: object = "", bad: bool = False) -> list[Any]:
+        return [fold.note(text, bad), "", *[gr.update(visible=False)] * 3, {}]
+
+    def of_changes(title: str, more: str, values: dict[str, Any], folders: list[str]) -> list[Any]:
+        found = changes(values, form.current(draft_id))
+        rows = [[form.LABELS.get(key, key), before or "–", after or "–"] for key, (before, after) in found.items()]
+        shown = table("What changes", ["Field", "Now", "Then"], rows)
+        says = f"<h4>What changes in the form</h4>{shown}" if rows else "<p>The form has these settings already.</p>"
+        there = gr.update(visible=bool(folders), choices=folders, value=folders[0] if folders else None)
+        wanted = {key: values[key] for key in found}
+        shows = f'<div class="hp-setup-preview"><h3>{esc(title)}</h3>{says}{more}</div>'
+        return ["", shows, gr.update(visible=bool(rows)), there, gr.update(visible=bool(folders)), wanted]
+
+    def safely(act: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+        """A handler of `shown`, and of what it shows more, that explains an error."""
+
+        def handler(*given: Any) -> list[Any]:
+            try:
+                return act(*given)
+            except fold.ERRORS as error:
+                return nothing(error, True)
+
+        return handler
+
+    def on_template(key: str | None) -> list[Any]:
+        return (
+            of_changes("What the template sets", "", values_of(key, form.current(draft_id)), []) if key else nothing()
+        )
+
+    def on_choice(key: str | None) -> dict[str, Any]:
+        return gr.update(value=DELETE, visible=any(one["key"] == key and one["own"] for one in listing()))
+
+    def on_save(name: str, replace: bool) -> list[Any]:
+        try:
+            saved = save_template(name, form.current(draft_id), bool(replace))
+        except fold.ERRORS as error:
+            return [fold.note(error, True), gr.skip(), gr.skip(), gr.skip()]
+        return [fold.note(f"Saved as “{saved['name']}”."), gr.update(choices=choices()), "", False]
+
+    def on_delete(key: str | None, label: str) -> list[Any]:
+        if label != SURE:  # choosing another template sets it back
+            return [*[gr.skip()] * len(shown), SURE, gr.skip()]
+        try:
+            delete_template(key)
+        except fold.ERRORS as error:
+            return [*nothing(error, True), DELETE, gr.skip()]
+        gone = gr.update(visible=False, value=DELETE)
+        return [*nothing("Deleted."), gone, gr.update(choices=choices(), value=None)]
+
+    def on_read(text: str, paths: list[str] | None) -> list[Any]:
+        result = read_files(given_files(text, paths))
+        folders = {one.path: folder_problem(one.path) for one in result.folders[:MOST_FOLDERS] if one.path}
+        title, more = f"{result.kind[:1].upper()}{result.kind[1:]}", _outcomes(result, folders)
+        values = form_values(result, form.current(draft_id))
+        return of_changes(title, more, values, [path for path, problem in folders.items() if not problem])
+
+    def on_use(values: dict[str, Any]) -> list[Any]:
+        form.save(draft_id, values, typed=True)
+        return nothing(f"{len(values)} field{'s were' if len(values) != 1 else ' was'} changed.")
+
+    def on_add(path: str) -> str:
+        try:
+            imports.start_folder(draft_id, path)
+        except fold.ERRORS as error:
+            return fold.note(error, True)
+        return fold.note("The images are being added in step 1.")
+
+    template.input(safely(on_template), template, shown, js=form.FLUSH, **QUIET)
+    template.input(on_choice, template, delete, **QUIET)
+    on_save_by = [save.click, name.submit]
+    gr.on(on_save_by, on_save, [name, replace], [note, template, name, replace], js=form.FLUSH, **QUIET)
+    delete.click(on_delete, [template, delete], [*shown, delete, template], **QUIET)
+    read.click(safely(on_read), [text, files], shown, js=form.FLUSH, **QUIET)
+    use.click(safely(on_use), found, shown, js=form.FLUSH, **QUIET).then(None, None, None, js=form.SYNC, **QUIET)
+    add.click(on_add, place, note, **QUIET).then(None, None, None, js=form.SHOW_NEW, **QUIET)
+
+
+def given_files(text: str, paths: list[str] | None) -> list[tuple[str, str]]:
+    """(name, content) of the chosen files and of what was pasted. RunError: a file cannot be read."""
+    given = []
+    for path in map(Path, (paths or [])[:MOST_FILES]):
+        with explained(f"read {path.name}"), path.open(encoding="utf-8", errors="replace") as file:
+            given.append((path.name, file.read(LONGEST + 1)))
+    return [*given, *([("", text)] if (text or "").strip() else [])]
+
+
+def _outcomes(result: "Settings", folders: Mapping[str, str]) -> str:
+    """What becomes of each setting of an import, as markup. folders: those that it names, and why one cannot be added."""
+    order = [*OUTCOMES]
+    rows = sorted(result.rows, key=lambda row: order.index(row.outcome))
+    cells = [(row.name, row.value, OUTCOMES[row.outcome], row.text) for row in rows]
+    shown = table("Settings", ["Setting", "Value", "", "Where it goes, or why not"], cells)
+    parts = [f'<p class="hp-note">{esc(note)}</p>' for note in result.notes]
+    parts.append(f"<h4>What becomes of each setting</h4>{shown}")
+    parts += [f"<p><code>{esc(path)}</code> {esc(problem)}</p>" for path, problem in folders.items()]
+    return "".join(parts)

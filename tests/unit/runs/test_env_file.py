@@ -27,7 +27,7 @@ from runs import custom_script, env_file, manage, sweep
 from ui import served
 from ui.api import drafts as api
 from ui.dataset import draft
-from ui.new import form, importing, script_editor, templates
+from ui.new import form, script_editor, templates
 from ui.run import compare, run_page, view
 
 VALUE = "s3cr3t-0123456789abcdef0123456789abcdef01234567"
@@ -102,9 +102,9 @@ def by_import(root: Path) -> Path:
         f"  --huggingface_token {OTHER} --pretrained_model_name_or_path flux1-dev.sft --network_module networks.lora_flux\n"
     )
     draft_id = set_up(root)
-    found = importing.read_files([("train.sh", script.read_text())])
+    found = templates.read_files([("train.sh", script.read_text())])
     script.unlink()
-    form.save(draft_id, importing.form_values(found, form.current(draft_id)))
+    form.save(draft_id, templates.form_values(found, form.current(draft_id)))
     answer = json.dumps(api.review_draft(draft_id))
     assert VALUE not in answer and OTHER not in answer and "kept in a file" in answer
     api.set_settings(draft_id, {**FIELDS, "mixed_precision": "no"})
@@ -225,7 +225,7 @@ def test_a_new_run_does_not_get_the_secrets_of_an_earlier_one_of_its_name(data):
 
 def test_a_template_and_an_export_of_a_draft_name_secrets_only(data):
     draft_id = set_up(data, flags=f"wandb_api_key={VALUE}\nrank=8\n")
-    templates.save("mine", {**form.current(draft_id), "flags": f"WANDB_API_KEY={VALUE}\nrank=8"})
+    templates.save_template("mine", {**form.current(draft_id), "flags": f"WANDB_API_KEY={VALUE}\nrank=8"})
     (one,) = [one for one in templates.listing() if one["own"]]
     values = templates.values_of(one["key"], form.current(draft_id))
     assert values["flags"] == 'rank=8\nsecrets=["WANDB_API_KEY"]\n'

@@ -1,13 +1,17 @@
-"""Templates: settings under a name. No name is a path, and no window overwrites another one's by chance."""
+"""Templates: settings under a name. No name is a path, and no window overwrites another one's by chance. An
+import names each change of the form, and changes nothing before it is used."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from configure_helpers import DRAFT, FORM
+from draft_helpers import photo
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from runs.files import RunError
+from ui.dataset import draft
 from ui.new import form, templates
 
 VALUES = {**form.defaults(), "rank": 24, "prompts": "a cat\na dog", "name": "secret name", "trigger": "ohwx"}
@@ -19,7 +23,7 @@ def own():
 
 
 def test_a_template_keeps_all_settings_but_name_trigger_and_images():
-    saved = templates.save("My portraits", VALUES)
+    saved = templates.save_template("My portraits", VALUES)
     (one,) = own()
     assert (one["key"], one["name"]) == (saved["key"], "My portraits")
     values = templates.values_of(saved["key"], form.defaults())
@@ -28,18 +32,18 @@ def test_a_template_keeps_all_settings_but_name_trigger_and_images():
 
 
 def test_a_name_that_is_taken_is_replaced_only_on_purpose():
-    first = templates.save("A", VALUES)
+    first = templates.save_template("A", VALUES)
     with pytest.raises(RunError, match="exists already"):
-        templates.save("  a ", {**VALUES, "rank": 1})
+        templates.save_template("  a ", {**VALUES, "rank": 1})
     assert templates.values_of(first["key"], {})["rank"] == 24
-    assert templates.save("A", {**VALUES, "rank": 2}, replace=True) == first and len(own()) == 1
+    assert templates.save_template("A", {**VALUES, "rank": 2}, replace=True) == first and len(own()) == 1
     assert templates.values_of(first["key"], {})["rank"] == 2
 
 
 def test_of_many_windows_that_save_one_name_exactly_one_does():
     def save(rank):
         try:
-            return templates.save("Same", {**VALUES, "rank": rank})["key"]
+            return templates.save_template("Same", {**VALUES, "rank": rank})["key"]
         except RunError as error:
             return str(error)
 
@@ -50,18 +54,18 @@ def test_of_many_windows_that_save_one_name_exactly_one_does():
 
 
 def test_a_damaged_template_is_listed_with_its_file_and_can_be_deleted():
-    key = templates.save("A", VALUES)["key"]
+    key = templates.save_template("A", VALUES)["key"]
     path = templates.folder() / f"{key}.json"
     for text in ("", "[]", '{"name": 1, "values": {}}', '{"name": "x"}', "\x00"):
         path.write_text(text)
         (one,) = own()
-        assert one["damaged"] and str(path) in one["about"]
-    templates.delete(key)
+        assert str(path) in one["about"]
+    templates.delete_template(key)
     assert not own()
 
 
 def test_what_no_longer_exists_is_left_out():
-    key = templates.save("A", {**VALUES, "model": "flux-dev", "tier": "12G"})["key"]
+    key = templates.save_template("A", {**VALUES, "model": "flux-dev", "tier": "12G"})["key"]
     path = templates.folder() / f"{key}.json"
     table = json.loads(path.read_text())
     table["values"] |= {"model": "gone", "unheard": 1, "rank": [1]}
@@ -84,12 +88,12 @@ def test_built_in_templates_have_words_and_make_valid_runs():
 @pytest.mark.parametrize("name", ["", "  ", "\0", "x" * 81, None, 7, ["a"]])
 def test_a_name_must_be_one_line(name):
     with pytest.raises(RunError, match="1 to 80 characters"):
-        templates.save(name, VALUES)
+        templates.save_template(name, VALUES)
 
 
 @pytest.mark.parametrize("key", ["../x", "", None, "a" * 25, "/etc/passwd", "A" * 24, 3])
 def test_a_key_is_never_a_path(key):
-    for act, *more in ((templates.delete,), (templates.values_of, {})):
+    for act, *more in ((templates.delete_template,), (templates.values_of, {})):
         with pytest.raises(RunError, match="no such template"):
             act(key, *more)
 
@@ -101,9 +105,29 @@ def test_a_key_is_never_a_path(key):
 )
 def test_any_name_and_values_stay_inside_the_folder(name, values):
     try:
-        saved = templates.save(name, values)
+        saved = templates.save_template(name, values)
     except RunError:
         return
     assert {path.name for path in templates.folder().parent.iterdir()} == {"templates"}
     assert [one["name"] for one in own()] == [saved["name"]]
-    templates.delete(saved["key"])
+    templates.delete_template(saved["key"])
+
+
+def test_an_import_names_each_change_of_the_form_and_its_image_folders(filled, tmp_path):
+    photo(tmp_path / "there" / "10_cat" / "x.png", 3)
+    text = f"image_dir = {json.dumps(str(tmp_path / 'there'))}\nnum_repeats = 4\n"
+    command = "accelerate launch flux_train_network.py --network_dim 24 --noise_offset 0.1 --max_train_epochs 5"
+    (tmp_path / "d.toml").write_text(f"[[datasets]]\n[[datasets.subsets]]\n{text}")
+    files = templates.given_files(command, [str(tmp_path / "d.toml")])
+    found, now = templates.read_files(files), form.current(DRAFT)
+    values = templates.form_values(found, now)
+    after = {key: then for key, (_, then) in templates.changes(values, now).items()}
+    expected = {"rank": "24", "model": "FLUX.1-dev", "repeats": "4", "max_train_steps": ""}
+    assert {key: after[key] for key in expected} == expected
+    assert "noise_offset=0.1" in after["flags"] and "name" not in after and values["epochs"] == 5
+    assert [one.path for one in found.folders if one.path] == [str(tmp_path / "there")]
+    assert not templates.folder_problem(str(tmp_path / "there"))
+    assert "there is no such folder" in templates.folder_problem("/nonexistent")
+    assert draft.form(DRAFT) == {key: FORM[key] for key in FORM}, "nothing is changed before it is used"
+    spec = form.parse({**now, **values, "flags": ""})[0]
+    assert (spec.rank, spec.epochs, spec.model) == (24, 5, "flux-dev")
