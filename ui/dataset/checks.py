@@ -25,95 +25,67 @@ LEAST_KEPT = 0.85  # share of a picture that its bucket keeps
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of finding. many: its title for several, after their number; about: what it means; fix: the button for one;
-    fix_them: for all, where it has another text; write: whether new captions are a fix, too."""
+    """A kind of finding. title: of its images; about: what it means; fix: the button; write: whether new captions are a fix, too."""
 
-    many: str
+    title: str
     about: str
     fix: str = ""
-    fix_them: str = ""
     write: bool = False
-
-    def title(self, number: int) -> str:
-        """The heading for so many images."""
-        words = [ONE.get(word, word) if number == 1 else word for word in self.many.split()]
-        return f"{number:,} {' '.join(words)}"
 
     def heading(self, number: int) -> dict[str, Any]:
         """What the page shows above the images."""
-        fix_all, fix_one = ((self.fix_them or self.fix), self.fix) if number > 1 else (self.fix, "")
-        shown = {"title": self.title(number), "about": self.about, "count": number, "write": self.write}
+        fix_all, fix_one = (f"{self.fix} (all {number:,})", self.fix) if number > 1 and self.fix else (self.fix, "")
+        shown = {"title": f"{self.title}: {number:,}", "about": self.about, "count": number, "write": self.write}
         return {**shown, "fix_all": fix_all, "fix_one": fix_one}
 
 
-# The words of a title that differ for one image.
-ONE = {"images": "image", "photos": "photo", "captions": "caption", "copies": "a copy", "buckets": "a bucket"}
-ONE |= {"are": "is", "have": "has", "lose": "loses", "lack": "lacks", "their": "its"}
-REMOVE = ("Remove", "Remove them")
+PIXELS = "A sharp one with the most pixels and a caption of yours is kept."
 KINDS = {
-    "damaged": Kind(
-        "images cannot be read",
-        "A file is damaged or was changed since you added it. A run with it would not start.",
-        *REMOVE,
-    ),
-    "duplicate": Kind(
-        "images are copies of another one",
-        "The same picture is trained more often than the others. The one with the most pixels and a caption of yours is kept.",
-        "Remove",
-        "Remove the copies",
-    ),
-    "near": Kind(
-        "images are nearly identical to another one",
-        "Pictures of one moment teach the LoRA that moment. A sharp one with the most pixels and a caption of yours is kept.",
-        "Remove",
-        "Remove all but the best",
-    ),
-    "small": Kind("images are too small to learn from", "The LoRA learns their blocks and noise.", *REMOVE),
+    "damaged": Kind("Damaged", "The file was changed since you added it. A run with it would not start.", "Remove"),
+    "duplicate": Kind("Copies", f"The same picture is trained more often than the others. {PIXELS}", "Remove"),
+    "near": Kind("Nearly identical", f"Pictures of one moment teach the LoRA that moment. {PIXELS}", "Remove"),
+    "small": Kind("Too small to learn from", "The LoRA learns their blocks and noise.", "Remove"),
     "enlarged": Kind(
-        "images are enlarged to be trained",
+        "Enlarged to be trained",
         "They have fewer pixels than the resolution in step 2. Use larger originals, or a lower resolution.",
-        *REMOVE,
+        "Remove",
     ),
-    "blurred": Kind(
-        "images may be blurred", "The LoRA learns the blur. Keep those that are meant to be soft.", *REMOVE
-    ),
-    "dark": Kind("images are very dark", "There is little to learn from them.", *REMOVE),
-    "bright": Kind("images are very bright", "There is little to learn from them.", *REMOVE),
+    "blurred": Kind("Perhaps blurred", "The LoRA learns the blur. Keep those that are meant to be soft.", "Remove"),
+    "dark": Kind("Very dark", "There is little to learn from them.", "Remove"),
+    "bright": Kind("Very bright", "There is little to learn from them.", "Remove"),
     "sideways": Kind(
-        "photos may lie on their side",
+        "Perhaps on their side",
         "A program rotated the pixels and left the camera's mark, so that they are rotated twice.",
         "Rotate",
-        "Rotate them",
     ),
     "cropped": Kind(
-        "images lose much of their picture",
-        "No bucket has their shape, so the trainer cuts off both ends. Crop them here to choose the part yourself.",
+        "Cut off by the trainer",
+        "No bucket has their shape, so the trainer cuts off both ends. Crop them here to choose the part yourself; the button "
+        "crops as the trainer would.",
         "Crop",
-        "Crop them as the trainer would",
     ),
     "lonely": Kind(
-        "images are in buckets smaller than a batch",
-        "Their batches have fewer images than the others, so these images count more.",
+        "In buckets smaller than a batch",
+        "Their batches have fewer images than the others, so these images count more. The button crops to the nearest full bucket.",
         "Crop",
-        "Crop them to the nearest full bucket",
     ),
     "changed": Kind(
-        "images are converted before the training",
+        "Converted before the training",
         "The trainers read them differently, so a run gets a converted copy.",
     ),
     "no_caption": Kind(
-        "images have no caption",
+        "Without a caption",
         "They are trained with the trigger word alone. Captions make a LoRA that follows prompts.",
         "Use the trigger word",
         write=True,
     ),
     "no_trigger": Kind(
-        "captions lack the trigger word",
+        "Without the trigger word",
         "What the LoRA learns from them does not belong to your trigger word.",
         "Put it first",
     ),
     "style": Kind(
-        "captions are written in another style",
+        "Captions in another style",
         "Most captions are of one kind, sentences or tags. A LoRA follows prompts in the style of its captions, so use one.",
         write=True,
     ),

@@ -106,7 +106,7 @@ function drawSelection() {
   // The fold of edits counts again what they change.
   const { draft, history, total } = state();
   const now = JSON.stringify([draft, history, total, [...selected]]);
-  if (now !== counted) for (const event of ["changed", "checked"]) trigger(event);
+  if (now !== counted) trigger("changed");
   counted = now;
 }
 let counted = "";

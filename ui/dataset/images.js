@@ -85,6 +85,7 @@ function show(answer) {
   if (answer.late) return void reload();
   props.value = answer.list;
   draw();
+  trigger("checked");
   hangproof.sync(); // the plan follows the images and their weights
 }
 /** Show what the server has, one request after the other. Resolves to whether it answered. */

@@ -129,34 +129,21 @@ def model_to_fetch(values: Mapping[str, Any]) -> str:
 
 
 def fetch(key: str) -> None:
-    """Start or continue the download.
-
-    Raises:
-        RunError: the models folder cannot be written, or another page has just started it.
-    """
-    if not fetching(key):
-        jobs.start(runs.models_dir(), _fetch_job(key), ["runs", "fetch-model", key], FETCH_S)
+    """Start or continue the download. Raises RunError: the models folder cannot be written, or another page has just started it."""
+    if not fetching(key)[0]:
+        jobs.start(runs.models_dir(), f"fetch-{runs.slug(key)}", ["runs", "fetch-model", key], FETCH_S)
 
 
-def fetching(key: str) -> bool:
-    """Whether the page is downloading this model's files."""
-    return jobs.running(runs.models_dir(), _fetch_job(key))
-
-
-def fetch_html(key: str) -> str:
-    """Progress of the download, or the reason it failed, as HTML; "" when none was started."""
-    if jobs.read(runs.models_dir(), _fetch_job(key)) is None:
-        return ""
-    last = jobs.reason(runs.models_dir(), _fetch_job(key), "contacting the server…")  # its progress, while it runs
-    if fetching(key):
-        return f'<p class="hp-hint" role="status" data-testid="fetching">Downloading: {esc(last)}</p>'
-    if not runs.missing_files(key):
-        return ""
-    return f'<p class="hp-hint" role="alert" data-testid="fetch-error"><span class="hp-warn">{esc(last)}</span></p>'
-
-
-def _fetch_job(key: str) -> str:
-    return f"fetch-{runs.slug(key)}"
+def fetching(key: str) -> tuple[bool, str]:
+    """(whether the page is downloading this model's files, the progress or why it failed as HTML)."""
+    folder, name = runs.models_dir(), f"fetch-{runs.slug(key)}"
+    if (job := jobs.read(folder, name)) is None:
+        return False, ""
+    last = esc(jobs.reason(folder, name, "contacting the server…"))  # its progress, while it runs
+    if job.state == "running":
+        return True, f'<p class="hp-hint" role="status" data-testid="fetching">Downloading: {last}</p>'
+    failed = f'<p class="hp-hint" role="alert" data-testid="fetch-error"><span class="hp-warn">{last}</span></p>'
+    return False, failed if runs.missing_files(key) else ""
 
 
 # The table of all base models, made when it is opened: it is larger than the rest of the form ------------------------

@@ -150,8 +150,8 @@ def build(draft_id: gr.BrowserState, started: gr.State, messages: gr.State) -> N
     shown.show(None, None, form_fields, js=SHOW, **QUIET)
     shown.review(review, draft_id, reviewed, trigger_mode="always_last", **QUIET)
     propose.click(form.follow_images, draft_id, None, **QUIET).then(None, None, None, js=form.SYNC, **QUIET)
-    fetch_button.click(fetch_model, draft_id, of_model, **QUIET)
-    fetching.tick(poll_fetch, draft_id, of_model, trigger_mode="always_last", **QUIET)
+    fetch_button.click(fetch_model, draft_id, problem, **QUIET).then(review, draft_id, reviewed, **QUIET)
+    fetching.tick(review, draft_id, reviewed, trigger_mode="always_last", **QUIET)
     begun = [
         try_button.click(try_example, None, [try_note, started, messages], **QUIET),
         go.click(start, [draft_id, unsent], [problem, started, messages], js=START, **QUIET),
@@ -238,34 +238,32 @@ def load(draft_id: str | None) -> tuple[Any, ...]:
     return draft_id, shown, problem, *(values.get(key, gr.skip()) for key in form.KEYS), *said
 
 
-def review(draft_id: str | None) -> tuple[Any, ...]:
+def review(draft_id: str) -> tuple[Any, ...]:
     """Update the plan, the proposed length and the model's notes."""
     try:
-        draft_id = _known(draft_id)
         return _said(draft_id, form.reviewed(draft_id))
     except fold.ERRORS as error:
         return f'<p class="hp-plan hp-warn">{esc(error)}</p>', *[gr.skip()] * 8
 
 
 def _said(draft_id: str, found: form.Review) -> tuple[Any, ...]:
-    planned = script_editor.reviewed(draft_id, found)
+    """The plan, the button with the proposed length, the model's notes with the download's progress, the choices of VRAM and
+    trainer, the title of the GPU's fold, the model's own field, the download button, and the timer that polls the download."""
+    planned, values = script_editor.reviewed(draft_id, found), found.values
     plan = form.plan(planned) + estimates.html(planned) + form.findings(found)
-    return plan, _propose(draft_id, found.values), *model_updates(found.values, found.spec)
-
-
-def model_updates(values: dict[str, Any], spec: "runs.RunSpec | None") -> tuple[Any, ...]:
-    """The model's notes with the download's progress, the choices of VRAM and trainer, the title of the GPU's fold, the model's own field, the download
-    button, and the timer that polls it."""
-    key = model_note.model_to_fetch(values)
-    busy = bool(key) and model_note.fetching(key)
-    button = gr.update(visible=bool(key) and not busy)
-    model = presets.models().get(values["model"])
-    pairs = gr.update(visible=bool(model and model["control"]))
-    note = model_note.html(values, spec) + (model_note.fetch_html(key) if key else "")
+    key, model = model_note.model_to_fetch(values), presets.models().get(values["model"])
+    busy, fetched = model_note.fetching(key) if key else (False, "")
     tier, backend = presets.tiers().get(values["tier"]), form.BACKENDS.get(values["backend"])
-    title = gr.update(label=f"{GPU}: {tier['label']}, {backend}" if tier and backend else GPU)
-    choices = (gr.update(choices=one) for one in model_note.choices(values).values())
-    return note, *choices, title, pairs, button, gr.Timer(active=busy)
+    return (
+        plan,
+        _propose(draft_id, values),
+        model_note.html(values, found.spec) + fetched,
+        *(gr.update(choices=one) for one in model_note.choices(values).values()),
+        gr.update(label=f"{GPU}: {tier['label']}, {backend}" if tier and backend else GPU),
+        gr.update(visible=bool(model and model["control"])),
+        gr.update(visible=bool(key) and not busy),
+        gr.Timer(active=busy),
+    )
 
 
 def _propose(draft_id: str, values: dict[str, Any]) -> dict[str, Any]:
@@ -277,20 +275,14 @@ def _propose(draft_id: str, values: dict[str, Any]) -> dict[str, Any]:
     return gr.update(visible=True, value=f"Use proposed: {label} = {found.steps:,} steps")
 
 
-def poll_fetch(draft_id: str) -> tuple[Any, ...]:
-    """Update the model's notes while its files are being downloaded."""
-    values = form.current(draft_id)
-    return model_updates(values, form.parse({**values, "name": values["name"] or "my-lora"})[0])
-
-
-def fetch_model(draft_id: str) -> tuple[Any, ...]:
-    """Start to download the chosen model's files."""
+def fetch_model(draft_id: str) -> str:
+    """Start to download the chosen model's files. Returns why they cannot be, as HTML."""
     try:
         if key := model_note.model_to_fetch(form.current(draft_id)):
             model_note.fetch(key)
-    except runs.RunError as error:
-        return problem_html(error, "Model files not downloaded"), *[gr.skip()] * 5, gr.Timer(active=False)
-    return poll_fetch(draft_id)
+    except fold.ERRORS as error:
+        return problem_html(error, "Model files not downloaded")
+    return ""
 
 
 def _models(_: str) -> None:
@@ -300,12 +292,6 @@ def _models(_: str) -> None:
     except presets.PresetError as error:
         shown = problem_html(str(error), "The base models could not be read")
     gr.HTML(shown, elem_id="models", apply_default_css=False)
-
-
-def _known(draft_id: object) -> str:
-    if not draft.is_id(draft_id):
-        raise runs.RunError(images.OUT_OF_DATE)
-    return draft_id
 
 
 def check_everything_arrived(sent: object) -> None:

@@ -63,8 +63,9 @@ def test_captions():
         items = [item(f"{n}", 600, 600, caption=text, warnings=empty[n]) for n, text in enumerate(captions)]
         got = checks.findings(items, [], "ohwx")
         assert {kind: [int(one.id) for one in some] for kind, some in got.items()} == kinds
-    titles = [checks.KINDS["no_caption"].heading(number)["title"] for number in (1, 1200)]
-    assert titles == ["1 image has no caption", "1,200 images have no caption"]
+    some = checks.KINDS["no_caption"].heading(1200)
+    assert (some["title"], some["fix_all"]) == ("Without a caption: 1,200", "Use the trigger word (all 1,200)")
+    assert checks.KINDS["dark"].heading(1)["fix_all"] == "Remove" and not checks.KINDS["style"].heading(2)["fix_all"]
 
 
 def test_10_000_images_are_judged_in_a_second():
