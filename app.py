@@ -227,8 +227,7 @@ def serve(args: argparse.Namespace) -> str:
         check_mcp()
     os.environ.update(GRADIO_ENV)
     gc.disable()  # collections find nothing in what is imported and built here, and take a tenth of the start
-    from ui.dataset.draft import uploads_dir
-    from ui.dataset.drafts import delete_expired
+    from ui.dataset.draft import delete_expired, uploads_dir
 
     delete_expired()
     os.environ["GRADIO_TEMP_DIR"] = str(uploads_dir())

@@ -6,7 +6,7 @@ from typing import Any
 
 import presets
 from runs.files import RunError
-from ui.dataset import bulk, captioning, doctor, draft, drafts, images, imports
+from ui.dataset import bulk, captioning, doctor, draft, images, imports
 from ui.new import form, run_starts
 
 PAGE = 100  # images of one answer
@@ -35,7 +35,7 @@ def new_draft() -> str:
 
 def list_drafts() -> list[dict[str, Any]]:
     """The drafts used last: id, name, number of images, age."""
-    return drafts.recent()
+    return draft.recent()
 
 
 def set_settings(draft_id: str, settings: dict) -> dict[str, Any]:

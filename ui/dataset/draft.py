@@ -4,10 +4,13 @@ They are on disk and not in the browser's session, because a reload, a crash or 
 of captions. A caption belongs to its image, which is named by its folder and content, never by its file name or
 position: adding, moving or removing one image never changes the caption of another.
 
-`draft_store.py` keeps the draft on disk, `draft_drop.py` takes in dropped files, `drafts.py` knows all drafts; the rest of
-the page uses this file only.
+`draft_store.py` keeps the draft on disk, `draft_drop.py` takes in dropped files; the rest of the page uses this file only.
 """
 
+import contextlib
+import os
+import shutil
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -21,7 +24,9 @@ from monitor.phrases import count
 from runs import env_file
 from runs.dataset import Source, folder_names, one_line
 from runs.files import RunError
+from runs.paths import datasets_dir
 from runs.pictures import cropped_size, turned_crop
+from ui import jobs
 from ui.dataset import draft_images, draft_store
 from ui.dataset.draft_drop import add, copy_dataset
 from ui.dataset.draft_images import Entry
@@ -39,11 +44,15 @@ from ui.dataset.draft_store import (
     undo,
     uploads_dir,
 )
+from ui.html import duration
 
 # For the rest of the page.
 __all__ = ["OUT_OF_DATE", "add", "copy_dataset", "history", "is_id", "new_id", "redo", "undo", "uploads_dir"]
 # Text as a browser sends it: half of a character that takes two is replaced, and not refused.
 Text = Annotated[str, BeforeValidator(lambda value: plain_text(value) if isinstance(value, str) else value)]
+UPLOAD_EXPIRES_S = 24 * 3600
+DRAFT_EXPIRES_S = 60 * 24 * 3600  # counted from the last time a page opened the draft
+RECENT = 8  # drafts to choose from
 MERGE_S = 5.0  # changes of one caption that follow each other within this time are one step
 REMOVED = "This image was removed"
 ROTATION = "rotation of {}"  # what undo calls it
@@ -97,8 +106,7 @@ def items(draft_id: str) -> list[Item]:
         if memory["images"] is not images:
             # A page of twelve cards must not build those of 10,000 images again.
             hashes = tuple((key, entry["hash"]) for key, entry in images.items() if entry["hash"])
-            memory["near"] = draft_images.near_of(hashes, memory.get("near"))
-            near = memory["near"].found
+            near = draft_images.near_of(hashes)
             found, entries, before = [], memory["images"], {item.id: item for item in memory["items"]}
             for key, entry in images.items():
                 item, other = before.get(key), near.get(key, "")
@@ -353,3 +361,80 @@ def rotated(entry: Entry, turns: int) -> Entry:
 def upright(entry: Entry) -> Entry:
     """The values of an image that is rotated as its EXIF data says; by 90° clockwise where it does not say."""
     return rotated(entry, entry["upright"] if entry["upright"] and not entry["turn"] else 1)
+
+
+# All drafts of the data folder --------------------------------------------------------------------------------------
+
+
+def _folders() -> list[Path]:
+    return [path for path in (datasets_dir() / ".drafts").glob("*") if is_id(path.name)]
+
+
+def recent(own: str = "") -> list[dict[str, Any]]:
+    """The drafts that were used last, except one's own, so that another browser can continue one."""
+    found = list[dict[str, Any]]()
+    for used, place in sorted(((last_used(*content_files(one)), one) for one in _folders()), reverse=True):
+        if used and len(found) < RECENT and place.name != own:
+            try:
+                state = draft_store.read(place.name)
+            except RunError:
+                continue  # a file that cannot be read is no draft to continue
+            images, name = len(state["images"]), state["form"].get("name", "")
+            if images or name:
+                age = duration(time.time() - used)
+                found.append({"id": place.name, "name": name, "images": images, "age": f"{age} ago"})
+    return found
+
+
+def delete_expired() -> None:
+    """Delete uploads after one day, and drafts that no page has opened for 60 days.
+
+    An upload is deleted by its age only: two drops of one file share its path, and an import has a link of its own. A
+    draft at which a command works (ui/jobs.py) stays as it is: after a night's sleep, what it writes is old too.
+    """
+    old = [path for path in uploads_dir().glob("*") if _age_s(path, *path.glob("*")) > UPLOAD_EXPIRES_S]
+    for path in _folders():
+        expired = [path] if (_age_s(*content_files(path)) or _age_s(path)) > DRAFT_EXPIRES_S else []
+        unfinished = path.glob(".new-*")  # of drops that ended with the server
+        expired += [new for new in unfinished if _age_s(new) > UPLOAD_EXPIRES_S]
+        if expired and not _at_work(path):
+            old += expired
+    for path in old:
+        draft_store.close(path / draft_store.NAME)
+        for kept in (path, path / "script.json", path / "rehearsal"):
+            env_file.forget(kept)
+        with contextlib.suppress(OSError):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _at_work(place: Path) -> bool:
+    """Whether a command works at a draft."""
+    places = [place, *(path.parent for path in place.glob(f"*/{jobs.FOLDER}"))]
+    return any(job.state == "running" for one in places for job in jobs.all_of(one).values())
+
+
+def content_files(place: Path) -> list[Path]:
+    """The files with the content of the draft in a folder, whether they exist or not."""
+    return [place / draft_store.NAME, place / f"{draft_store.NAME}-wal"]
+
+
+def last_used(*paths: Path) -> float:
+    """When the newest of the paths that exist was changed, in seconds since 1970; 0 when none exists."""
+    times = [0.0]
+    for path in paths:
+        with contextlib.suppress(OSError):
+            times.append(path.stat().st_mtime)
+    return max(times)
+
+
+def _age_s(*paths: Path) -> float:
+    """Age in seconds of the newest of the paths that exist; 0 when none exists."""
+    newest = last_used(*paths)
+    return time.time() - newest if newest else 0.0
+
+
+def touch(draft_id: str) -> None:
+    """Record that a page has opened this draft, which restarts its expiry."""
+    with contextlib.suppress(OSError):  # not stored yet, or the disk is read-only, which the next edit reports
+        for path in content_files(folder(draft_id)):
+            os.utime(path)

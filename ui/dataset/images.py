@@ -21,7 +21,7 @@ from runs.archives import is_zip
 from runs.files import RunError
 from runs.paths import datasets_dir
 from ui import scripts
-from ui.dataset import captioning, draft, drafts, image_edit, imports, subsets
+from ui.dataset import captioning, draft, image_edit, imports, subsets
 from ui.dataset.bulk import tags_of
 from ui.dataset.draft import OUT_OF_DATE, Text
 from ui.new import form, script_editor
@@ -286,7 +286,7 @@ READS: dict[str, Callable[..., dict[str, Any] | None]] = {
     "save_caption": save_caption,
     "save_settings": form.save_settings,
     "save_script": script_editor.save,
-    "recent_drafts": lambda draft_id: {"drafts": drafts.recent(draft_id)},
+    "recent_drafts": lambda draft_id: {"drafts": draft.recent(draft_id)},
     "explain_failed_upload": explain_failed_upload,
 }
 CHANGES: dict[str, Callable[..., dict[str, Any] | None]] = {

@@ -17,7 +17,7 @@ import presets
 import runs
 from runs import fields
 from runs.machine import this_machine
-from ui.dataset import bulk, captioning, doctor, draft, drafts, images, imports
+from ui.dataset import bulk, captioning, doctor, draft, images, imports
 from ui.html import box, esc
 from ui.new import (
     estimates,
@@ -225,7 +225,7 @@ def load(draft_id: str | None) -> tuple[Any, ...]:
     draft_id = draft_id if draft.is_id(draft_id) else draft.new_id()
     try:
         stored, shown, problem = draft.form(draft_id), images.listing(draft_id), ""
-        drafts.touch(draft_id)
+        draft.touch(draft_id)
     except runs.RunError as error:
         draft_id = draft.new_id()
         stored, shown, problem = {}, images.listing(draft_id), problem_html(str(error), "Your draft could not be read")

@@ -17,7 +17,7 @@ from ui_page import until
 from runs import manage
 from runs.files import RunError
 from ui import jobs
-from ui.dataset import draft, drafts
+from ui.dataset import draft
 
 ROOT = Path(__file__).resolve().parents[3]
 # Notes its pid, starts a process in a session of its own, waits for a file, and exits with a code.
@@ -163,8 +163,8 @@ def test_a_draft_at_which_a_command_works_is_not_cleaned(words, tmp_path):
 
     def clean_after_months() -> None:
         for path in (new, *draft.folder(mine).glob("draft.sqlite*")):
-            os.utime(path, (time.time() - 2 * drafts.DRAFT_EXPIRES_S,) * 2)
-        drafts.delete_expired()
+            os.utime(path, (time.time() - 2 * draft.DRAFT_EXPIRES_S,) * 2)
+        draft.delete_expired()
 
     clean_after_months()
     assert new.is_dir() and draft.form(mine) == {"name": "x"}

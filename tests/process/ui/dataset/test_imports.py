@@ -12,7 +12,7 @@ from ui_page import until
 
 from runs.files import RunError
 from ui import jobs
-from ui.dataset import draft, drafts, images, imports, subsets
+from ui.dataset import draft, images, imports, subsets
 
 pytestmark = pytest.mark.slow
 
@@ -116,8 +116,8 @@ def test_an_import_that_waits_keeps_its_upload(mine, tmp_path, monkeypatch, clea
     assert len(imports.waiting(mine)) == 1
     if cleaner.startswith("ours"):
         for path in (sent, sent.parent):
-            os.utime(path, (time.time() - 2 * drafts.UPLOAD_EXPIRES_S,) * 2)
-        drafts.delete_expired()
+            os.utime(path, (time.time() - 2 * draft.UPLOAD_EXPIRES_S,) * 2)
+        draft.delete_expired()
     else:
         sent.unlink()
     assert not sent.exists()

@@ -1,11 +1,13 @@
 """A draft keeps dropped images and typed captions, whatever else happens."""
 
+import os
 import re
 import shutil
+import time
 
 import pytest
 from configure_helpers import values
-from draft_helpers import captions, create_run, drop, filled, item_of, note, remove, set_caption
+from draft_helpers import captions, create_run, drop, filled, item_of, note, photo, remove, set_caption, upload
 from PIL import Image
 from runs_helpers import picture
 from ui_helpers import photos, small_disk
@@ -13,7 +15,7 @@ from ui_helpers import photos, small_disk
 import runs
 from runs.files import RunError
 from ui.dataset import draft, image_edit, images
-from ui.new import form
+from ui.new import form, new_lora
 from ui.run import run_page
 
 
@@ -202,3 +204,35 @@ def test_values_of_images_are_stored_and_undone_as_one_step(mine):
     with pytest.raises(RunError, match="was removed"):
         draft.change_images(mine, [ids[0], "gone"], lambda *_: {"weight": 2}, "x", needed=True)
     assert draft.items(mine)[0].weight == 1, "all or none"
+
+
+def test_drafts_that_no_page_opened_for_sixty_days_are_deleted(data):
+    now, day = time.time(), 24 * 3600
+
+    def aged(mine, days):
+        for path in draft.folder(mine).glob("draft.sqlite*"):
+            os.utime(path, (now - days * day,) * 2)
+
+    ages = {days: draft.new_id() for days in (0, 59, 61)}
+    for days, mine in ages.items():
+        draft.save_fields(mine, {"name": f"{days}"})
+        aged(mine, days)
+    other = draft.folder(ages[0]).parent / "not-a-draft"
+    other.mkdir()
+    os.utime(other, (0, 0))
+    draft.delete_expired()
+    assert [draft.folder(mine).exists() for mine in ages.values()] == [True, True, False] and other.exists()
+    draft.touch(ages[59])  # a page has opened it, which restarts its expiry
+    aged(ages[0], 61)
+    assert new_lora.load(ages[0])[0] == ages[0]  # opening the page does the same
+    draft.delete_expired()
+    assert draft.form(ages[59]) == {"name": "59"} and draft.form(ages[0]) == {"name": "0"}
+    assert new_lora.load(ages[61])[0] == ages[61]  # a deleted draft opens empty, without an error
+
+
+def test_an_upload_is_deleted_by_its_age_only(data, mine, tmp_path):
+    old, new, again = (upload(photo(tmp_path / f"{n}.png", n)) for n in range(3))
+    for path in (old, old.parent, again.parent):  # `again` was written a second time, which its folder does not show
+        os.utime(path, (time.time() - 2 * draft.UPLOAD_EXPIRES_S,) * 2)
+    draft.delete_expired()
+    assert [path.exists() for path in (old, new, again)] == [False, True, True]

@@ -98,9 +98,7 @@ def test_near_images_are_those_of_comparing_all_with_all():
             bits ^= 1 << place
         hashes.append(bits)
     given = tuple((f"{n}", f"{bits:016x}{bases[n % 100][1].hex()}") for n, bits in enumerate(hashes))
-    found = draft_images.near_of(given).found
-    assert draft_images.near_of(given, draft_images.near_of(given[:150])).found == found  # images that were added
-    assert draft_images.near_of(given, draft_images.near_of(given[:150][::-1])).found == found  # others before
+    found = draft_images.near_of(given)
     most = presets.defaults()["images"]["near_bits"]
     for n, own in enumerate(hashes):
         near = [k for k in range(n) if f"{k}" not in found and (hashes[k] ^ own).bit_count() <= most]
