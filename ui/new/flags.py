@@ -99,4 +99,5 @@ def draw(draft_id: str, images: Any) -> None:
     about = "By name and description. Type an option into the field above as name=value"
     search = fold.line("Search the options", about, elem_id="flag-search")
     shown = gr.HTML(found(), elem_id="flag-table", apply_default_css=False)
-    gr.on([search.change, images.chosen], found, search, shown, trigger_mode="always_last", **QUIET)
+    search.change(found, search, shown, trigger_mode="always_last", **QUIET)
+    images.chosen(found, search, shown, trigger_mode="always_last", **QUIET)

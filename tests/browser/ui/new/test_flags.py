@@ -1,10 +1,10 @@
-"""The table of a trainer's options: listed as in its parser, validated by runs, stored in one field."""
+"""In a real browser: values are judged while they are typed, beside their field; a trainer's options are listed, and typed."""
 
 import re
 
 from parser_checkout import parser_checkout
 from ui_helpers import serving
-from ui_page import field, gpu_fold, more_settings, open_page, unfold
+from ui_page import field, gpu_fold, more_settings, open_page, unfold, until
 
 # The editor draws only visible lines; the options are at its end.
 END = """(text) => { const e = document.querySelector("#script .cm-scroller"); e.scrollTop = e.scrollHeight;
@@ -21,6 +21,27 @@ def test_an_option_is_found_typed_and_in_the_script(tab, tmp_path):
         gpu_fold(tab)
         tab.get_by_label("kohya's sd-scripts").click()
         more_settings(tab)
+
+        # What makes no sense is an error beside its field and above Start, which does not start; a warning is none.
+        field(tab, "rank").fill("1000000000")
+        error = tab.locator("#rank .hp-field-error").get_by_text("Must be 16384 or less").first
+        error.wait_for()
+        tab.locator("#plan .hp-findings .hp-bad").get_by_text("Must be 16384 or less").first.wait_for()
+        invalid = tab.locator("#rank [aria-invalid=true]")
+        named = lambda: error.get_attribute("id") in (invalid.get_attribute("aria-describedby") or "")  # noqa: E731
+        until(named, "the field names its error")
+        tab.locator("#start").click()
+        for text in ("Not started", "Must be 16384 or less"):
+            tab.locator("#problem").get_by_text(text).first.wait_for()
+        assert not (server.data / "outputs" / "flags").exists() and field(tab, "rank").input_value() == "1000000000"
+        field(tab, "rank").fill("4")
+        tab.locator("#rank .hp-field-error").wait_for(state="detached")
+        field(tab, "learning_rate").fill("5")
+        for place in ("#learning_rate .hp-field-warning", "#plan .hp-findings .hp-warn"):
+            tab.locator(place).get_by_text(re.compile(r"5 is [\d,]+ times the usual rate")).first.wait_for()
+        assert tab.locator("#learning_rate [aria-invalid]").count() == 0
+        field(tab, "learning_rate").fill("1e-4")
+
         box, note = tab.locator("#flags textarea"), tab.locator("#flags")
         box.fill("betas=0.9 0.99\nlog_levl=INFO")
         note.get_by_text("did you mean log_level?").wait_for()
