@@ -160,16 +160,3 @@ EDITS: dict[str, Callable[..., None]] = {
     "mask": _mask,
     "transparency": mask_from_transparency,
 }
-
-
-def details(draft_id: str, item: draft.Item, backend: str) -> dict[str, Any]:
-    """What the large view shows of an image beside its card: the mask as base64, what the trainer does with it, and
-    whether the image has transparency that can be its mask."""
-    drawn, opaque = shown_mask(draft_id, item.id), item.file.lower().endswith((".jpg", ".jpeg", ".bmp"))
-    note, used = mask_note(backend)
-    return {
-        "mask": base64.b64encode(drawn).decode() if drawn else "",
-        "note": note,
-        "uses_masks": used,
-        "transparent": not opaque and transparency(draft_id, item) is not None,
-    }

@@ -5,6 +5,7 @@ of 500 photos make a page that takes a minute to open. `image_action` serves the
 the values come from a browser, so each is checked, and an error is a sentence.
 """
 
+import base64
 import functools
 import inspect
 import shutil
@@ -130,14 +131,23 @@ def listing(draft_id: str, page: int = 0, query: Query | None = None, size: int 
 
 
 def opened(draft_id: str, id: str) -> dict[str, Any]:
-    """What the large view shows of an image; {"item": None} when it was removed."""
+    """What the large view shows of an image: its card, the mask as base64, what the trainer does with it, and whether the image
+    has transparency that can be its mask; {"item": None} when it was removed."""
     images = draft.items(draft_id)
     item = next((one for one in images if one.id == id), None)
     if item is None:
         return {"item": None}
     (card,) = _cards(draft_id, images, [item])
-    details = image_edit.details(draft_id, item, form.current(draft_id)["backend"])
-    return {"item": card, "url": file_url(draft.large(draft_id, id)), **details}
+    drawn, opaque = image_edit.shown_mask(draft_id, id), item.file.lower().endswith((".jpg", ".jpeg", ".bmp"))
+    note, used = image_edit.mask_note(form.current(draft_id)["backend"])
+    return {
+        "item": card,
+        "url": file_url(draft.large(draft_id, id)),
+        "mask": base64.b64encode(drawn).decode() if drawn else "",
+        "note": note,
+        "uses_masks": used,
+        "transparent": not opaque and image_edit.transparency(draft_id, item) is not None,
+    }
 
 
 def listed_again(draft_id: str, shown: object) -> dict[str, Any]:

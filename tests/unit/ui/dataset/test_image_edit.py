@@ -90,7 +90,7 @@ def test_the_transparent_part_of_an_image_can_be_its_mask(mine, tmp_path):
     cut_out.save(tmp_path / "cut.png")
     drop(mine, tmp_path / "cut.png", photo(tmp_path / "whole.png", 1))
     cut, whole = item_of(mine, "cut.png"), item_of(mine, "whole.png")
-    assert [image_edit.details(mine, item, "diffusers")["transparent"] for item in (cut, whole)] == [True, False]
+    assert [images.opened(mine, item.id)["transparent"] for item in (cut, whole)] == [True, False]
     image_edit.rotate(mine, cut.id, 1)
     image_edit.mask_from_transparency(mine, cut.id)
     mask = mask_of(mine, item_of(mine, "cut.png"))

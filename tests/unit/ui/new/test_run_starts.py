@@ -48,40 +48,26 @@ def test_start_asks_once_about_images_that_nothing_describes_and_about_a_failed_
     assert start() == ("", "described")
 
 
-def test_a_failed_start_reports_all_errors_and_creates_nothing(data, mine):
+def test_what_cannot_start_is_reported_before_anything_is_created_and_a_warning_starts(mine, tmp_path, monkeypatch):
     with pytest.raises(runs.RunError) as caught:
         create_run(mine, values(name="", epochs=None))
     assert {fault.field for fault in caught.value.faults} == {"name", "epochs", "images"}
-    assert runs.list_runs() == []
-
-
-def test_a_missing_model_file_is_reported_before_anything_is_created(data, mine, tmp_path):
-    add_pictures(mine, tmp_path, 1)
-    with pytest.raises(runs.RunError) as caught:
-        create_run(mine, values(model="flux-dev", backend="sd-scripts"))
-    assert any(fault.field == "model" and "flux1-dev.safetensors" in fault.message for fault in caught.value.faults)
-    assert runs.list_runs() == [] and len(draft.items(mine)) == 1
-
-
-def test_an_impossible_value_does_not_start_and_a_warning_does(data, mine, tmp_path):
     add_pictures(mine, tmp_path, 2)
-    with pytest.raises(runs.RunError, match="rank: Must be 16384 or less"):
-        create_run(mine, values(rank=1_000_000_000))
-    assert runs.list_runs() == []
+    for given, message in (
+        ({"model": "flux-dev", "backend": "sd-scripts"}, r"model: .*flux1-dev\.safetensors"),
+        ({"rank": 1_000_000_000}, "rank: Must be 16384 or less"),
+        ({"store": "gopher://x/y"}, "store: "),
+    ):
+        with pytest.raises(runs.RunError, match=message):
+            create_run(mine, values(**{"rank": 4, "store": "", **given}))
+    with monkeypatch.context() as patch, pytest.raises(runs.RunError, match="No control image"):
+        patch.setattr("runs.folders.unpaired", lambda spec, stems: Fault("control_dir", "No control image"))
+        create_run(mine, values(store=""))
+    assert runs.list_runs() == [] and len(draft.items(mine)) == 2
     folder, messages = create_run(mine, values(learning_rate="5"))
     assert runs.load(folder).learning_rate == 5
     warning = "Warning: Learning rate: Learning rate 5 is 25,000 times the usual"
     assert any(line.startswith(warning) for line in messages)
-
-
-def test_a_store_that_cannot_be_used_and_an_image_without_its_pair_do_not_start(data, mine, tmp_path, monkeypatch):
-    add_pictures(mine, tmp_path, 1)
-    with pytest.raises(runs.RunError, match="store: "):
-        create_run(mine, values(store="gopher://x/y"))
-    monkeypatch.setattr("runs.folders.unpaired", lambda spec, stems: Fault("control_dir", "No control image"))
-    with pytest.raises(runs.RunError, match="No control image"):
-        create_run(mine, values(store=""))
-    assert runs.list_runs() == []
 
 
 def test_one_image_is_accepted_with_a_warning(data, mine, tmp_path):
