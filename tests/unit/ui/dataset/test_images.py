@@ -84,9 +84,9 @@ def test_any_call_of_a_browser_is_answered_and_changes_no_other_caption_and_no_o
     json.dumps(answer, ensure_ascii=False).encode("utf-8")
     if answer.get("ok", True) is not True:
         assert isinstance(answer["error"], str) and len(answer["error"]) > 10, answer
-        assert [item.id for item in draft.items(place)] == before, "what is refused changes nothing"
-    for item in draft.items(place):
-        assert {f"{0:024x}": "a dog", f"{1:024x}": "a cat"}[item.id] not in item.caption, "the other one's caption"
+        assert [one.id for one in draft.items(place)] == before, "what is refused changes nothing"
+    for one in draft.items(place):
+        assert {f"{0:024x}": "a dog", f"{1:024x}": "a cat"}[one.id] not in one.caption, "the other one's caption"
     assert sorted(path.name for path in data.parent.iterdir()) == ["data", "secret.txt"]
 
 
