@@ -128,24 +128,19 @@ def draw(_: str) -> None:
     log_out = gr.Button("Log out", visible=known, elem_id="hub-log-out", size="sm")
     outputs = [status, token, log_in, log_out]
 
-    def updates(said: str, failed: bool) -> list[Any]:
+    def act(change: Callable[[], str | None]) -> list[Any]:
         """Only what can be done now is shown. After a failure the token stays in its field: the network can be the cause."""
-        known = bool(hub.token())
-        field = {} if failed else {"value": ""}
-        return [said, gr.update(visible=not known, **field), gr.update(visible=not known), gr.update(visible=known)]
-
-    def act(change: Callable[[], str]) -> list[Any]:
+        name, error = "", ""
         try:
-            return updates(status_html(change()), False)
-        except LoginError as error:
-            return updates(status_html(error=str(error)), True)
-
-    def on_log_out() -> str:
-        forget()
-        return ""
+            name = change() or ""
+        except LoginError as failure:
+            error = str(failure)
+        known, field = bool(hub.token()), {} if error else {"value": ""}
+        shown = [gr.update(visible=not known, **field), gr.update(visible=not known), gr.update(visible=known)]
+        return [status_html(name, error), *shown]
 
     for event in (
         gr.on([log_in.click, token.submit], lambda token: act(lambda: store(token)), token, outputs, **QUIET),
-        log_out.click(lambda: act(on_log_out), None, outputs, **QUIET),
+        log_out.click(lambda: act(forget), None, outputs, **QUIET),
     ):  # what the model still needs may have changed
         event.then(None, None, None, js=form.SYNC, **QUIET)
