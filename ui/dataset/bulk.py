@@ -53,28 +53,27 @@ def tags_of(caption: str) -> list[str]:
 # The kinds -----------------------------------------------------------------------------------------------------------
 
 
-def _text(fields: Mapping[str, Any], name: str, needed: bool = True) -> str:
+def _text(fields: Mapping[str, Any], name: str, missing: str = "", blank: str = " ") -> str:
+    """A field of an edit. Raises RunError: it is too long, or empty where `missing` says what to do; `blank` counts as empty."""
     value = fields.get(name, "")
     if not isinstance(value, str):
         raise RunError(draft.OUT_OF_DATE)
     value = plain_text(value)
     if len(value) > MAX_TEXT:
         raise RunError(f"This text has {len(value)} characters; shorten it to {MAX_TEXT}")
-    if needed and not value.strip(" " if name != "find" else ""):
-        raise RunError(
-            {"find": "Type the text to find", "tags": "Type a tag to remove"}.get(name, "Type the text to add")
-        )
+    if missing and not value.strip(blank):
+        raise RunError(missing)
     return value
 
 
 def _prefix(fields: Mapping[str, Any]) -> Edit:
-    text = _text(fields, "text")
+    text = _text(fields, "text", "Type the text to add")
     alone = text.strip().rstrip(",").rstrip()
     return lambda caption, _: caption if caption.startswith(alone) else text + caption if caption.strip() else alone
 
 
 def _suffix(fields: Mapping[str, Any]) -> Edit:
-    text = _text(fields, "text")
+    text = _text(fields, "text", "Type the text to add")
     alone = text.strip().lstrip(",").lstrip()
     return lambda caption, _: caption if caption.endswith(alone) else caption + text if caption.strip() else alone
 
@@ -82,7 +81,7 @@ def _suffix(fields: Mapping[str, Any]) -> Edit:
 def _replace(fields: Mapping[str, Any]) -> Edit:
     import regex
 
-    find, replacement = _text(fields, "find"), _text(fields, "with", needed=False)
+    find, replacement = _text(fields, "find", "Type the text to find", blank=""), _text(fields, "with")
     is_pattern, any_case = fields.get("pattern") is True, fields.get("any_case") is True
     # The compiler writes out what is repeated: (?:a{3000}){3000} takes gigabytes.
     repeats = math.prod(max(1, int(number[:9])) for number in re.findall(r"\{\s*([0-9]+)", find)) if is_pattern else 1

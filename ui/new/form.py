@@ -371,8 +371,6 @@ def same(a: object, b: object) -> bool:
 
 def current(draft_id: str) -> dict[str, Any]:
     """All settings by field. RunError: there is no such draft; PresetError: the user's table of models is invalid."""
-    if not draft.is_id(draft_id):
-        raise RunError(draft.OUT_OF_DATE)
     stored = draft.form(draft_id)
     model, backend, subject = (restored(stored)[key] for key in ("model", "backend", "subject"))
     values = restored(stored, {**defaults(), **model_values(model, backend, subject, this_machine())})

@@ -18,7 +18,8 @@ from ui import jobs
 from ui.dataset import draft
 from ui.dataset.draft import OUT_OF_DATE
 from ui.html import duration, esc, region
-from ui.new import form, run_starts, script_editor
+from ui.new import form, script_editor
+from ui.new.run_starts import rehearsal_folder
 from ui.run import fold
 
 if TYPE_CHECKING:
@@ -29,19 +30,13 @@ JOB = "rehearse"
 LIMIT_S = 2400.0  # the command ends by itself before
 
 
-def _folder(draft_id: object) -> Path:
-    if not draft.is_id(draft_id):
-        raise RunError(OUT_OF_DATE)
-    return run_starts.rehearsal_folder(draft_id)
-
-
 def start(draft_id: str) -> None:
     """Rehearse the draft in the background.
 
     Raises:
         RunError: a field is invalid, there is no image, a rehearsal runs already, or it cannot be started.
     """
-    folder = _folder(draft_id)
+    folder = rehearsal_folder(draft_id)
     if jobs.running(folder, JOB):
         raise RunError("A rehearsal of this draft is running already")
     words = ["launch", "rehearse", str(folder), "--json"]
@@ -69,7 +64,7 @@ def _prepare(folder: Path, draft_id: str) -> None:
 
 def cancel(draft_id: str) -> None:
     """End the rehearsal, if one runs."""
-    jobs.cancel(_folder(draft_id), JOB)
+    jobs.cancel(rehearsal_folder(draft_id), JOB)
 
 
 # The fold ----------------------------------------------------------------------------------------------------------------
@@ -84,7 +79,7 @@ ENDED = {
 
 def look(draft_id: str) -> tuple[bool, str]:
     """(whether the draft is being rehearsed, its last rehearsal as it is now as markup)."""
-    folder = _folder(draft_id)
+    folder = rehearsal_folder(draft_id)
     if not folder.is_dir():  # nothing is imported for a draft that was never rehearsed
         return False, ""
     return shown(folder, lambda: _spec_now(draft_id), lambda: draft.counts(draft_id))

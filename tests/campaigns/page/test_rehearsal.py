@@ -67,7 +67,7 @@ def test_a_rehearsal_in_two_browsers_goes_on_while_the_server_is_killed(browser,
             rehearsal_is(one, "cancelled")
             rehearsal_is(other, "cancelled")
             assert one.evaluate("window.notReloaded") and other.evaluate("window.notReloaded")
-            folder = rehearsal._folder(one.evaluate("window.hangproof.draft()"))
+            folder = rehearsal.rehearsal_folder(one.evaluate("window.hangproof.draft()"))
             until(lambda: not list((data / rehearse.SCRATCH).glob("*")), "nothing of it is left")
 
             other.locator("#rehearse").click()
