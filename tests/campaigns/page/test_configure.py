@@ -36,7 +36,7 @@ def test_from_an_import_to_a_finished_run_of_the_edited_script(browser, data, tm
             page.locator("#import-files").get_by_text("dataset").first.wait_for()
             page.locator("#import-read").click()
             page.locator("#setup-preview").get_by_text("Left out: can hang").first.wait_for()
-            assert field(page, "rank").input_value() == "4", "nothing changes before it is used"
+            assert field(page, "rank").input_value() == "16", "nothing changes before it is used"
             page.locator("#import-images").click()
             shows(page, 3)
             page.locator("#use-settings").click()
