@@ -15,7 +15,6 @@ from __future__ import annotations
 import os
 import time
 from datetime import timedelta
-from pathlib import Path
 
 from guards import deadline, heartbeat, limits
 from guards.deadline import Deadline
@@ -24,7 +23,6 @@ VARIABLE = "HANGPROOF_WORLD"
 NODE_VARIABLE = "HANGPROOF_NODE"
 USE_CPU = "ACCELERATE_USE_CPU"
 RENDER = "set nodes and gpus to what is there and write its script again: python -m runs render NAME"
-RECORDED_COLLECTIVES = "2000"
 
 
 class WorldError(RuntimeError):
@@ -74,7 +72,7 @@ def check_launcher() -> None:
 def choose_backend() -> str:
     """Choose how several processes meet, before accelerate forms the group; a line for the log of rank 0, or "".
 
-    CUDA gets NCCL with its flight recorder. Without a GPU, a variable makes accelerate use processors and gloo.
+    CUDA gets NCCL. Without a GPU, a variable makes accelerate use processors and gloo.
 
     Raises:
         WorldError: too few GPUs, or a device that cannot train together.
@@ -94,7 +92,8 @@ def choose_backend() -> str:
                 f"{here} processes run on this machine, but PyTorch finds {found} GPU{'s' * (found != 1)}. Each needs "
                 f"one of its own: make more GPUs visible (CUDA_VISIBLE_DEVICES), or {RENDER}"
             )
-        _record_collectives()
+        # An error in a collective ends the process, as with torchrun.
+        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
         return f"{started} processes train together, each on a GPU of its own"
     if torch.backends.mps.is_available():
         raise WorldError(
@@ -105,27 +104,6 @@ def choose_backend() -> str:
         return ""  # a device that accelerate joins by itself
     os.environ[USE_CPU] = "true"
     return f"PyTorch finds no GPU here: {started} processes train together on processors (gloo)"
-
-
-def _record_collectives() -> None:
-    """Let NCCL dump its last collectives into the run's private folder when one times out.
-
-    Names as in torch 2.13: ProcessGroupNCCL.hpp (TORCH_NCCL_DUMP_ON_TIMEOUT needs TORCH_NCCL_TRACE_BUFFER_SIZE above 0,
-    which older versions do not set) and FlightRecorder.hpp; TORCH_FR_DUMP_TEMP_FILE was
-    TORCH_NCCL_DEBUG_INFO_TEMP_FILE. An error in a collective ends the process (TORCH_NCCL_ASYNC_ERROR_HANDLING=1, as
-    torchrun sets it).
-    """
-    folder = os.environ.get("HANGPROOF_HEARTBEAT")
-    settings = {
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
-        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
-        "TORCH_NCCL_TRACE_BUFFER_SIZE": RECORDED_COLLECTIVES,
-    }
-    if folder:
-        prefix = str(Path(folder) / "nccl-trace-rank-")
-        settings |= {"TORCH_FR_DUMP_TEMP_FILE": prefix, "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": prefix}
-    for name, value in settings.items():
-        os.environ.setdefault(name, value)
 
 
 def timeout(minutes: float | None) -> timedelta:
