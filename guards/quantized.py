@@ -4,18 +4,16 @@ A start that casts reads all bf16 weights (24 GB of FLUX) and computes on each o
 is used as it is. It is written while the model is first read, and gets its name when it is complete and on the disk.
 
 Decision: in `.hangproof-cache` in the model's folder, under a name that holds a hash of the model's files and of what
-was made from them. Another model, or another cast, has another copy, and the old one is removed. Nothing needs the
+was made from them. Another model, or another cast, has another copy, which replaces the old one. Nothing needs the
 copy: where the folder cannot be written or the disk has no room, one line says so, and each start casts as before.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import json
 import os
-import re
 import shutil
 import threading
 import time
@@ -23,12 +21,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from guards.checkpoint import fsync_path
+
 FOLDER = ".hangproof-cache"
 SUFFIX = ".safetensors"
 THREAD = "hangproof-float8"
 RESERVE = 8 << 30  # bytes of the disk that stay free: caches, samples and checkpoints come there too
 END = 1 << 16  # bytes at each end of a file that are part of its hash
-ENTRY = 400  # bytes that the header of the copy has for each tensor
+START = 2 << 20  # bytes before the tensors, for a header of at least 5,000 of them: they begin at a page
 LEFT_AGE_S = 3600.0  # an unfinished copy that nobody has written to for this long belongs to a process that is gone
 TYPES = {
     "torch.float8_e4m3fn": "F8_E4M3",
@@ -60,58 +60,54 @@ class Copy:
         """`folder`: of the model. `files`: what the copy is made from. OSError: they cannot be read."""
         self.path = folder / FOLDER / f"{files[0].stem.split('-0000')[0]}-{key(files, recipe)}{SUFFIX}"
         self.temporary = self.path.with_suffix(f".{os.getpid()}.tmp")
-        self._bytes = sum(path.stat().st_size for path in files)  # more than a copy in float8 needs
+        self._need = sum(path.stat().st_size for path in files) // 2 + RESERVE  # more than a copy in float8 needs
         self._file: Any = None
         self._entries: dict[str, Any] = {}
-        self._at = 0
-        self._room = 0
+        self._given_up = False
 
-    def begin(self, count: int) -> None:
-        """Make the copy from `count` tensors; where it cannot be written, says so once and does nothing."""
-        try:
-            self.path.parent.mkdir(exist_ok=True)
-            for left in self.path.parent.glob("*.tmp"):  # by processes that were killed
-                with contextlib.suppress(OSError):
-                    if time.time() - left.stat().st_mtime > LEFT_AGE_S:
-                        left.unlink()
-            need, free = self._bytes // 2 + RESERVE, shutil.disk_usage(self.path.parent).free
-            if free < need:
-                raise OSError(
-                    errno.ENOSPC, f"the disk has {free / 1e9:.0f} GB free, and {need / 1e9:.0f} GB are needed"
-                )
-            self._file = open(self.temporary, "wb")  # noqa: SIM115 - until `finish`
-        except OSError as error:
-            return self._fail(error)
-        self._room = -(-(count * ENTRY) // 4096) * 4096 - 8  # the tensors begin at the end of a page
-        self._file.seek(8 + self._room)
+    def _begin(self) -> None:
+        """Open the file, and remove what was left by processes that were killed, and older copies. OSError."""
+        folder = self.path.parent
+        folder.mkdir(exist_ok=True)
+        for other in folder.iterdir():
+            same_model = other.suffix == SUFFIX and other.stem[:-16] == self.path.stem[:-16] and other != self.path
+            with contextlib.suppress(OSError):  # another process reads it, on Windows
+                if same_model or (other.suffix == ".tmp" and time.time() - other.stat().st_mtime > LEFT_AGE_S):
+                    other.unlink()
+        free = shutil.disk_usage(folder).free
+        if free < self._need:
+            raise OSError(0, f"the disk has {free / 1e9:.0f} GB free, and {self._need / 1e9:.0f} GB are needed")
+        self._file = open(self.temporary, "wb")  # noqa: SIM115 - until `finish`
+        self._file.seek(START)
 
     def add(self, name: str, tensor: Any) -> None:
-        """Append a tensor that will not change."""
-        if self._file is None:
+        """Append a tensor that will not change. Where the copy cannot be written, says so once and does nothing."""
+        if self._given_up:
             return
         import torch
 
         flat = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
         try:
+            if self._file is None:
+                self._begin()
+            at = self._file.tell() - START
             self._file.write(flat.numpy().data)
         except OSError as error:
             return self._fail(error)
-        place = [self._at, self._at + flat.numel()]
+        place = [at, at + flat.numel()]
         self._entries[name] = {"dtype": TYPES[str(tensor.dtype)], "shape": list(tensor.shape), "data_offsets": place}
-        self._at += flat.numel()
 
     def finish(self) -> None:
         """All tensors are there: the file is completed in a thread, because a disk may need long for it."""
-        if self._file is not None:
+        if self._entries and not self._given_up:
             threading.Thread(target=self._complete, name=THREAD, daemon=True).start()
 
     def give_up(self) -> None:
         """Remove what was written so far."""
-        if self._file is not None:
-            with contextlib.suppress(OSError):
-                self._file.close()
-            self._file = None
+        self._given_up = True
         with contextlib.suppress(OSError):
+            if self._file is not None:
+                self._file.close()
             self.temporary.unlink(missing_ok=True)
 
     def _fail(self, error: OSError) -> None:
@@ -122,19 +118,12 @@ class Copy:
     def _complete(self) -> None:
         text = json.dumps(self._entries).encode()
         try:
-            if len(text) > self._room:
+            if len(text) > START - 8:
                 raise OSError(0, "the names of the tensors are too long")
             self._file.seek(0)
-            self._file.write(self._room.to_bytes(8, "little") + text.ljust(self._room))
-            self._file.flush()
-            os.fsync(self._file.fileno())
+            self._file.write((START - 8).to_bytes(8, "little") + text.ljust(START - 8))
             self._file.close()
+            fsync_path(self.temporary)
             os.replace(self.temporary, self.path)
         except OSError as error:
-            return self._fail(error)
-        # Of the same model only: those of `flux-fp8` begin with `flux-` too.
-        own = re.compile(rf"{re.escape(self.path.name.rpartition('-')[0])}-[0-9a-f]{{16}}{re.escape(SUFFIX)}")
-        for old in self.path.parent.iterdir():
-            if own.fullmatch(old.name) and old != self.path:
-                with contextlib.suppress(OSError):  # another process reads it, on Windows
-                    old.unlink()
+            self._fail(error)

@@ -44,9 +44,7 @@ def _cast(model: Any, copy: Copy) -> None:
     model.to(torch.float8_e4m3fn)
     if os.environ.get("RANK", "0") != "0":
         return
-    tensors = model.state_dict()
-    copy.begin(len(tensors))
-    for name, tensor in tensors.items():
+    for name, tensor in model.state_dict().items():
         copy.add(name, tensor)
     copy.finish()
 

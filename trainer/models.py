@@ -252,8 +252,6 @@ def read_denoiser(folder: Path, family, files: list[Path], dtype, device, kind, 
     wanted |= dict.fromkeys(scaled if is_copy else ())
     scales: dict[str, torch.Tensor] = {}
     unknown, done = [], 0
-    if copy is not None:
-        copy.begin(len(wanted) + len(scaled))
 
     def keep(name: str, tensor: torch.Tensor) -> torch.Tensor:
         if copy is not None:
