@@ -6,14 +6,22 @@ that contacts a server at each step costs hundreds of microseconds; a beat costs
 
 The record carries *progress* (steps completed, items done in a phase). There is no thread that beats: a tick without a
 changed counter is not progress. Times are `time.monotonic()` seconds, one clock for all processes of a host. A sequence
-number that is odd during a write lets a reader refuse a torn record. Behind it stand the check points of the start
-(guards/startup.py), so that a rank that hangs before its first step shows where, beside the others.
+number that is odd during a write lets a reader refuse a torn record.
+
+Behind it stand the check points of the start, so that a rank that hangs before its first step shows where. They have
+fixed numbers for all three trainers, although these pass them in different orders: a report is read across trainers and
+across ranks. Stored are when each one was first reached, how long was spent in it, and which one was reached last.
+
+The environment is part of the record because it is the process's own: a launcher may change it after the monitor
+started the script. The limits of guards/limits.toml are among it, because the monitor's own must enclose them. Values
+that may be secrets are replaced before they are stored.
 """
 
 from __future__ import annotations
 
 import ctypes
 import importlib
+import json
 import math
 import mmap
 import os
@@ -22,8 +30,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from guards import startup
+from guards.reading import json_object
 
 PHASES = (
     "import",
@@ -38,6 +47,24 @@ PHASES = (
     "save",
     "end",
 )
+CHECK_POINTS: dict[str, str] = {
+    "arguments": "imports and arguments",
+    "folders": "folders",
+    "tokenizer": "tokenizers and text encoders",
+    "model": "base model",
+    "network": "LoRA network",
+    "data": "data set and caches",
+    "accelerator": "device and process group",
+    "tracker": "experiment tracker",
+    "loader": "data loader and optimizer",
+    "ready": "last preparations",
+    "first_step": "first step",
+    "finished": "end of training",
+}
+"""Name -> what the rank does from there on. The number of a check point is its position, from 1."""
+POINTS = tuple(CHECK_POINTS)
+PASSES_ALL = ("first_step", "finished")
+"""A rank that reaches one of these has passed all before it, used or not (a run without a tracker)."""
 OUTCOMES = ("running", "done", "stopped", "failed", "deadline")
 REQUEST_NONE = 0
 REQUEST_STOP = 1
@@ -52,11 +79,18 @@ _ABOUT = 5422  # bytes: what is left of SIZE
 
 _PHASE_INDEX = {name: i for i, name in enumerate(PHASES)}
 _STEP = _PHASE_INDEX["step"]
-_POINT_INDEX = {name: i for i, name in enumerate(startup.NAMES)}
+_POINT_INDEX = {name: i for i, name in enumerate(POINTS)}
 WAITS = "waiting for rank"
 """Begins the note of a rank that waits for another one."""
-POINT = "check point "
-"""Begins the name that `inject` is called with at a check point."""
+
+SHOWN = re.compile(
+    r"(RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT|(CUDA|HIP|ROCR)_VISIBLE_DEVICES"
+    r"|(TORCH_)?NCCL_\w+|GLOO_\w+|TP_SOCKET_IFNAME|WANDB_\w+|HF_HUB_OFFLINE|OMP_NUM_THREADS|HANGPROOF_\w+_S)"
+)
+HIDDEN = "(set, hidden)"
+_SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH|COOKIE|IDENTITY|HEADER", re.IGNORECASE)
+_SECRET_VALUE = re.compile(r"://[^/\s]*@|[A-Za-z0-9+_=-]{32,}")  # a password in an address; a long key without "/"
+VALUE_CHARACTERS = 200
 
 
 class Record(ctypes.Structure):
@@ -77,8 +111,8 @@ class Record(ctypes.Structure):
         ("point", ctypes.c_int32),  # the last check point reached, -1: none
         ("local_rank", ctypes.c_int32),
         ("point_s", ctypes.c_double),
-        ("reached", ctypes.c_double * len(startup.NAMES)),
-        ("spent", ctypes.c_double * len(startup.NAMES)),
+        ("reached", ctypes.c_double * len(POINTS)),
+        ("spent", ctypes.c_double * len(POINTS)),
         ("about_bytes", ctypes.c_uint16),
         ("about", ctypes.c_ubyte * _ABOUT),
     )
@@ -119,12 +153,12 @@ class Beat:
     note: str
     intervals: tuple[float, ...]  # durations of the last steps of this process, oldest first
     local_rank: int = 0
-    point: str = ""  # the check point reached last, one of startup.NAMES; "" before the first
+    point: str = ""  # the check point reached last, one of POINTS; "" before the first
     point_s: float = 0.0  # when it was reached
     reached: tuple[float, ...] = ()  # when each check point was first reached, 0.0 for never
     spent: tuple[float, ...] = ()  # seconds in each check point, those in the last one up to `point_s`
     waited_s: float = 0.0  # seconds that this process has waited for its data loader
-    about: str = ""  # host, device, backend, environment: `startup.read_about`
+    about: str = ""  # host, device, backend, environment: `read_about`
 
 
 def path_of(folder: str | os.PathLike[str], rank: int) -> Path:
@@ -231,7 +265,7 @@ class Heartbeat:
         self.record.waited_s += seconds
 
     def reach(self, point: str) -> None:
-        """The check point `point` of startup.NAMES begins now. It may start over later; an unknown name is ignored.
+        """The check point `point` of POINTS begins now. It may start over later; an unknown name is ignored.
 
         Never raises: a trainer must not fail because of its report. It costs microseconds, a few times in a run.
         """
@@ -242,20 +276,20 @@ class Heartbeat:
         record.sequence += 1
         if record.point >= 0:
             record.spent[record.point] += now - record.point_s
-        for i in range(index + 1) if point in startup.PASSES_ALL else (index,):
+        for i in range(index + 1) if point in PASSES_ALL else (index,):
             record.reached[i] = record.reached[i] or now
         record.point, record.point_s = index, now
         record.sequence += 1
-        self._inject(POINT + point, record.step, self)
+        self._inject(f"check point {point}", record.step, self)
 
     @property
     def point(self) -> str:
         """The check point reached last, "" before the first."""
-        return startup.NAMES[self.record.point] if self.record.point >= 0 else ""
+        return POINTS[self.record.point] if self.record.point >= 0 else ""
 
     def describe(self, device: str = "", backend: str = "") -> None:
         """Record the environment as it is now, the device and the backend of the process group. Never raises."""
-        text = startup.about(device, backend, _ABOUT)
+        text = _about(device, backend)
         self.record.sequence += 1
         self.record.about_bytes, self.record.about[: len(text)] = len(text), text
         self.record.sequence += 1
@@ -282,6 +316,28 @@ class Heartbeat:
             text = note.encode("utf-8", "replace")[:_NOTE].decode("utf-8", "ignore").encode("utf-8")
             record.note_bytes, record.note[: len(text)] = len(text), text
         record.sequence += 1
+
+
+def host() -> str:
+    """The name of this machine."""
+    return os.uname().nodename if hasattr(os, "uname") else os.environ.get("COMPUTERNAME", "")
+
+
+def _about(device: str, backend: str) -> bytes:
+    """What the record says about the process, as JSON: host, device, backend, environment.
+
+    The variables of SHOWN that are set and fit, without secrets; long values are cut.
+    """
+    variables = {name: os.environ[name] for name in sorted(os.environ) if SHOWN.fullmatch(name)}
+    for name, value in variables.items():
+        secret = value and (_SECRET_NAME.search(name) or _SECRET_VALUE.search(value))
+        variables[name] = HIDDEN if secret else value[:VALUE_CHARACTERS]
+    while True:
+        facts = {"host": host(), "device": device, "backend": backend, "environment": variables}
+        text = json.dumps(facts, ensure_ascii=False).encode("utf-8", "replace")
+        if len(text) <= _ABOUT or not variables:
+            return text[:_ABOUT]
+        variables.popitem()
 
 
 def _create(path: Path) -> mmap.mmap:
@@ -329,7 +385,7 @@ def _parse(data: bytes, path: str | os.PathLike[str]) -> Beat | None:
     if len(data) != SIZE or (record := Record.from_buffer_copy(data)).magic != _MAGIC or record.version != _VERSION:
         raise HeartbeatError(f"{path}: not a heartbeat of this version")
     whole = 0 <= record.phase < len(PHASES) and 0 <= record.outcome < len(OUTCOMES) and record.note_bytes <= _NOTE
-    whole = whole and -1 <= record.point < len(startup.NAMES) and record.about_bytes <= _ABOUT
+    whole = whole and -1 <= record.point < len(POINTS) and record.about_bytes <= _ABOUT
     if record.sequence % 2 or not whole:
         return None
     oldest = record.count % _RING if record.count > _RING else 0
@@ -340,11 +396,16 @@ def _parse(data: bytes, path: str | os.PathLike[str]) -> Beat | None:
         outcome=OUTCOMES[record.outcome],
         note=bytes(record.note[: record.note_bytes]).decode("utf-8", "replace"),
         intervals=(*ring[oldest:], *ring[:oldest]),
-        point=startup.NAMES[record.point] if record.point >= 0 else "",
+        point=POINTS[record.point] if record.point >= 0 else "",
         reached=tuple(record.reached),
         spent=tuple(record.spent),
         about=bytes(record.about[: record.about_bytes]).decode("utf-8", "replace"),
     )
+
+
+def read_about(text: str) -> dict[str, Any]:
+    """What the record says about the process: "host", "device", "backend", "environment"; {} when there is nothing readable."""
+    return json_object(text) or {}
 
 
 def read_all(folder: str | os.PathLike[str]) -> list[Beat]:

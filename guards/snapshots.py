@@ -39,7 +39,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from guards import checkpoint, limits, memory, snapshot_files
+from guards import checkpoint, limits, machine, snapshot_files
 from guards.reading import boot_id, read_text
 from guards.snapshot_files import RESUMED, RING, File, Layout, Plan, SnapshotError
 
@@ -157,7 +157,7 @@ class Snapshots:
             return False
         if now_s - self._memory_s >= MEMORY_POLL_S:
             self._memory_s = now_s
-            left = memory.available_bytes()
+            left = machine.available_bytes()
             if left is not None and left < LOW:
                 self.turn_off(f"the machine has {left / 1e6:.0f} MB of memory left")
                 return False
@@ -223,7 +223,7 @@ class Snapshots:
         assert self.folder is not None
         found = os.statvfs(self.folder)
         places = [(f"{self.folder.parent.parent} has", found.f_bavail * found.f_frsize, shared)]
-        left = memory.available_bytes()
+        left = machine.available_bytes()
         if left is not None:
             places.append(("the machine or its container has", left, shared + private))
         for where, free, need in places:

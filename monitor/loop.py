@@ -15,7 +15,8 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from guards import startup, step_requests
+from guards import step_requests
+from guards.heartbeat import read_about
 from monitor import config, recovery, start
 from monitor.attempt import Attempt
 from monitor.detect.probe import Probe
@@ -186,7 +187,7 @@ class Loop(Run):
         self.status.note_phase(view.beats)
         if view.beats and view.beats[0].about != self.about and not self.trial:  # its script may have set limits
             self.about = view.beats[0].about
-            config.enclose(self.config, startup.read_about(self.about).get("environment"))
+            config.enclose(self.config, read_about(self.about).get("environment"))
         state = self.state
         state.planned = max([state.planned, *(b.planned for b in view.beats)])
         state.ledger.reaches(view.step)

@@ -18,9 +18,8 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-from guards import startup
 from guards.checkpoint import writing_file
-from guards.heartbeat import REQUEST_TERM
+from guards.heartbeat import REQUEST_TERM, host
 from monitor.attempt import Attempt
 from monitor.config import Section
 from monitor.diagnose import causes
@@ -181,7 +180,7 @@ def _close_given_up(run: Run, incident: Incident, reason: str) -> str:
     kept = f"; {newest.name} is kept, and a new start resumes from it" if newest else ""
     incident.close(run.folder, f"the run gave up: {reason}{kept}", platform.now().utc)
     cause = incident.cause
-    where = f"Machine {run.folder.machine} ({startup.host()}), rank {incident.evidence.rank}." if run.several else ""
+    where = f"Machine {run.folder.machine} ({host()}), rank {incident.evidence.rank}." if run.several else ""
     parts = [f"{cause.title}.", where, cause.explanation, cause.advice]
     parts += [f"Gave up: {reason}."] if reason != cause.explanation else []
     # The last line of the log, where a launcher's own traceback has pushed the trainer's error out of sight.

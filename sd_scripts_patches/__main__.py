@@ -14,7 +14,7 @@ import re
 import sys
 from pathlib import Path
 
-from guards import amx, gate, loader
+from guards import gate, loader, machine
 from sd_scripts_patches import (
     compatibility,
     hooks,
@@ -74,7 +74,7 @@ def main(arguments: list[str]) -> int:
         assert checkout is not None
     if gate.closed() and CACHES.search(Path(arguments[0]).name):
         return 0  # a standby: the attempt that trains has finished the caches
-    if limited := amx.avoid():
+    if limited := machine.avoid_amx():
         session.log(limited)
     try:
         moved = loader.move_sockets()

@@ -13,12 +13,12 @@ from hypothesis import HealthCheck, settings
 from ui_helpers import browsing, serving, without_its_loop
 from ui_page import a_tab
 
-from guards import amx
+from guards import machine
 
 # Other tests, and runs of this machine, may use GPUs of the same names.
 os.environ["HANGPROOF_LOCKS"] = f"{tempfile.gettempdir()}/hangproof-test-locks-{os.getpid()}"
 
-amx.avoid()  # for what computes in the tests' own processes, and for trainers without the guards
+machine.avoid_amx()  # for what computes in the tests' own processes, and for trainers without the guards
 
 # The same examples every time, and no limit on how long one takes (200 ms by default, which a busy machine exceeds).
 settings.register_profile("steady", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])

@@ -5,7 +5,7 @@ import importlib
 import os
 import sys
 
-from guards import amx, crash, deadline, gate, limits, loader, world
+from guards import crash, deadline, gate, limits, loader, machine, world
 from guards.deadline import Deadline
 from guards.heartbeat import Heartbeat
 from trainer.arguments import parse
@@ -25,7 +25,7 @@ def main(argv: list[str]) -> None:
     # OpenMP's threads spin while they wait for each other. On a busy machine one of them is often not scheduled: a step
     # of 0.02 s took 2.2 s on two busy cores. torch reads the variable when it is imported, so it is set here.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    if limited := amx.avoid():
+    if limited := machine.avoid_amx():
         print(f"note: {limited}", flush=True)
     if gate.closed():
         from trainer.imports import everything

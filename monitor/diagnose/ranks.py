@@ -18,8 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from guards import startup
-from guards.heartbeat import WAITS, Beat
+from guards.heartbeat import CHECK_POINTS, POINTS, WAITS, Beat, host, read_about
 from monitor.detect import probe
 from monitor.detect.probe import Frame
 from monitor.phrases import PHASES, count, duration, printable
@@ -28,7 +27,7 @@ from monitor.process.platform import Moment
 
 Rank = dict[str, Any]
 DEPTH = 8  # frames of the stuck rank
-TITLE = max(map(len, startup.CHECK_POINTS.values()))
+TITLE = max(map(len, CHECK_POINTS.values()))
 
 UNKNOWN: Rank = {
     "rank": 0, "world": 1, "local_rank": None, "pid": 0, "phase": "import", "step": 0, "planned": 0, "done": 0, "total": 0,
@@ -77,10 +76,10 @@ def records(beats: Sequence[Beat], now: Moment) -> list[Rank]:
 
 def _record(beat: Beat, now: Moment) -> Rank:
     """What the report keeps of a rank's heartbeat."""
-    about = startup.read_about(beat.about)
+    about = read_about(beat.about)
     left = beat.outcome != "running" or (beat.count and beat.phase in STEPS)  # the check point that it reached last
     points = []
-    for number, (name, at_s, spent_s) in enumerate(zip(startup.NAMES, beat.reached, beat.spent, strict=False), 1):
+    for number, (name, at_s, spent_s) in enumerate(zip(POINTS, beat.reached, beat.spent, strict=False), 1):
         if at_s:
             spent_s += now.mono_s - beat.point_s if name == beat.point and not left else 0.0
             points.append({
@@ -88,7 +87,7 @@ def _record(beat: Beat, now: Moment) -> Rank:
                 "elapsed_s": round(at_s - beat.started_s, 6), "spent_s": round(spent_s, 3),
             })  # fmt: skip
     alive: bool | None = None  # a rank of another machine, or one that cannot be read
-    if about.get("host") == startup.host():
+    if about.get("host") == host():
         with contextlib.suppress(OSError):
             process = platform.process_info(beat.pid)
             alive = process is not None and not process.dead
@@ -133,7 +132,7 @@ def place(rank: Rank) -> str:
 
 
 def _numbered(point: str) -> str:
-    return f"{startup.number(point)} ({startup.CHECK_POINTS[point]})"
+    return f"{POINTS.index(point) + 1} ({CHECK_POINTS[point]})"
 
 
 def _says_it_waits(rank: Rank) -> bool:
@@ -306,7 +305,7 @@ class Group:
     def as_json(self, said: Finding) -> dict[str, Any]:
         """The report for programs, as JSON values: {"verdict", "ranks", "check_points", "slowest"}."""
         slow = slowest(self.ranks)
-        return {"verdict": vars(said), "ranks": self.ranks, "check_points": startup.CHECK_POINTS, "slowest": slow}
+        return {"verdict": vars(said), "ranks": self.ranks, "check_points": CHECK_POINTS, "slowest": slow}
 
     def lines(self, said: Finding) -> list[str]:
         """The report, a line each, without control characters; [] where no rank has recorded a check point."""
@@ -363,7 +362,7 @@ def slowest(ranks: Sequence[Rank]) -> dict[str, int]:
     if len(ranks) == 1:
         return {name: rank for name, _, rank in sorted(spent, key=lambda one: one[1])[-1:]}
     found = {}
-    for name in startup.NAMES:
+    for name in POINTS:
         took = sorted((spent_s, rank) for point, spent_s, rank in spent if point == name)
         if len(took) > 1 and took[-1][0] - took[(len(took) - 1) // 2][0] > MIN_SILENCE_S:
             found[name] = took[-1][1]
@@ -375,7 +374,7 @@ def table(ranks: Sequence[Rank]) -> list[str]:
     slow = slowest(ranks)
     out = ["Seconds in each check point (> is there now, * the slowest, - never reached):"]
     out.append(f"{'':4}{'check point':{TITLE}}" + "".join(f"{'rank ' + str(r['rank']):>11}" for r in ranks))
-    for number, (name, title) in enumerate(startup.CHECK_POINTS.items(), 1):
+    for number, (name, title) in enumerate(CHECK_POINTS.items(), 1):
         line = f"{number:2}  {title:{TITLE}}"
         for rank in ranks:
             spent = next((f"{p['spent_s']:.1f}" for p in rank["points"] if p["name"] == name), "")

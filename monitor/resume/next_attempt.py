@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from guards import gate, memory
+from guards import gate, machine
 from guards.reading import read_text
 from monitor import config
 from monitor.attempt import Attempt
@@ -223,7 +223,7 @@ class Standby:
         if view.now_s < self._next_s or not (attempt or may_begin):
             return
         self._next_s = view.now_s + LOOK_S
-        members, free, needed = self.pids(), memory.available_bytes(), limits.reserve_bytes // 2
+        members, free, needed = self.pids(), machine.available_bytes(), limits.reserve_bytes // 2
         if attempt is None:  # more than what it may not fall below later
             needed = limits.reserve_bytes + min(platform.private_bytes(*trains.tree.members), AT_MOST_BYTES)
         if free is not None and free < needed:

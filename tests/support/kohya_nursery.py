@@ -50,9 +50,9 @@ def run(
 
 def main() -> None:
     """Import, serve, and become a run."""
-    from guards import amx
+    from guards import machine
 
-    amx.avoid()
+    machine.avoid_amx()
     own = os.environ["PYTHONPATH"].split(os.pathsep)
     for name in sys.argv[1:]:
         try:

@@ -14,7 +14,7 @@ import torch
 from monitor_helpers import wait_for
 from snapshot_helpers import raw, restored, take, writer
 
-from guards import memory, snapshot_files, snapshots
+from guards import machine, snapshot_files, snapshots
 from guards.snapshot_files import File
 from guards.snapshots import Snapshots
 from runs.paths import ROOT
@@ -78,7 +78,7 @@ def test_what_cannot_be_held_turns_it_off_and_gives_the_memory_back(ring, capfd,
     ours = writer(ring)
     take(ours, 1, raw(b"one"))
     if "left" in reason:
-        monkeypatch.setattr(memory, "available_bytes", lambda: 100 << 20)
+        monkeypatch.setattr(machine, "available_bytes", lambda: 100 << 20)
         monkeypatch.setattr(snapshots, "MEMORY_POLL_S", 0.0)
         assert not ours.due()
     else:
@@ -91,7 +91,7 @@ def test_what_cannot_be_held_turns_it_off_and_gives_the_memory_back(ring, capfd,
 @pytest.mark.parametrize("free", [64 << 20, None], ids=["short of memory", "memory unknown"])
 def test_a_state_that_does_not_fit_into_memory_turns_it_off(ring, monkeypatch, free):
     """Of 64 MiB, half may be used, for three copies of 12 MiB."""
-    monkeypatch.setattr(memory, "available_bytes", lambda: free)
+    monkeypatch.setattr(machine, "available_bytes", lambda: free)
     monkeypatch.setattr(snapshots, "LOW", 0)
     ours = writer(ring)
     take(ours, 1, [File("a.pt", "torch", torch.zeros(3 << 20))])

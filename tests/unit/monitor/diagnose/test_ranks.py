@@ -6,8 +6,7 @@ import time
 import pytest
 from monitor_evidence import attempt, beat, frames, hang, known, proc
 
-from guards import startup
-from guards.heartbeat import WAITS, Heartbeat, path_of, read
+from guards.heartbeat import POINTS, WAITS, Heartbeat, path_of, read
 from monitor.diagnose import causes, ranks
 from monitor.process import platform
 
@@ -19,7 +18,7 @@ FLOW = ("arguments", "folders", "data", "accelerator", "tracker", "model", "toke
 def starting(number: int, *passed: str, world: int = 4, **values) -> dict:
     """A rank that has reached these check points, one second each, and stays in the last."""
     points = [
-        {"number": startup.number(name), "name": name, "at": f"2026-01-02T03:04:{i:02d}.000Z", "elapsed_s": float(i),
+        {"number": POINTS.index(name) + 1, "name": name, "at": f"2026-01-02T03:04:{i:02d}.000Z", "elapsed_s": float(i),
          "spent_s": 1.0}
         for i, name in enumerate(passed)
     ]  # fmt: skip
@@ -32,7 +31,7 @@ def starting(number: int, *passed: str, world: int = 4, **values) -> dict:
 
 
 def training(number: int, step: int = 90, **values) -> dict:
-    return starting(number, *startup.NAMES[:11], step=step, count=step, phase="step") | values
+    return starting(number, *POINTS[:11], step=step, count=step, phase="step") | values
 
 
 def verdict(group: list[dict], *stacks: str, stopped=(), **more):

@@ -8,7 +8,7 @@ import pytest
 import resume_helpers
 import tiny_musubi as tiny
 
-from guards import checkpoint, heartbeat, startup
+from guards import checkpoint, heartbeat
 
 pytestmark = pytest.mark.usefixtures("musubi")
 POINTS = "arguments folders data accelerator tokenizer model network loader ready tracker ready first_step finished"
@@ -46,7 +46,7 @@ def test_guarded_training_has_the_same_numbers_and_a_heartbeat_that_describes_it
     assert (folder / "phases.points").read_text().split() == POINTS.split()
     (beat,) = heartbeat.read_all(folder / "hb")
     assert all(beat.reached) and beat.point == "finished" and beat.epoch == 3
-    assert startup.read_about(beat.about)["device"] == "cpu"
+    assert heartbeat.read_about(beat.about)["device"] == "cpu"
 
 
 def test_every_state_that_is_left_verifies_and_nothing_else_is_left(runs):

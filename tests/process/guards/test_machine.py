@@ -7,7 +7,7 @@ import sys
 import children
 import pytest
 
-from guards import amx
+from guards import machine
 
 DESCRIBED = "processor\t: 0\ncpuid level\t: {level}\nflags\t\t: fpu avx512_bf16 {flags} serialize\n"
 BROKEN = DESCRIBED.format(level=28, flags="amx_bf16 amx_tile amx_int8")
@@ -17,19 +17,19 @@ BROKEN = DESCRIBED.format(level=28, flags="amx_bf16 amx_tile amx_int8")
     ("level", "flags", "broken"), [(28, "amx_tile", True), (31, "amx_tile", False), (28, "avx_vnni", False)]
 )
 def test_which_processors_are_limited(level, flags, broken):
-    assert amx.is_broken(DESCRIBED.format(level=level, flags=flags)) is broken
-    assert not amx.is_broken("Processor: ARMv8\n")
+    assert machine.has_broken_amx(DESCRIBED.format(level=level, flags=flags)) is broken
+    assert not machine.has_broken_amx("Processor: ARMv8\n")
 
 
 def test_a_limit_of_the_user_stays(tmp_path, monkeypatch):
-    monkeypatch.setattr(amx, "CPUINFO", tmp_path / "cpuinfo")
-    monkeypatch.setenv(amx.LIMIT, "")  # put back after the test, whatever happens to it
-    monkeypatch.delenv(amx.LIMIT)
-    assert amx.avoid() == "" and amx.LIMIT not in os.environ  # no such file: not Linux
-    amx.CPUINFO.write_text(BROKEN, encoding="utf-8")
-    assert amx.LIMIT in amx.avoid() and os.environ[amx.LIMIT] == amx.BELOW_AMX
-    monkeypatch.setenv(amx.LIMIT, "AVX2")
-    assert amx.avoid() == "" and os.environ[amx.LIMIT] == "AVX2"
+    monkeypatch.setattr(machine, "PROC", tmp_path)
+    monkeypatch.setenv(machine.ISA_LIMIT, "")  # put back after the test, whatever happens to it
+    monkeypatch.delenv(machine.ISA_LIMIT)
+    assert machine.avoid_amx() == "" and machine.ISA_LIMIT not in os.environ  # no such file: not Linux
+    (tmp_path / "cpuinfo").write_text(BROKEN, encoding="utf-8")
+    assert machine.ISA_LIMIT in machine.avoid_amx() and os.environ[machine.ISA_LIMIT] == machine.BELOW_AMX
+    monkeypatch.setenv(machine.ISA_LIMIT, "AVX2")
+    assert machine.avoid_amx() == "" and os.environ[machine.ISA_LIMIT] == "AVX2"
 
 
 @pytest.mark.parametrize(
@@ -37,10 +37,10 @@ def test_a_limit_of_the_user_stays(tmp_path, monkeypatch):
 )
 def test_the_trainers_start_with_the_limit(tmp_path, command):
     (tmp_path / "cpuinfo").write_text(BROKEN, encoding="utf-8")
-    redirected = f"import pathlib, guards.amx; guards.amx.CPUINFO = pathlib.Path({str(tmp_path / 'cpuinfo')!r})\n"
+    redirected = f"import pathlib, guards.machine; guards.machine.PROC = pathlib.Path({str(tmp_path)!r})\n"
     (tmp_path / "sitecustomize.py").write_text(redirected, encoding="utf-8")
     env = children.environment(PYTHONPATH=f"{tmp_path}{os.pathsep}{children.ROOT}")
-    env.pop(amx.LIMIT, None)
+    env.pop(machine.ISA_LIMIT, None)
     words, root = [sys.executable, "-m", *command], children.ROOT
     done = subprocess.run(words, cwd=root, env=env, capture_output=True, text=True, timeout=300, check=False)
-    assert f"{amx.LIMIT}={amx.BELOW_AMX}" in done.stdout + done.stderr
+    assert f"{machine.ISA_LIMIT}={machine.BELOW_AMX}" in done.stdout + done.stderr

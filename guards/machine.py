@@ -1,12 +1,18 @@
-"""How much memory this process may still take: the machine's, and its container's.
+"""What the machine gives this process: memory, and a processor whose instructions it supports.
 
-Decision: the smaller of both. A container's limit (cgroup) is often far below the machine's memory, and whoever exceeds
-it is killed by the kernel. Page cache that the kernel gives back counts as free in both.
+Memory: the smaller of the machine's and its container's. A container's limit (cgroup) is often far below the machine's
+memory, and whoever exceeds it is killed by the kernel. Page cache that the kernel gives back counts as free in both.
+
+AMX: some virtual machines have the flag `amx_tile` and no CPUID leaf 0x1D, which says how large the tiles are. oneDNN,
+the library that computes for torch on the processor, then configures no tile, and the first bfloat16 product ends the
+process with SIGILL (github.com/uxlfoundation/oneDNN/issues/5689; seen with torch 2.13.0). Linux shows both; on Windows
+Python cannot see the leaf.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import re
 from pathlib import Path
 
@@ -17,6 +23,9 @@ CGROUPS = Path("/sys/fs/cgroup")
 _UNLIMITED = 1 << 60  # cgroup v1 writes about 2^63 for "no limit"
 _V2 = ("memory.max", "memory.current", "inactive_file")
 _V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+ISA_LIMIT = "ONEDNN_MAX_CPU_ISA"
+BELOW_AMX = "AVX512_CORE_BF16"
+TILES = 0x1D  # the number of the leaf
 
 
 def available_bytes() -> int | None:
@@ -52,3 +61,24 @@ def _left(folder: Path, names: tuple[str, str, str]) -> float:
     except (OSError, ValueError):
         return math.inf
     return max(0, int(limit) - used + (int(cache[1]) if cache else 0))
+
+
+def has_broken_amx(cpuinfo: str) -> bool:
+    """Whether a processor, described as in /proc/cpuinfo, announces AMX and has no leaf for its tiles."""
+    level = re.search(r"^cpuid level\s*: (\d+)", cpuinfo, re.MULTILINE)
+    return (
+        level is not None
+        and int(level[1]) < TILES
+        and re.search(r"^flags\s*:.*\bamx_tile\b", cpuinfo, re.MULTILINE) is not None
+    )
+
+
+def avoid_amx() -> str:
+    """Limit oneDNN in this process and its children, before torch computes. A line for the log, "" for no change.
+
+    A limit that the user has set stays.
+    """
+    if ISA_LIMIT in os.environ or not has_broken_amx(read_text(PROC / "cpuinfo")):
+        return ""
+    os.environ[ISA_LIMIT] = BELOW_AMX
+    return f"this virtual machine announces AMX but does not support it: {ISA_LIMIT}={BELOW_AMX}"

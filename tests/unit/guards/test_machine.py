@@ -1,6 +1,6 @@
 """The memory that is left, on the machine and in a container."""
 
-from guards import memory
+from guards import machine
 
 
 def test_memory_of_a_container_is_the_smaller_one(tmp_path, monkeypatch):
@@ -12,8 +12,8 @@ def test_memory_of_a_container_is_the_smaller_one(tmp_path, monkeypatch):
     (tmp_path / "self").mkdir()
     (tmp_path / "self/cgroup").write_text("0::/box\n")
     (tmp_path / "meminfo").write_text("MemTotal: 99999 kB\nMemAvailable: 5000 kB\n")
-    monkeypatch.setattr(memory, "CGROUPS", tmp_path / "cgroup")
-    monkeypatch.setattr(memory, "PROC", tmp_path)
-    assert memory.available_bytes() == 500_000
+    monkeypatch.setattr(machine, "CGROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(machine, "PROC", tmp_path)
+    assert machine.available_bytes() == 500_000
     (group / "memory.max").write_text("max")
-    assert memory.available_bytes() == 5_120_000
+    assert machine.available_bytes() == 5_120_000
