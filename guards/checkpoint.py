@@ -179,14 +179,11 @@ def _parse_guard(data: bytes) -> dict[str, Any] | None:
         guard is not None
         and isinstance(guard.get("step"), int)
         and isinstance(guard.get("files"), dict)
-        and all(isinstance(e, dict) and "size" in e and _digest_of(e) for e in guard["files"].values())
+        and all(
+            isinstance(e, dict) and "size" in e and not e.keys().isdisjoint(DIGESTS) for e in guard["files"].values()
+        )
     )
     return guard if valid else None
-
-
-def _digest_of(entry: dict[str, Any]) -> str:
-    """The kind of checksum that a guard file has of a file; "" for none."""
-    return next((kind for kind in DIGESTS if kind in entry), "")
 
 
 @dataclass(frozen=True)
@@ -246,12 +243,12 @@ def _compare(folder: Path, files: dict[str, dict[str, Any]]) -> tuple[list[str],
     """(damage, what could not be read) of the files of a state."""
     problems, errors = [], []
     for name, expected in files.items():
-        path = folder / name
+        path, kind = folder / name, next(kind for kind in DIGESTS if kind in expected)
         try:
             size = os.stat(path).st_size
             if size != expected["size"]:
                 problems.append(f"{name}: truncated: {size} bytes instead of {expected['size']}")
-            elif _digest(path, kind := _digest_of(expected)) != expected[kind]:
+            elif _digest(path, kind) != expected[kind]:
                 problems.append(f"{name}: its content has changed since it was written (wrong checksum)")
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             problems.append(f"{name}: missing")

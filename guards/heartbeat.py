@@ -26,9 +26,10 @@ import math
 import mmap
 import os
 import re
+import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,6 @@ _ABOUT = 5422  # bytes: what is left of SIZE
 
 _PHASE_INDEX = {name: i for i, name in enumerate(PHASES)}
 _STEP = _PHASE_INDEX["step"]
-_POINT_INDEX = {name: i for i, name in enumerate(POINTS)}
 WAITS = "waiting for rank"
 """Begins the note of a rank that waits for another one."""
 
@@ -158,7 +158,7 @@ class Beat:
     reached: tuple[float, ...] = ()  # when each check point was first reached, 0.0 for never
     spent: tuple[float, ...] = ()  # seconds in each check point, those in the last one up to `point_s`
     waited_s: float = 0.0  # seconds that this process has waited for its data loader
-    about: str = ""  # host, device, backend, environment: `read_about`
+    about: dict[str, Any] = field(default_factory=dict)  # host, device, backend, environment; {}: not readable
 
 
 def path_of(folder: str | os.PathLike[str], rank: int) -> Path:
@@ -269,10 +269,9 @@ class Heartbeat:
 
         Never raises: a trainer must not fail because of its report. It costs microseconds, a few times in a run.
         """
-        index, record = _POINT_INDEX.get(point, -1), self.record
-        if index < 0 or index == record.point:
+        if point not in POINTS or point == self.point:
             return
-        now = time.monotonic()
+        index, now, record = POINTS.index(point), time.monotonic(), self.record
         record.sequence += 1
         if record.point >= 0:
             record.spent[record.point] += now - record.point_s
@@ -318,11 +317,6 @@ class Heartbeat:
         record.sequence += 1
 
 
-def host() -> str:
-    """The name of this machine."""
-    return os.uname().nodename if hasattr(os, "uname") else os.environ.get("COMPUTERNAME", "")
-
-
 def _about(device: str, backend: str) -> bytes:
     """What the record says about the process, as JSON: host, device, backend, environment.
 
@@ -333,7 +327,7 @@ def _about(device: str, backend: str) -> bytes:
         secret = value and (_SECRET_NAME.search(name) or _SECRET_VALUE.search(value))
         variables[name] = HIDDEN if secret else value[:VALUE_CHARACTERS]
     while True:
-        facts = {"host": host(), "device": device, "backend": backend, "environment": variables}
+        facts = {"host": socket.gethostname(), "device": device, "backend": backend, "environment": variables}
         text = json.dumps(facts, ensure_ascii=False).encode("utf-8", "replace")
         if len(text) <= _ABOUT or not variables:
             return text[:_ABOUT]
@@ -399,13 +393,8 @@ def _parse(data: bytes, path: str | os.PathLike[str]) -> Beat | None:
         point=POINTS[record.point] if record.point >= 0 else "",
         reached=tuple(record.reached),
         spent=tuple(record.spent),
-        about=bytes(record.about[: record.about_bytes]).decode("utf-8", "replace"),
+        about=json_object(bytes(record.about[: record.about_bytes])) or {},
     )
-
-
-def read_about(text: str) -> dict[str, Any]:
-    """What the record says about the process: "host", "device", "backend", "environment"; {} when there is nothing readable."""
-    return json_object(text) or {}
 
 
 def read_all(folder: str | os.PathLike[str]) -> list[Beat]:

@@ -77,11 +77,6 @@ class Progress:
     total: int
     speed: float = 0.0
 
-    @property
-    def eta_s(self) -> float | None:
-        """Seconds to the end; None when unknown."""
-        return (self.total - self.done) / self.speed if self.speed else None
-
 
 def endpoint() -> str:
     """The URL of the hub: `$HF_ENDPOINT`, else huggingface.co."""
@@ -229,24 +224,22 @@ def _list(repo: str, read_s: float) -> dict[str, Remote]:
     with ask(url, read_s) as response:
         check_status(response, repo)
         data = response.read()
+    files = {}
     try:
         found = json.loads(data)
-        files = [_remote(repo, str(found["sha"]), item) for item in found["siblings"]]
+        for item in found["siblings"]:
+            large = item.get("lfs") or {}
+            commit, digest = str(found["sha"]), str(large.get("sha256") or item["blobId"]).lower()
+            if not DIGEST.fullmatch(digest) or not COMMIT.fullmatch(commit):
+                raise ValueError(f"{digest!r} is no hash, or {commit!r} no commit")
+            name = safe(item["rfilename"]).as_posix()
+            files[name] = Remote(repo, commit, name, int(large.get("size", item["size"])), digest)
         if not files:
             raise ValueError("it names no file")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         text = f"{url} is not the list of files of a model hub ({type(error).__name__}: {error}); check HF_ENDPOINT"
         raise DownloadError("server", text) from error
-    return {file.name: file for file in files}
-
-
-def _remote(repo: str, commit: str, item: dict[str, Any]) -> Remote:
-    """A file from its entry in the hub's list."""
-    large = item.get("lfs") or {}
-    digest = str(large.get("sha256") or item["blobId"]).lower()
-    if not DIGEST.fullmatch(digest) or not COMMIT.fullmatch(commit):
-        raise ValueError(f"{digest!r} is no hash, or {commit!r} no commit")
-    return Remote(repo, commit, safe(item["rfilename"]).as_posix(), int(large.get("size", item["size"])), digest)
+    return files
 
 
 def safe(name: str) -> Path:

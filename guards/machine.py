@@ -25,7 +25,6 @@ _V2 = ("memory.max", "memory.current", "inactive_file")
 _V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 ISA_LIMIT = "ONEDNN_MAX_CPU_ISA"
 BELOW_AMX = "AVX512_CORE_BF16"
-TILES = 0x1D  # the number of the leaf
 
 
 def available_bytes() -> int | None:
@@ -68,7 +67,7 @@ def has_broken_amx(cpuinfo: str) -> bool:
     level = re.search(r"^cpuid level\s*: (\d+)", cpuinfo, re.MULTILINE)
     return (
         level is not None
-        and int(level[1]) < TILES
+        and int(level[1]) < 0x1D
         and re.search(r"^flags\s*:.*\bamx_tile\b", cpuinfo, re.MULTILINE) is not None
     )
 

@@ -22,6 +22,7 @@ from guards.deadline import Deadline
 VARIABLE = "HANGPROOF_WORLD"
 NODE_VARIABLE = "HANGPROOF_NODE"
 USE_CPU = "ACCELERATE_USE_CPU"
+ONE_GPU = "Set gpus to 1 and write the script again: python -m runs render NAME"
 RENDER = "set nodes and gpus to what is there and write its script again: python -m runs render NAME"
 
 
@@ -96,10 +97,7 @@ def choose_backend() -> str:
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
         return f"{started} processes train together, each on a GPU of its own"
     if torch.backends.mps.is_available():
-        raise WorldError(
-            f"{started} processes cannot train together on one of Apple's GPUs (MPS). Set gpus to 1 and write the "
-            "script again: python -m runs render NAME"
-        )
+        raise WorldError(f"{started} processes cannot train together on one of Apple's GPUs (MPS). {ONE_GPU}")
     if hasattr(torch, "accelerator") and torch.accelerator.is_available():
         return ""  # a device that accelerate joins by itself
     os.environ[USE_CPU] = "true"
@@ -112,25 +110,22 @@ def timeout(minutes: float | None) -> timedelta:
 
 
 def check(found: int) -> None:
-    """Compare the group that accelerate formed with the launcher and the run. found: the processes in it.
+    """Compare the group that accelerate formed with the launcher and the run, and the states that its ranks resume.
 
-    Raises WorldError. To be called on every rank before it writes a file.
+    found: the processes in it. To be called on every rank before it writes a file.
+
+    Raises:
+        WorldError: accelerate joined fewer or more processes than the launcher started.
+        RuntimeError: each machine's monitor chose a state, perhaps from an older folder, and they differ. The next
+            start of the group finds what has been written meanwhile.
     """
     if found != size():
         raise WorldError(
             f"the launcher started {_processes(size())}, but accelerate joined {found} of them. Each would train the "
-            "whole run alone and overwrite the files of the others. Set gpus to 1 and write the script again: "
-            "python -m runs render NAME"
+            f"whole run alone and overwrite the files of the others. {ONE_GPU}"
         )
-    if os.environ.get(NODE_VARIABLE) and found > 1:
-        _check_resume(found)
-
-
-def _check_resume(found: int) -> None:
-    """Compare the states that the ranks resume: each machine's monitor chose one, perhaps from an older folder.
-
-    Raises RuntimeError, no WorldError: the next start of the group finds what has been written meanwhile.
-    """
+    if not os.environ.get(NODE_VARIABLE) or found == 1:
+        return
     from torch import distributed
 
     names: list[str] = [""] * found

@@ -14,9 +14,9 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from guards import step_requests
-from guards.heartbeat import read_about
 from monitor import config, recovery, start
 from monitor.attempt import Attempt
 from monitor.detect.probe import Probe
@@ -58,7 +58,7 @@ class Loop(Run):
         self.turn, self.trial = turn, trial
         self.evidence: Evidence | None = None
         self.on_view: Callable[[Attempt, Observation], None] = lambda attempt, view: None
-        self.about = ""  # what the training process says of itself
+        self.about: dict[str, Any] = {}  # what the training process says of itself
         self.waker = platform.Waker()
         self.signals = list(received)
         self.notifier = Notifier(folder.name, folder.log)
@@ -187,7 +187,7 @@ class Loop(Run):
         self.status.note_phase(view.beats)
         if view.beats and view.beats[0].about != self.about and not self.trial:  # its script may have set limits
             self.about = view.beats[0].about
-            config.enclose(self.config, read_about(self.about).get("environment"))
+            config.enclose(self.config, self.about.get("environment"))
         state = self.state
         state.planned = max([state.planned, *(b.planned for b in view.beats)])
         state.ledger.reaches(view.step)

@@ -15,11 +15,12 @@ so a run of three days with a hang an hour finishes.
 from __future__ import annotations
 
 import shutil
+import socket
 from dataclasses import replace
 from pathlib import Path
 
 from guards.checkpoint import writing_file
-from guards.heartbeat import REQUEST_TERM, host
+from guards.heartbeat import REQUEST_TERM
 from monitor.attempt import Attempt
 from monitor.config import Section
 from monitor.diagnose import causes
@@ -180,7 +181,9 @@ def _close_given_up(run: Run, incident: Incident, reason: str) -> str:
     kept = f"; {newest.name} is kept, and a new start resumes from it" if newest else ""
     incident.close(run.folder, f"the run gave up: {reason}{kept}", platform.now().utc)
     cause = incident.cause
-    where = f"Machine {run.folder.machine} ({host()}), rank {incident.evidence.rank}." if run.several else ""
+    where = (
+        f"Machine {run.folder.machine} ({socket.gethostname()}), rank {incident.evidence.rank}." if run.several else ""
+    )
     parts = [f"{cause.title}.", where, cause.explanation, cause.advice]
     parts += [f"Gave up: {reason}."] if reason != cause.explanation else []
     # The last line of the log, where a launcher's own traceback has pushed the trainer's error out of sight.

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from guards import checkpoint
-from guards.heartbeat import Beat, read_about
+from guards.heartbeat import Beat
 from monitor import gpu
 from monitor.attempt import Attempt
 from monitor.config import Config
@@ -306,7 +306,7 @@ def gpu_missing(run: Run) -> Transition | None:
 
 def note_gpu(run: Run, beats: Sequence[Beat]) -> None:
     """Record that the training uses a GPU, as its ranks say."""
-    if not run.state.gpu and any(str(read_about(b.about).get("device", "")).startswith("cuda") for b in beats):
+    if not run.state.gpu and any(str(b.about.get("device", "")).startswith("cuda") for b in beats):
         run.state.gpu = gpu.model() or "a GPU"
         run.state.save(run.folder)
 

@@ -14,13 +14,14 @@ import json
 import math
 import os
 import shutil
+import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from guards.heartbeat import Beat, host
+from guards.heartbeat import Beat
 from guards.metrics import append_line
 from monitor import gpu
 from monitor.attempt import Attempt
@@ -94,7 +95,7 @@ class StatusWriter:
         current = beat if attempt else None
         step = max([b.step for b in beats] or [saved.best_step]) or saved.resumed_step
         step_s, left = run.watch.step_s(), saved.planned - step
-        others = {"host": host(), "machines": machines(folder.folder)} if run.several else {}
+        others = {"host": socket.gethostname(), "machines": machines(folder.folder)} if run.several else {}
         values: dict[str, Any] = {  # the keys are the contract with the page
             "version": 1,
             "name": folder.name,

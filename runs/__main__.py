@@ -186,7 +186,8 @@ def fetch(args: argparse.Namespace) -> dict[str, Any]:
         if now_s - printed_s >= 1 or at.name != printed_name or at.done == at.total:
             share = f" · {100 * at.done / at.total:.0f} %" if at.total else ""
             speed = f" · {at.speed / 1e6:.1f} MB/s" if at.speed else ""
-            left = f" · {at.eta_s / 60:.0f} min left" if at.eta_s and at.eta_s >= 60 else ""
+            left_s = (at.total - at.done) / at.speed if at.speed else 0.0
+            left = f" · {left_s / 60:.0f} min left" if left_s >= 60 else ""
             line = f"{at.name}: {at.done / 1e9:.2f} of {at.total / 1e9:.2f} GB{share}{speed}{left}"
             print(line, file=sys.stderr, flush=True)
             printed_s, printed_name = now_s, at.name

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+import socket
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from guards.heartbeat import CHECK_POINTS, POINTS, WAITS, Beat, host, read_about
+from guards.heartbeat import CHECK_POINTS, POINTS, WAITS, Beat
 from monitor.detect import probe
 from monitor.detect.probe import Frame
 from monitor.phrases import PHASES, count, duration, printable
@@ -76,7 +77,6 @@ def records(beats: Sequence[Beat], now: Moment) -> list[Rank]:
 
 def _record(beat: Beat, now: Moment) -> Rank:
     """What the report keeps of a rank's heartbeat."""
-    about = read_about(beat.about)
     left = beat.outcome != "running" or (beat.count and beat.phase in STEPS)  # the check point that it reached last
     points = []
     for number, (name, at_s, spent_s) in enumerate(zip(POINTS, beat.reached, beat.spent, strict=False), 1):
@@ -87,13 +87,13 @@ def _record(beat: Beat, now: Moment) -> Rank:
                 "elapsed_s": round(at_s - beat.started_s, 6), "spent_s": round(spent_s, 3),
             })  # fmt: skip
     alive: bool | None = None  # a rank of another machine, or one that cannot be read
-    if about.get("host") == host():
+    if beat.about.get("host") == socket.gethostname():
         with contextlib.suppress(OSError):
             process = platform.process_info(beat.pid)
             alive = process is not None and not process.dead
     return {
         **{name: getattr(beat, name, unknown) for name, unknown in UNKNOWN.items()},
-        **{name: about.get(name) or UNKNOWN[name] for name in ("host", "device", "backend", "environment")},
+        **{name: beat.about.get(name) or UNKNOWN[name] for name in ("host", "device", "backend", "environment")},
         "silent_s": round(now.mono_s - beat.beat_s, 2),
         "point_ago_s": round(now.mono_s - beat.point_s, 2) if beat.point else None,
         "points": points,

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from guards import hub
-from guards.hub import DownloadError, Progress, Remote
+from guards.hub import DownloadError, Remote
 
 
 @pytest.fixture(autouse=True)
@@ -37,10 +37,6 @@ def test_the_settings_are_read_as_the_hubs_library_reads_them(setting, tmp_path)
     setting("HF_ENDPOINT", "http://mirror/")
     assert hub.token() == "hf_set" and hub.offline()
     assert Remote("me/model", "c0ffee", "a b/c.bin", 1, "").url == "http://mirror/me/model/resolve/c0ffee/a%20b/c.bin"
-
-
-def test_the_time_left_follows_from_the_speed():
-    assert (Progress("x", 25, 100, 5.0).eta_s, Progress("x", 25, 100).eta_s) == (15.0, None)
 
 
 @pytest.fixture

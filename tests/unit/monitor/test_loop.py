@@ -217,7 +217,7 @@ def test_an_attempt_is_watched_from_its_beginning_with_what_earlier_ones_took(ma
     run.probe = SimpleNamespace(close=lambda: closed.append(1))
     run.status.note_phase([beat(phase="step")])
     run.slow_reason, run.last_step_s, run.view = "swap", 1.0, Observation(0.0, 0.0)
-    run.attach(trained(run, about='{"environment": {"HANGPROOF_BARRIER_TIMEOUT_S": "7300"}}'))
+    run.attach(trained(run, about={"environment": {"HANGPROOF_BARRIER_TIMEOUT_S": "7300"}}))
     assert run.watch.known == {"load": {"n": 1}, "step": {"n": 9}}
     assert (run.probe, closed, run.view, run.slow_reason, run.last_step_s, run.status.steps) == (
         None, [1], None, "", None, False)  # fmt: skip

@@ -58,12 +58,12 @@ def test_a_run_that_needs_a_gpu_does_not_start_without(
 
 def test_the_gpu_that_a_training_uses_is_recorded_once(make_loop):
     run = make_loop()
-    start.note_gpu(run, [beat(about='{"device": "cpu"}'), beat(about="")])
+    start.note_gpu(run, [beat(about={"device": "cpu"}), beat(about={})])
     assert run.state.gpu == ""
-    start.note_gpu(run, [beat(), beat(about='{"device": "cuda:0"}')])
+    start.note_gpu(run, [beat(), beat(about={"device": "cuda:0"})])
     assert run.state.gpu and RunState.load(run.folder).gpu == run.state.gpu
     run.state.gpu = "RTX 4090"
-    start.note_gpu(run, [beat(about='{"device": "cuda:0"}')])
+    start.note_gpu(run, [beat(about={"device": "cuda:0"})])
     assert run.state.gpu == "RTX 4090"
 
 

@@ -53,7 +53,7 @@ def test_the_run_reaches_every_check_point_in_the_order_of_the_trainer(runs):
     ]
     (beat,) = heartbeat.read_all(runs[1] / "hb")
     assert all(beat.reached) and beat.point == "finished"
-    assert heartbeat.read_about(beat.about)["device"] == "cpu"
+    assert beat.about["device"] == "cpu"
 
 
 def test_every_step_has_its_line_of_metrics(runs):

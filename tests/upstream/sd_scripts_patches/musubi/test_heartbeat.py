@@ -46,7 +46,7 @@ def test_guarded_training_has_the_same_numbers_and_a_heartbeat_that_describes_it
     assert (folder / "phases.points").read_text().split() == POINTS.split()
     (beat,) = heartbeat.read_all(folder / "hb")
     assert all(beat.reached) and beat.point == "finished" and beat.epoch == 3
-    assert heartbeat.read_about(beat.about)["device"] == "cpu"
+    assert beat.about["device"] == "cpu"
 
 
 def test_every_state_that_is_left_verifies_and_nothing_else_is_left(runs):
