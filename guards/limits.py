@@ -3,7 +3,7 @@
 Why one table: two limits in two programs contradict each other sooner or later. The monitor once gave a finished
 process 15 s to exit, while the process took 60 s for its uploads and 15 s more for its threads. Now each row names the
 keys of `monitor/config.toml` that enclose it, and the monitor raises these keys to `minimums()`: outer limit >= inner
-limit + grace. Which limits a training has set, its heartbeat says (guards/startup.py).
+limit + grace. Which limits a training has set, its heartbeat says (guards/heartbeat.py).
 
 Which key encloses a limit follows from what happens when the limit fires. Where the run continues afterwards (an upload
 is given up, a cache file is written again), a monitor that acts first kills a healthy run, so the *floor* of the phase
