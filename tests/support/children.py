@@ -9,15 +9,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# The beginning of code whose files, after room(N), take N bytes each, as on a disk that is almost full.
-FULL_DISK = """
-import resource, sys
-from pathlib import Path
-folder = Path(sys.argv[1])
-def room(bytes):
-    resource.setrlimit(resource.RLIMIT_FSIZE, (bytes, resource.RLIM_INFINITY))
-"""
-
 
 def environment(**variables: object) -> dict[str, str]:
     """The environment of a process that finds the project, with these variables."""

@@ -265,7 +265,7 @@ def test_a_suspicion_is_looked_into_once_and_progress_ends_it(make_loop, trained
     run.at = Transition(State.STARTING)
     begins = Observation(view.now_s, 0.0, (beat(count=0),))
     assert supervisor.progressing(run, attempt, begins, Verdict("ok")) is run.at
-    using = replace(view, beats=(beat(about='{"device": "cuda:0"}'),))
+    using = replace(view, beats=(beat(about={"device": "cuda:0"}),))
     assert supervisor.progressing(run, attempt, using, Verdict("ok")).state is State.RUNNING and run.state.gpu
 
 
