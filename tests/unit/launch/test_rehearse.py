@@ -108,7 +108,7 @@ def test_a_trial_measures_memory_images_and_steps(data):
 def test_a_trial_starts_at_once_or_not_at_all_and_ends_in_time(data):
     trial = Trial(data / "outputs" / rehearse.NAME, math.inf, lambda *_: None)
     assert trial._turn(trial.loop).state is State.QUEUED
-    said = beat(about='{"environment": {"HANGPROOF_BARRIER_TIMEOUT_S": "7300"}}')
+    said = beat(about={"environment": {"HANGPROOF_BARRIER_TIMEOUT_S": "7300"}})
     trial.loop.on_view = Mock()
     trial.loop.observe(Mock(**{"poll.return_value": Observation(1.0, 0.0, (said,), {})}))
     assert {(phase.floor_s, phase.ceiling_s) for phase in trial.loop.config.phases.values()} == {(20.0, 20.0)}
