@@ -10,13 +10,12 @@ from typing import Any
 
 from guards import step_requests
 from jobs import queue as run_queue
-from monitor.run_folder import EVENTS
+from monitor.run_folder import EVENTS, MonitorError
 from runs.files import RunError
 from runs.growing import json_objects
 from ui.dataset.images import OUT_OF_DATE
 from ui.html import esc, press
 from ui.run import queue, view
-from ui.run.control import refusals
 from ui.run.readers import end_of, kept
 
 STEPS = ("starting", "running", "suspect", "slow")  # states in which a request is done at the next step
@@ -106,7 +105,7 @@ def act(run: str, action: str) -> dict[str, Any]:
     from jobs import worker
     from monitor.cli import commands
 
-    with refusals():
+    try:
         match action:
             case "sample" | "save":
                 return {"id": commands.request(view.folder_of(run), action)}
@@ -127,4 +126,8 @@ def act(run: str, action: str) -> dict[str, Any]:
                 to = run_queue.move(run, place + MOVES[action])
                 run_queue.ensure_worker()
                 return {"message": f"{run}: position {to} of {len(order)}"}
+    except MonitorError as error:
+        raise RunError(str(error)) from error
+    except OSError as error:
+        raise RunError(f"This cannot be written: {error.strerror or error}. Free some space, then try again") from error
     raise RunError(OUT_OF_DATE)

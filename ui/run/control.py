@@ -1,19 +1,26 @@
-"""Start and stop a run as the monitor's commands do; a run outlives the page, because its monitor is a session of its own.
+"""Start and stop a run with the monitor's commands, as separate processes, because a run must outlive the page.
 
+They are not in the table of ui/jobs.py: the monitor's own lock excludes a second start, a stop can be repeated, and a
+stop must work on a full disk.
+
+Their output goes to a file, not to a pipe: the processes that the monitor starts inherit it and would keep a pipe open.
 `changed` says that a run continues on another version of its trainer. Whether a version is tested is in the tab Doctor.
 """
 
-import contextlib
+import subprocess
 import sys
-from collections.abc import Iterator
+import tempfile
+import threading
 from pathlib import Path
 
-from monitor.run_folder import MonitorError
-from runs.files import RunError
+import runs
+from monitor.process.spawned import helper, python
 from runs.quoting import quote, quote_cmd
 from sd_scripts_patches import versions
 from sd_scripts_patches.trainers import TRAINERS
 
+START_S = 60  # seconds `monitor start` may take
+STOP_S = 5  # seconds the page waits for `monitor stop`, which continues without the page
 _asked: set[tuple[Path, str]] = set()
 
 
@@ -27,40 +34,42 @@ def ask_once(folder: Path, *questions: str) -> str:
     return f"{text}Press the button again to start anyway."
 
 
-@contextlib.contextmanager
-def refusals() -> Iterator[None]:
-    """A refusal of the monitor or the disk as RunError."""
-    try:
-        yield
-    except MonitorError as error:
-        raise RunError(str(error)) from error
-    except OSError as error:
-        raise RunError(f"This cannot be written: {error.strerror or error}. Free some space, then try again") from error
-
-
 def start(folder: Path) -> None:
     """Start or resume a run, detached; while its GPU is busy, or others wait for it, it goes to the end of the queue.
 
     Raises:
-        RunError: the monitor refused; carries its message.
+        runs.RunError: the monitor refused; carries its message.
     """
-    from jobs import worker
-    from monitor.cli import commands
-
-    with refusals():
-        worker.start_or_wait(commands.find(str(folder)))
+    if not _done(["jobs", "queue", "start", str(folder)], START_S):
+        raise runs.RunError(
+            f"the monitor did not start within {START_S} s; read {folder / 'monitor.log'}, then press Start again"
+        )
 
 
 def stop(folder: Path) -> None:
-    """Request a checkpoint and a stop; the run's state shows the progress.
+    """Request a checkpoint and a stop. Returns after at most STOP_S seconds; the run's state shows the progress.
 
     Raises:
-        RunError: the monitor refused; carries its message.
+        runs.RunError: the monitor refused; carries its message.
     """
-    from monitor.cli import commands
+    _done(["monitor", "stop", str(folder)], STOP_S)
 
-    with refusals():
-        commands.ask_to_end(commands.find(str(folder)), {"now": False})
+
+def _done(words: list[str], wait_s: float) -> bool:
+    """Whether a command has ended within a time; it continues without the page. RunError: it failed, with its last lines."""
+    with tempfile.TemporaryFile() as output:
+        process = helper(python(*words), output)
+        try:
+            code = process.wait(wait_s)
+        except subprocess.TimeoutExpired:
+            threading.Thread(target=process.wait, daemon=True).start()  # it is no zombie when it has ended
+            return False
+        if code:
+            output.seek(0)
+            lines = output.read().decode("utf-8", "replace").strip().splitlines()[-8:]
+            said = "\n".join(line.removeprefix("monitor: ").removeprefix("jobs: ") for line in lines)
+            raise runs.RunError(said or f"python -m {' '.join(words)} exited with code {code}")
+        return True
 
 
 def changed(run: Path) -> list[str]:
