@@ -1,6 +1,5 @@
 """Fixtures of the tests with real processes."""
 
-from ladder_runs import run
 from runs_helpers import data
 from short_run_helpers import one_cpu
 from snapshot_helpers import ring

@@ -2,19 +2,6 @@
 
 import hashlib
 
-# Stand in functions of these names, in files of these names, outermost first; the innermost waits for what never comes.
-STAND = """
-def stand(*frames):
-    import threading
-    inner = threading.Event().wait
-    for frame in reversed(frames):
-        file, name = frame.split(":")
-        scope = {"inner": inner}
-        exec(compile(f"def {name}():\\n    inner()\\n", "/x/" + file, "exec"), scope)
-        inner = scope[name]
-    inner()
-"""
-
 
 def fault_at(step: int, code: str, attempts: str = "attempt == 1") -> str:
     """A fault: `code` once step `step` is complete, on the attempts for which the condition holds."""

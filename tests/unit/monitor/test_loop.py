@@ -161,6 +161,7 @@ def test_a_monitor_that_fails_at_each_turn_stops_the_run_unless_it_trains(make_l
     assert fails(9, limit_s) is State.FAILED and "cannot watch this run: ZeroDivisionError: a bug" in run.at.message
     assert len(events(run.folder.folder, "monitor_error")) == 1
     log = (run.folder.folder / "monitor.log").read_text()
+    assert "Traceback (most recent call last)" in log and "ZeroDivisionError: a bug" in log
     assert log.count("the same error, ") == 2 and "the same error, 4 times" in log
 
 
@@ -184,6 +185,7 @@ def test_the_loop_turns_to_the_end_whatever_fails_and_then_lets_everything_go(ma
     for name in ("IDLE_POLL_S", "ERROR_PAUSE_S"):
         monkeypatch.setattr(loop, name, 0.0)
     monkeypatch.setattr(run, "listen", lambda: None)  # this process keeps its signals
+    monkeypatch.setattr(loop, "drop_copied", lambda folder: f"what was saved locally is not all in {folder}")
     results = [Transition(State.QUEUED), ZeroDivisionError("a bug"), start.Interrupted(), Transition(State.STARTING),
                Transition(State.STOPPING, "saving"), Transition(State.STOPPED, "at step 5")]  # fmt: skip
     run.state.shutdown, run.state.snapshots = (
@@ -209,6 +211,17 @@ def test_the_loop_turns_to_the_end_whatever_fails_and_then_lets_everything_go(ma
     assert (saved.state, saved.reason, saved.shutdown, saved.current, saved.snapshots) == (
         State.STOPPED, "at step 5", None, None, "")  # fmt: skip
     assert saved.ledger.state == "" and read_status(run.folder.folder)["state"] == "stopped"
+    assert f"saved locally is not all in {run.folder.folder}\n" in (run.folder.folder / "monitor.log").read_text()
+
+
+def test_a_folder_that_takes_no_status_does_not_keep_a_run_from_its_end(make_loop, monkeypatch, capfd):
+    run = make_loop()
+    monkeypatch.setattr(run, "listen", lambda: None)
+    monkeypatch.setattr(loop, "PERSIST_S", 0.1)
+    (run.folder.folder / "status.json").mkdir()
+    run.turn = lambda run: Transition(State.COMPLETED, "40 steps")
+    assert run.run_until_final() == 0 and "cannot write" in capfd.readouterr().err
+    assert RunState.load(run.folder).state is State.COMPLETED
 
 
 def test_an_attempt_is_watched_from_its_beginning_with_what_earlier_ones_took(make_loop, trained):
