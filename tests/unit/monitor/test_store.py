@@ -4,6 +4,7 @@ import io
 import json
 import os
 import subprocess
+from unittest.mock import Mock
 
 import pytest
 from monitor_helpers import events
@@ -12,16 +13,6 @@ from monitor import config, store
 from monitor.run_folder import RunFolder
 
 RESTART_S = config.load().store.restart_s
-
-
-class Process:
-    """An agent that takes orders and carries out none; `code`: how it ended."""
-
-    def __init__(self, pid: int = 1):
-        self.pid, self.stdin, self.code = pid, io.BytesIO(), None
-
-    def poll(self) -> int | None:
-        return self.code
 
 
 class Machine:
@@ -39,7 +30,8 @@ class Machine:
         self.commands.append(command)
         if self.error:
             raise self.error
-        self.process = Process(len(self.commands))
+        # It takes orders and carries out none; what `poll` returns: how it ended.
+        self.process = Mock(pid=len(self.commands), stdin=io.BytesIO(), poll=Mock(return_value=None))
         return self.process
 
     def writes(self, **values) -> store.StoreView:
@@ -52,7 +44,7 @@ class Machine:
 
     def pause_s(self, code: int, ran_s: float = 0.0) -> float:
         """The agent ends: the seconds until the next one is started."""
-        before, self.process.code = len(self.commands), code
+        before, self.process.poll.return_value = len(self.commands), code
         self.now_s += ran_s
         for waited_s in range(1000):
             self.agent.poll()

@@ -5,6 +5,7 @@ import signal
 import time
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from monitor_evidence import beat, saved_state
@@ -231,25 +232,15 @@ def test_the_end_of_a_script_is_completion_a_stop_or_a_crash(
 
 
 def test_a_suspicion_is_looked_into_once_and_progress_ends_it(make_loop, trained, monkeypatch):
-    run, began = make_loop(), []
+    run, probes = make_loop(), [Mock(), Mock()]
+    began = iter(probes)
     attempt, view = trained(run), Observation(time.monotonic(), 0.0, (beat(),))
-
-    class Probe:
-        def __init__(self, *given):
-            began.append(self)
-
-        def begin(self, beats, full):
-            self.full = full
-
-        def close(self):
-            self.closed = True
-
-    monkeypatch.setattr(supervisor, "Probe", Probe)
+    monkeypatch.setattr(supervisor, "Probe", lambda *given: next(began))
     verdict = Verdict("suspect", step=5, phase="step", stalled_s=4.0, budget_s=6.0)
     for _ in range(2):
         run.at = supervisor.suspect(run, attempt, view, verdict)
         assert run.at == Transition(State.SUSPECT, "no progress for 4 s", view.now_s + 2)
-    assert len(began) == 1 and began[0].full
+    probes[0].begin.assert_called_once_with(view.beats, True)
     (event,) = events(run.folder.folder, "suspect")
     assert event["message"] == "training: no progress for 4.0 s (limit 6.0 s)" and event["step"] == 5
     slow = Verdict("slow", step=5, phase="step", evidence=("a busy disk", "swap"))
@@ -258,10 +249,10 @@ def test_a_suspicion_is_looked_into_once_and_progress_ends_it(make_loop, trained
         assert run.at == Transition(State.SLOW, "a busy disk; swap")
     assert len(events(run.folder.folder, "slow")) == 1
     assert supervisor.progressing(run, attempt, view, Verdict("ok", step=6, phase="step")).state is State.RUNNING
-    assert run.probe is None and began[0].closed and run.calm_since_s == view.now_s and run.slow_reason == ""
+    assert run.probe is None and probes[0].close.called and run.calm_since_s == view.now_s and run.slow_reason == ""
     assert "progress again: training, step 6" in (run.folder.folder / "monitor.log").read_text()
     supervisor.suspect(run, attempt, view, verdict)
-    assert not began[1].full, "the last suspicion was wrong a moment ago"
+    assert not probes[1].begin.call_args.args[1], "the last suspicion was wrong a moment ago"
     run.at = Transition(State.STARTING)
     begins = Observation(view.now_s, 0.0, (beat(count=0),))
     assert supervisor.progressing(run, attempt, begins, Verdict("ok")) is run.at

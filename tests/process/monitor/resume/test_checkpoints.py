@@ -16,15 +16,6 @@ from guards.checkpoint import VerifyResult
 from monitor.resume import checkpoints
 
 
-def test_the_newest_good_state_is_chosen_bad_newer_ones_are_set_aside_older_ones_left(tmp_path):
-    paths = [saved_state(tmp_path, n) for n in (10, 20, 30)]
-    (paths[2] / "weights").write_bytes(b"\0" * 7)
-    chosen = checkpoints.choose([tmp_path], 60)
-    assert chosen.path == paths[1] and chosen.step == 20
-    assert "its content has changed since it was written" in chosen.bad[0][1]
-    assert sorted(p.name for p in tmp_path.glob("*-state")) == [paths[0].name, paths[1].name]
-
-
 def fifo_in(path: Path, sha256: str) -> Path:
     """A file of the state whose content comes through a fifo, as from a disk that is slow or dead."""
     os.mkfifo(path / "slow.bin")

@@ -19,7 +19,6 @@ from standby_helpers import Run
 from guards import gate
 from monitor import config
 from monitor.attempt import Attempt
-from monitor.detect.progress import Durations
 from monitor.process import platform
 from monitor.resume.next_attempt import LOOK_S, STAND_IN, Standby, never
 from monitor.run_folder import RunFolder
@@ -91,16 +90,6 @@ def test_it_is_dropped_where_it_would_train_something_else_and_when_memory_becom
     standby.tick(view, trains, (text, ""), ())
     assert standby.summary()["state"] == "none" and "memory is short" in standby.summary()["reason"]
     assert pids and not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids)
-
-
-def test_steps_beside_its_imports_do_not_make_the_limit_of_a_step_longer():
-    known, limits = Durations(), config.load()
-    known.add([1.0] * 30)
-    usual_s = known.budget(limits.phases["step"], limits.watch)
-    known.add([9.0], disturbed=True)
-    assert known.budget(limits.phases["step"], limits.watch) == usual_s
-    known.add([9.0])
-    assert known.budget(limits.phases["step"], limits.watch) == 5 * 9.0
 
 
 def test_a_standby_is_tried_again_after_a_while_and_at_once_after_a_restart(alone, monkeypatch):

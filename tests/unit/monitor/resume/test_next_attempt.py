@@ -1,6 +1,7 @@
 """When the next attempt's script is rendered, from what, and what a failure of that costs; the subprocess is replaced."""
 
 import os
+from unittest.mock import Mock
 
 import pytest
 from runs_helpers import folder_of
@@ -12,23 +13,9 @@ from monitor.run_folder import MonitorError, RunFolder
 ONE = {"name": "one", "sentence": "s", "patch": {}}
 
 
-class Job:
+def job(answer=None, code=0, error="", done=True) -> Mock:
     """A subprocess that has answered at once, or that fails."""
-
-    def __init__(self, answer=None, code=0, error=""):
-        self.reply, self.code, self.error, self.killed = answer, code, error, False
-
-    def done(self):
-        return self.reply != "later"
-
-    def answer(self):
-        return self.reply
-
-    def wait(self, pause):
-        pass
-
-    def kill(self):
-        self.killed = True
+    return Mock(code=code, error=error, done=Mock(return_value=done), answer=Mock(return_value=answer))
 
 
 @pytest.fixture
@@ -37,60 +24,48 @@ def jobs(tmp_path, monkeypatch):
     (tmp_path / "run.toml").write_text('name = "toy"\nsave_dir = "/x"\n')
     (tmp_path / "job.json").write_text("{}")
     asked, replies = [], []
-    monkeypatch.setattr(
-        next_attempt, "_job", lambda folder, request, timeout_s: asked.append(request) or replies.pop(0)
-    )
+    monkeypatch.setattr(next_attempt, "_job", lambda folder, request, _: asked.append(request) or replies.pop(0))
     return RunFolder(tmp_path), asked, replies
 
 
 def test_the_next_script_is_rendered_once_until_the_job_or_the_changes_differ(jobs):
     folder, asked, replies = jobs
     prewarm = Prewarm(folder, 9.0)
-    replies += [
-        Job("later"),
-        Job(None),
-        Job({"text": f"go {folder.folder / STAND_IN}\n", "save_dir": "/s", "alone": "it copies"}),
-    ]
-    waiting = replies[0]
+    text = f"go {folder.folder / STAND_IN}\n"
+    waiting = job(done=False)
+    replies += [waiting, job(), job({"text": text, "save_dir": "/s", "alone": "it copies"})]
     prewarm.tick(100.0, [])
     prewarm.tick(109.0, [])
-    assert (
-        len(asked) == 1
-        and asked[0]["want"] == "text"
-        and asked[0]["changes"] == []
-        and prewarm.prepared([]) == ("", "")
-    )
+    assert [(request["want"], request["changes"]) for request in asked] == [("text", [])]
+    assert prewarm.prepared([]) == ("", "")
     prewarm.close()
-    assert waiting.killed
-    waiting.reply = None  # it failed: the restart renders it, and reports what is wrong
+    waiting.kill.assert_called_once()
+    waiting.done.return_value = True  # it failed: the restart renders it, and reports what is wrong
     for now_s, requests in ((110.0, 1), (100.0 + REST_S - 1, 1), (100.0 + REST_S, 2), (180.0, 2), (400.0, 3)):
         prewarm.tick(now_s, [])
         assert len(asked) == requests, now_s
     prewarm.tick(500.0, [])
-    assert len(asked) == 3 and prewarm.prepared([]) == (f"go {folder.folder / STAND_IN}\n", "it copies")
+    assert len(asked) == 3 and prewarm.prepared([]) == (text, "it copies")
     state = folder.folder / "toy-step00000010-state"
     ready = prewarm.render(2, state, [], [], None)
     assert ready == Rendered(folder.folder / "train.attempt-2.sh", "/s") and ready.script.read_text() == f"go {state}\n"
     assert os.access(ready.script, os.X_OK)
     made = {"script": "/made", "save_dir": "", "compatible": False}
     for resume, changes, at_save in ((None, [], []), (state, [ONE], ["one"]), (state, [], ["one"])):
-        replies.append(Job(made))
+        replies.append(job(made))
         assert str(prewarm.render(3, resume, changes, at_save, None).script) == "/made"
         request = {"want": "script", "number": 3, "resume": resume, "changes": changes, "was": at_save}
         assert asked[-1] == request
     assert prewarm.render(1, None, [], [], None) == Rendered(folder.folder / "train.sh", "/x")
     os.utime(folder.folder / "job.json", (0, 0))
-    replies.append(Job(made))
+    replies.append(job(made))
     assert str(prewarm.render(3, state, [], [], None).script) == "/made", "another job"
 
 
 def test_what_the_subprocess_refuses_is_said_and_what_it_cannot_do_is_tried_again(jobs, tmp_path_factory):
     folder, asked, replies = jobs
-    replies += [
-        Job({"problems": ["no model"], "notes": ["written again"]}),
-        Job(None, 1, "render: no tier"),
-        Job(None, -9),
-    ]
+    refused = {"problems": ["no model"], "notes": ["written again"]}
+    replies += [job(refused), job(None, 1, "render: no tier"), job(None, -9)]
     assert next_attempt.start_problems(folder, 9.0, None) == ["no model"]
     assert "job: written again" in (folder.folder / "monitor.log").read_text()
     with pytest.raises(MonitorError, match=r"^no tier$"):
@@ -98,12 +73,10 @@ def test_what_the_subprocess_refuses_is_said_and_what_it_cannot_do_is_tried_agai
     with pytest.raises(OSError, match="gave no result"):
         next_attempt.start_problems(folder, 9.0, None)
     own = RunFolder(tmp_path_factory.mktemp("own"))
-    assert (
-        next_attempt.start_problems(own, 9.0, None) == []
-        and next_attempt.next_change(own, ["two"], [], 9.0, None) == {}
-    )
+    assert next_attempt.start_problems(own, 9.0, None) == []
+    assert next_attempt.next_change(own, ["two"], [], 9.0, None) == {}
     assert next_attempt.next_change(folder, ["one"], [ONE], 9.0, None) == {} and len(asked) == 3
-    replies += [Job({"name": "two", "refused": ["one: edited"]}), Job(None, 1, "render: no tier")]
+    replies += [job({"name": "two", "refused": ["one: edited"]}), job(None, 1, "render: no tier")]
     assert next_attempt.next_change(folder, ["one", "two"], [ONE], 9.0, None) == {"name": "two"}
     assert asked[-1] == {"want": "change", "ladder": ["two"], "changes": [ONE]}
     assert next_attempt.next_change(folder, ["two"], [], 9.0, None) == {}
