@@ -26,9 +26,7 @@ from monitor.process.platform import ProcessInfo, process_info
         ("9", dict(outcome="running", note="x", step=0, planned=0), (9, None, "running", "", False)),
     ],
 )
-def test_how_an_attempt_ended_is_its_exit_code_and_the_words_of_its_first_rank(
-    make_loop, trained, exit_file, rank, expected
-):
+def test_an_attempt_ends_with_its_exit_code_and_its_first_ranks_words(make_loop, trained, exit_file, rank, expected):
     made = trained(make_loop())
     if exit_file:
         (made.heartbeats / "exit").write_text(exit_file)
@@ -96,9 +94,7 @@ def test_heartbeats_are_read_as_they_come_and_a_torn_one_keeps_the_last(make_loo
         ({"log": 1}, True),
     ],
 )
-def test_a_script_without_ranks_is_at_work_while_its_processes_do_something(
-    make_loop, trained, monkeypatch, grown, at_work
-):
+def test_a_script_without_ranks_is_at_work_while_something_grows(make_loop, trained, monkeypatch, grown, at_work):
     made, own = trained(make_loop()), process_info(os.getpid())
     made.tree.members = {own.pid: own}
     first = take(made.tree.keys(), Missing())

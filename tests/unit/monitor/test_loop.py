@@ -4,6 +4,7 @@ import math
 import signal
 import time
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from monitor_evidence import beat, open_incident
@@ -35,9 +36,7 @@ END = config.load().end
         (State.RECOVERING, 0, "step", True, "recovering", 0.0),
     ],
 )
-def test_each_state_has_its_share_of_the_ledger_and_its_pace(
-    make_loop, monkeypatch, state, due_s, phase, pending, activity, poll_s
-):
+def test_each_state_has_its_activity_and_pace(make_loop, monkeypatch, state, due_s, phase, pending, activity, poll_s):
     run = make_loop()
     monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: 1000.0))
     run.state.ledger.state, run.state.ledger.pending = "so far", pending
@@ -54,10 +53,8 @@ def test_a_process_that_cannot_be_killed_is_waited_for_and_then_named(make_loop)
     run.at, run.state.failing = Transition(State.RUNNING), True
     first = run.unkillable("python (7)")
     assert first.state is State.RECOVERING and first.message.startswith("cannot be killed: python (7)")
-    assert (
-        first.give_up_s == pytest.approx(first.due_s + END.unkillable_s)
-        and len(events(run.folder.folder, "crash")) == 1
-    )
+    assert first.give_up_s == pytest.approx(first.due_s + END.unkillable_s)
+    assert len(events(run.folder.folder, "crash")) == 1
     run.at = first
     again = run.unkillable("python (7)")
     assert again.give_up_s == first.give_up_s and again.due_s >= first.due_s
@@ -110,14 +107,10 @@ def test_the_end_of_a_run_says_what_is_not_kept_and_closes_its_incident(make_loo
         ([], False, Shutdown("preempted", gone_by_s=time.monotonic() + 1e6), 900),
     ],
 )
-def test_the_last_copy_to_the_store_has_its_time_and_a_second_stop_ends_it(
-    make_loop, monkeypatch, signals, stop, shutdown, left_s
-):
-    run = make_loop('store = "s3://x"\n')
+def test_the_last_copy_to_the_store_has_its_time_which_a_second_stop_ends(make_loop, signals, stop, shutdown, left_s):
+    run, left = make_loop('store = "s3://x"\n'), []
     assert run.flush_store() == "", "it never held the lease"
-    left = []
-    run.store = SimpleNamespace(holds=True, flush=lambda limit_s, pause: left.append(limit_s()) or "rest",
-                                summary=dict, close=lambda limit_s: None)  # fmt: skip
+    run.store = Mock(holds=True, flush=lambda limit_s, pause: left.append(limit_s()) or "rest", summary=dict)
     run.signals, run.state.shutdown = signals, shutdown
     if stop:
         (run.folder.folder / "stop.request").write_text("{}")
@@ -188,10 +181,8 @@ def test_the_loop_turns_to_the_end_whatever_fails_and_then_lets_everything_go(ma
     monkeypatch.setattr(loop, "drop_copied", lambda folder: f"what was saved locally is not all in {folder}")
     results = [Transition(State.QUEUED), ZeroDivisionError("a bug"), start.Interrupted(), Transition(State.STARTING),
                Transition(State.STOPPING, "saving"), Transition(State.STOPPED, "at step 5")]  # fmt: skip
-    run.state.shutdown, run.state.snapshots = (
-        Shutdown("stopped"),
-        str(platform.private_folder("ring", run.folder.folder)),
-    )
+    run.state.shutdown = Shutdown("stopped")
+    run.state.snapshots = str(platform.private_folder("ring", run.folder.folder))
     attempt = trained(run)
     run.attach(attempt)
 

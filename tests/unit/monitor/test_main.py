@@ -32,18 +32,10 @@ def test_a_monitor_that_fails_before_it_has_begun_is_started_again(call, monkeyp
         (["status", "--json"], lambda args: (3, {"step": 1}), 3, '{"step": 1}\n', ""),
         (["status"], lambda args: (0, {"step": 1}), 0, "", ""),
         (["resume-all", "--json"], lambda args: (0, None), 0, "", ""),
-        (
-            ["stop", "toy", "--wait", "2"],
-            Mock(side_effect=MonitorError("toy is gone")),
-            1,
-            "",
-            "monitor: toy is gone\n",
-        ),
+        (["stop", "toy", "--wait", "2"], Mock(side_effect=MonitorError("gone")), 1, "", "monitor: gone\n"),
         (["notify"], Mock(side_effect=KeyboardInterrupt), 130, "", ""),
     ],
 )
-def test_a_command_ends_with_its_code_and_one_line_of_json_where_asked(
-    words, does, code, out, err, monkeypatch, capsys
-):
+def test_a_command_ends_with_its_code_and_a_line_of_json(words, does, code, out, err, monkeypatch, capsys):
     monkeypatch.setattr(commands, words[0].replace("-", "_"), does)
     assert keeper.main(words) == code and capsys.readouterr() == (out, err)

@@ -32,9 +32,7 @@ LORA = struct.pack("<Q", len(HEADER)) + HEADER + bytes(4)
         ([("load/0/oom", False, True)] * 11, [0, 10, 20, 40, 80, 160, *[300] * 4], "all 10 restarts are used up"),
     ],
 )
-def test_the_first_failure_is_answered_at_once_later_ones_after_longer_and_the_last_ends_the_run(
-    failures, waits_s, stop
-):
+def test_failures_are_answered_at_once_then_after_longer_and_the_last_ends_the_run(failures, waits_s, stop):
     history = History()
     for failure, wait_s in zip(failures, [*waits_s, None], strict=True):
         before, copied = history, deepcopy(history)
@@ -141,9 +139,9 @@ def test_the_second_failure_of_a_cause_changes_something(make_loop, trained, mon
     assert "nan" in loop.incident.cause.name and not loop.incident.cause.at_once
     assert len(asked) == 2, "not at its first failure"
     other = make_loop("nodes = 2\n", machine=1)
-    assert fail(other, trained(other), log=oom) == Transition(
-        State.PREEMPTED, f"{other.incident.cause.title}; restarting in 5 s with all machines", code=6
-    )
+    result = fail(other, trained(other), log=oom)
+    message = f"{other.incident.cause.title}; restarting in 5 s with all machines"
+    assert result == Transition(State.PREEMPTED, message, code=6)
     assert len(asked) == 2, "what changes is decided on the first machine"
 
 

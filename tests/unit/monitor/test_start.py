@@ -43,9 +43,7 @@ def test_a_start_that_the_system_refuses_is_tried_up_to_the_limit_with_growing_w
         ("1", "", 1, 2, State.FAILED, "the run needs 2 GPUs, and this machine has 1 GPU: it needs 2 (or set"),
     ],
 )
-def test_a_run_that_needs_a_gpu_does_not_start_without(
-    make_loop, monkeypatch, wish, trained_on, found, gpus, state, words
-):
+def test_a_run_that_needs_a_gpu_has_one(make_loop, monkeypatch, wish, trained_on, found, gpus, state, words):
     run = make_loop(f"gpus = {gpus}\n")
     monkeypatch.setenv(start.NEEDS_GPU, wish)
     monkeypatch.setattr(run.gpus, "count", lambda pause: found)

@@ -11,23 +11,12 @@ import pytest
 from monitor_evidence import beat, saved_state
 from monitor_helpers import events
 
-from monitor import config, recovery, start, supervisor
+from monitor import config, recovery, start, state, supervisor
 from monitor.loop import Loop
 from monitor.process import platform
 from monitor.process.platform import LOCK, is_held
 from monitor.run_folder import MonitorError
-from monitor.state import (
-    FINAL,
-    ExitStatus,
-    Observation,
-    RunState,
-    Shutdown,
-    Signals,
-    State,
-    Transition,
-    Verdict,
-    spec_hash,
-)
+from monitor.state import ExitStatus, Observation, RunState, Shutdown, Signals, State, Transition, Verdict, spec_hash
 from monitor.store import LeaseState, StoreView
 from monitor.supervisor import STATES, handle_requests, turn
 
@@ -37,7 +26,7 @@ TERM, INT = signal.SIGTERM, signal.SIGINT
 
 def test_every_state_that_is_not_final_has_a_function():
     """An ending without a name once made the loop spin for ever with the GPU held."""
-    assert set(STATES) == set(State) - FINAL
+    assert set(STATES) == set(State) - state.FINAL
 
 
 @pytest.mark.parametrize(
@@ -92,9 +81,7 @@ def test_each_request_ends_the_run_in_its_way(make_loop, trained, before, signal
         (Shutdown("preempted", gone_by_s=1.0), 3, 0, f"the machine is needed: {SAVING}"),
     ],
 )
-def test_a_stop_waits_for_a_checkpoint_where_there_is_something_to_save(
-    make_loop, trained, monkeypatch, shutdown, count, save_s, message
-):
+def test_a_stop_waits_for_a_checkpoint(make_loop, trained, monkeypatch, shutdown, count, save_s, message):
     run = make_loop()
     run.at, run.attempt = Transition(State.RUNNING), trained(run, count=count)
     monkeypatch.setattr(run.attempt, "request_stop", lambda: True)
@@ -132,9 +119,8 @@ def test_a_stopped_run_says_where_and_with_which_checkpoint(make_loop, trained):
     assert supervisor.spent(run) is None, "it ends already"
     run.state.shutdown, run.at = None, Transition(State.QUEUED)  # the user starts it again, with the same limit
     again = turn(run)
-    assert (again.state, again.code) == (State.FAILED, 4) and again.message.startswith(
-        "the spend limit of 2 is reached"
-    )
+    assert (again.state, again.code) == (State.FAILED, 4)
+    assert again.message.startswith("the spend limit of 2 is reached")
 
 
 def test_a_stop_waits_for_the_checkpoint_until_its_deadline_or_a_hang(make_loop, trained, monkeypatch):
@@ -216,9 +202,7 @@ def test_what_the_store_had_is_continued_and_a_lost_lease_ends_the_run(make_loop
         (ExitStatus(1, None, "failed", "oom", False), True, "", (State.BACKOFF, None, "")),
     ],
 )
-def test_the_end_of_a_script_is_completion_a_stop_or_a_crash(
-    make_loop, trained, monkeypatch, status, leads, complete, expected
-):
+def test_the_end_of_a_script_is_an_end_of_the_run(make_loop, trained, monkeypatch, status, leads, complete, expected):
     run = make_loop("nodes = 2\n" if leads is not True else "", machine=None if leads is True else leads)
     attempt = run.attempt = trained(run, outcome=status.outcome)
     monkeypatch.setattr(attempt, "exit_status", lambda beats: status)
@@ -307,8 +291,7 @@ def test_a_start_waits_for_its_time_its_gpu_and_its_store(make_loop, trained, mo
     assert waiting.state is State.QUEUED and "the driver has not listed its GPUs yet" in waiting.message
     run.queue.held, started = True, [Transition(State.BACKOFF, "no memory"), trained(run)]
     monkeypatch.setattr(start, "start_attempt", lambda run: started.pop(0))
-    run.store = SimpleNamespace(admitted=False, poll=StoreView, unreachable_s=lambda: 0.0, holds=False, summary=dict,
-                                close=lambda limit_s: None)  # fmt: skip
+    run.store = Mock(admitted=False, poll=StoreView, unreachable_s=lambda: 0.0, holds=False, summary=dict)
     assert turn(run).message == "connecting to the store" and len(started) == 2
     run.store.admitted = True
     assert turn(run).message == "no memory" and run.attempt is None
@@ -337,8 +320,9 @@ def test_a_monitor_begins_once_and_lets_go_at_the_end(make_loop, monkeypatch, ca
     assert supervised(True) == 8 and request.exists()
     for known, code in ((ours, 1), ("7 1.0", 8)):  # the monitor before this one had saved the end
         assert supervised(True, state=State.FAILED, keeper=known) == code
-    for restarted, state in ((True, State.UNKILLABLE), (False, State.FAILED)):
-        assert supervised(restarted, state=state, keeper=ours) == 8
+    assert (
+        supervised(True, state=State.UNKILLABLE, keeper=ours) == supervised(False, state=State.FAILED, keeper=ours) == 8
+    )
     (folder / "toy.safetensors").touch()
     assert supervised(True, state=State.COMPLETED, spec_hash=spec_hash(folder)) == 0
     assert "toy: already completed" in capsys.readouterr().out

@@ -152,11 +152,9 @@ CONFIG = config.load()
 TRAINER, WORKER = (1, 10.0), (2, 11.0)
 
 
-def sample(
-    at: float, trainer: ProcessSample, worker: ProcessSample | None = None, stacks_text: str = "same", **more
-) -> Sample:
+def sample(at: float, trainer: ProcessSample, worker: ProcessSample | None = None, **more) -> Sample:
     processes = {TRAINER: trainer} | ({WORKER: worker} if worker else {})
-    return Sample(at, processes, stacks=stacks_text, **more)
+    return Sample(at, processes, **{"stacks": "same", **more})
 
 
 def one(state: str = "S", cpu: float = 0.0, **more) -> ProcessSample:
@@ -173,7 +171,7 @@ SPILLED = {"utilization": 99, "spill": True, "memory_used": 99, "memory_total": 
 BUSY = sample(2, one("R", cpu=0.8, starved_s=1.2))
 PROVES = {  # two samples: the kind of evidence, and what it says
     "asleep": (sample(0, one()), sample(2, one()), "stuck", "same stack twice"),
-    "asleep on changing stacks": (sample(0, one()), sample(2, one(), stacks_text="other"), None, ""),
+    "asleep on changing stacks": (sample(0, one()), sample(2, one(), stacks="other"), None, ""),
     "a busy loop": (RUNS, sample(2, RAN), "busy", "1.0 processor cores"),
     "a stopped worker": (sample(0, one("R"), one("T")), sample(2, RAN, one("T")), "stuck", "stopped by a signal"),
     "reads files": (sample(0, one("D")), sample(2, one("D", disk_bytes=10_000_000)), "slow", "MB/s"),
@@ -229,7 +227,7 @@ def test_samples_of_living_processes_tell_a_sleeper_from_a_spinner(spawn):
 def test_bytes_that_cannot_be_read_do_not_count_as_none_moved():
     unknown = one("D", io_known=False)
     assert not any("nothing read" in s for s in compare(sample(0, unknown), sample(2, unknown)).stuck)
-    assert compare(sample(0, unknown, stacks_text=""), sample(2, unknown, stacks_text="")).stuck == ()
+    assert compare(sample(0, unknown, stacks=""), sample(2, unknown, stacks="")).stuck == ()
 
 
 # --- what cannot be read
@@ -308,9 +306,7 @@ def test_nothing_leaves_the_probe_when_every_file_and_every_fork_fails(monkeypat
     assert all(os.strerror(code) in s or "no answer" in s or "cannot" in s for s in found.missing), found.missing
 
 
-def test_gpu_readings_that_fail_a_rank_without_a_stack_and_py_spy_that_does_not_start_are_named(
-    monkeypatch, sleeper, tmp_path
-):
+def test_a_gpu_a_rank_and_a_py_spy_that_do_not_answer_are_named(monkeypatch, sleeper, tmp_path):
     monkeypatch.setattr(probe.shutil, "which", lambda name, path: "/usr/bin/true")
     monkeypatch.setattr(subprocess, "Popen", Mock(side_effect=OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))))
     found = gathered(sleeper, tmp_path, Mock(side_effect=OSError(errno.ENODEV, "no driver")))

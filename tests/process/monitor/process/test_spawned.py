@@ -87,9 +87,7 @@ def test_the_known_processes_are_killed_although_the_machine_cannot_be_read(monk
 
 
 @linux
-@pytest.mark.parametrize(
-    "early", [error(errno.EMFILE), {}, {"HOME": "/root"}], ids=["no descriptor", "in exec", "before"]
-)
+@pytest.mark.parametrize("early", [error(errno.EMFILE), {}, {"HOME": "/root"}])
 def test_a_token_that_cannot_be_read_yet_is_read_at_the_next_refresh(monkeypatch, early, spawn):
     """Until exec is over, /proc shows the parent's environment, then for a moment none at all."""
     process, found, environ = spawn(**OURS), spawned.Tree(MARK), platform.environ_of

@@ -12,25 +12,14 @@ from seeds import examples
 
 from guards.heartbeat import Beat
 from monitor import config
-from monitor.detect.progress import (
-    HUNG,
-    MAX_LOOPS,
-    MIN_STEPS,
-    OK,
-    OVER,
-    SLOW,
-    SLOW_FACTOR,
-    SUSPECT,
-    Durations,
-    Pace,
-    Watch,
-    decide,
-)
-from monitor.state import Observation, Signals, Verdict
+from monitor.detect import progress
+from monitor.detect.progress import HUNG, MAX_LOOPS, OK, OVER, SLOW, SUSPECT, Durations, Pace, Watch
+from monitor.state import Observation, Signals
 
 CONFIG = config.load()
 WATCH = CONFIG.watch
 NONE = Signals()
+See = Callable[[float], Observation]
 # seconds a step -> simulated hours of each training stage, and how many of these the script has
 HOURS = {0.05: (0.06, 2), 2.0: (1.2, 1), 8.0: (2.0, 1)}
 
@@ -63,16 +52,9 @@ def asleep(now: float, *beats: Beat) -> Observation:
     return look(now, *beats, signals=ASLEEP)
 
 
-def follow(
-    watch: Watch,
-    see: Callable[[float], Observation],
-    start: float = 100.0,
-    seconds: float = 20_000.0,
-    every_s: float = 1.0,
-) -> tuple[Verdict, float, dict[str, float]]:
+def follow(watch: Watch, see: See, start: float = 100.0, seconds: float = 20_000.0, every_s: float = 1.0):
     """Observe until HUNG or OVER, or for so long: the last verdict, its second, and the first second of each kind."""
-    kinds: dict[str, float] = {}
-    now = start
+    kinds, now = dict[str, float](), start
     while True:
         verdict = watch.observe(see(now))
         kinds.setdefault(verdict.kind, now - start)
@@ -186,10 +168,10 @@ def test_the_budget_follows_the_longest_of_the_last_two_hundred():
     ],
 )
 def test_suspect_at_half_hung_at_the_budget_with_a_second_signal_else_at_twice(stalled_s, signals, expected):
-    assert decide(stalled_s, 10.0, 80.0, signals) == expected
+    assert progress.decide(stalled_s, 10.0, 80.0, signals) == expected
 
 
-def flips(each_s: int) -> Callable[[float], Observation]:
+def flips(each_s: int) -> See:
     """A count of items that changes between 1 and 2."""
 
     def see(now: float) -> Observation:
@@ -357,7 +339,7 @@ def test_a_script_without_a_heartbeat_is_watched_by_its_log():
     computes = Signals(busy=("it computes: 1.0 processor cores in use",))
     _, _, kinds = follow(Watch(CONFIG, {}), lambda now: look(now, signals=computes, log_bytes=7))
     assert kinds[SLOW] == pytest.approx(quiet_s, abs=2), "one that computes in silence is left alone for longer"
-    assert kinds[HUNG] == pytest.approx(SLOW_FACTOR * quiet_s, abs=2), "but not for ever"
+    assert kinds[HUNG] == pytest.approx(progress.SLOW_FACTOR * quiet_s, abs=2), "but not for ever"
 
 
 # --- loops of items, seconds an item and seconds a phase
@@ -422,7 +404,7 @@ def test_a_save_counted_into_a_step_does_not_stretch_the_budget():
 # --- the end of a rank and of the script
 
 
-def script(outcome: str, activity: Callable[[float], float]) -> Callable[[float], Observation]:
+def script(outcome: str, activity: Callable[[float], float]) -> See:
     """A script whose ranks are gone, after this outcome, and whose processes have been this active."""
     record = beat(outcome=outcome)
     return lambda now: look(now, record, ranks_gone=True, activity=activity(now))
@@ -516,9 +498,7 @@ def test_epochs_and_images_of_two_sizes_are_not_slow(usual_s, jitter, share, lar
 
 
 @settings(max_examples=examples(50))
-@given(
-    usual_s=st.floats(0.2, 20.0), jitter=st.floats(0.0, 0.3), factor=st.floats(3.0, 150.0), seed=st.integers(0, 1 << 20)
-)
+@given(st.floats(0.2, 20.0), st.floats(0.0, 0.3), st.floats(3.0, 150.0), st.integers(0, 1 << 20))
 def test_slower_steps_are_slow_within_two_windows_and_no_longer_once_they_are_back(usual_s, jitter, factor, seed):
     rng = random.Random(seed)
 
@@ -532,7 +512,7 @@ def test_slower_steps_are_slow_within_two_windows_and_no_longer_once_they_are_ba
         step_s = steps(1, factor)[0]
         passed_s, count = passed_s + step_s, count + 1
         words = said(pace, [step_s])
-        assert passed_s <= 2 * WINDOW_S + MIN_STEPS * slow_s * 1.3, "too late"
+        assert passed_s <= 2 * WINDOW_S + progress.MIN_STEPS * slow_s * 1.3, "too late"
     assert words == [SLOW] and count >= 3
     assert pace.usual_s == pytest.approx(usual_s, rel=0.35), "slow steps do not become the usual ones"
     assert said(pace, steps(500, factor)) == []

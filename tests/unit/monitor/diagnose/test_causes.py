@@ -77,9 +77,8 @@ def test_a_rank_that_gave_up_at_a_barrier_blames_the_save_that_it_waited_for(tmp
 
 
 def test_a_rank_that_waits_in_the_kernel_is_not_the_cause_unless_the_others_wait_for_it(tmp_path):
-    found = hung(
-        attempt(tmp_path, beat(0, 20, "step"), beat(1, 20, "step")), stacks={100: frames("a.py:b"), 101: WAITS}
-    )
+    both = attempt(tmp_path, beat(0, 20, "step"), beat(1, 20, "step"))
+    found = hung(both, stacks={100: frames("a.py:b"), 101: WAITS})
     facts = dict(ppid=1, name="p", wchan="", cpu_s=0.0, trainer=True, command="")
     found.processes = [{**facts, "pid": 100, "state": "S"}, {**facts, "pid": 101, "state": "D"}]
     assert causes.match(found).name == "collective"

@@ -71,9 +71,7 @@ def test_the_newest_snapshot_is_taken_and_becomes_the_state_to_resume_from(run):
         ({}, "before the machine was started"),
     ],
 )
-def test_a_snapshot_of_another_run_or_of_other_settings_or_of_before_a_reboot_is_refused(
-    run, monkeypatch, other, reason
-):
+def test_a_snapshot_of_another_run_of_other_settings_or_of_another_boot_is_refused(run, monkeypatch, other, reason):
     ring = ring_of(run, 3, **other)
     if not other:
         monkeypatch.setattr(snapshots, "boot_id", lambda: "another")
