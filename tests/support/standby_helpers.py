@@ -31,9 +31,6 @@ class Run:
     def start(self, **more: str):
         return monitor(self.folder, **{**self.env, **more})
 
-    def standby(self) -> dict:
-        return status(self.folder)["standby"] if (self.folder / "status.json").exists() else {"state": "none"}
-
     def finish(self, process, code: int = 0) -> None:
         """Waits for the end of the run, whose steps are short from now on."""
         (self.data / "hurry").touch()
@@ -41,7 +38,9 @@ class Run:
 
     def until_ready(self) -> int:
         """Waits for the standby; the process number of its shell."""
-        return wait_for(lambda: self.standby()["state"] == "ready" and self.standby()["pid"], what="a standby")
+        return wait_for(
+            lambda: (now := status(self.folder)["standby"])["state"] == "ready" and now["pid"], 120, "a standby"
+        )
 
     def check_complete(self, restarts: int) -> None:
         found = status(self.folder)

@@ -44,23 +44,17 @@ def console(folder):
     return "\n".join(path.read_text(errors="replace")[-4000:] for path in sorted(folder.rglob("console-*.txt")))
 
 
-def rank(folder, number):
-    """The process of a machine's rank."""
-    own = folder / "machines" / "1" if number else folder
-    (pid,) = status(own)["trainer_pids"]
-    return pid
-
-
 def test_a_stopped_rank_is_named_by_its_machine_and_all_start_again_from_the_last_state(run, loops):
-    wait_for(lambda: status(run)["step"] >= 35 and status(run / "machines" / "1")["trainer_pids"], 60, "step 35")
-    os.kill(rank(run, 1), signal.SIGSTOP)
+    second = run / "machines" / "1"
+    (rank,) = wait_for(lambda: status(run)["step"] >= 35 and status(second)["trainer_pids"], 60, "step 35")
+    os.kill(rank, signal.SIGSTOP)
     assert [loop.wait(120) for loop in loops] == [0, 0], console(run)
     now = status(run)
     assert now["state"] == "completed" and now["attempt"] > 1 and weight(run) == undisturbed(STEPS), console(run)
     (other,) = now["machines"]
     assert other["machine"] == "1" and other["host"] and other["step"] >= 35, now  # as last read: it may end later
-    assert status(run / "machines" / "1")["step"] == STEPS
-    found, *_ = incidents(run / "machines" / "1")
+    assert status(second)["step"] == STEPS
+    found, *_ = incidents(second)
     assert (found["kind"], found["cause"], found["evidence"]["rank"]) == ("hang", "trainer_stopped", 1), found
     own, *_ = incidents(run)
     assert (own["kind"], own["evidence"]["rank"]) == ("crash", 0), "the first machine has its own side of it"

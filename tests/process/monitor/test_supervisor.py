@@ -72,24 +72,6 @@ def test_a_users_stop_saves_first_and_the_next_start_goes_on_from_there(folder):
     assert f"from step {now['step']}" in events(folder, "started")[1]["message"]
 
 
-@pytest.mark.journey
-def test_bad_checkpoints_are_set_aside_and_named_and_the_run_goes_on_from_the_last_good_one(folder):
-    spoil = """
-newest, second = state(step - step % 10), state(step - step % 10 - 10)
-(newest / "weight.json").write_text('"x"')
-(second / "hangproof.json").unlink()
-os.kill(os.getpid(), 9)
-"""
-    toy_run(folder, fault_at(AT, spoil), **SHORT)
-    assert supervise(folder)[0] == 0
-    completed(folder, restarts=1)
-    assert incidents(folder)[0]["resumed_from"] == 10
-    bad = events(folder, "checkpoint_bad")
-    assert len(bad) == 2 and any("guard" in e["message"] for e in bad)
-    assert (folder / "toy-step00000030-state.bad").is_dir()
-    assert "set aside" in report(folder)
-
-
 def test_a_script_without_heartbeats_is_watched_by_its_log(folder):
     folder.mkdir()
     (folder / "train.sh").write_text(

@@ -1,5 +1,6 @@
 """What ends a run, or what the system refuses, costs no steps: real runs of the toy loop under the real monitor."""
 
+import functools
 import os
 from pathlib import Path
 
@@ -32,20 +33,14 @@ def steps(run: Run) -> list[int]:
     return run.toy.trained(run.data)
 
 
-def weights(step):
-    content = b""
-    for number in range(1, step + 1):
-        content = toy_loop.advance(content, number)
-    return content
-
-
 def test_a_stop_at_once_has_the_newest_steps_on_the_disk(run):
     process = run.start()
     wait_for(lambda: len(steps(run)) >= 20)
     (run.folder / "stop.request").write_text('{"now": true}', encoding="utf-8")
     run.finish(process, code=3)
     step, state = max(states(run).items())
-    assert step >= len(steps(run)) - 10 and (state / "weights.bin").read_bytes() == weights(step)
+    weights = functools.reduce(toy_loop.advance, range(1, step + 1), b"")
+    assert step >= len(steps(run)) - 10 and (state / "weights.bin").read_bytes() == weights
     assert status(run.folder)["state"] == "stopped" and state.name in status(run.folder)["reason"]
 
 
