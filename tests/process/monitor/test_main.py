@@ -1,6 +1,5 @@
 """Who watches the watcher: a monitor that is stuck is replaced, what it shows is called old, and it touches nothing foreign."""
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -13,7 +12,7 @@ from monitor_helpers import events, finish, monitor, started, supervise, toy_run
 from run_facts import completed, incidents, status, trainers
 from toys import AT, GO, HANG, SHORT, fault_at
 
-from monitor.process import spawned
+from monitor.process import platform, spawned
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not sys.platform.startswith("linux"), reason="signals and /proc")]
 SILENT = "[watch]\nsilent_s = 6\n"
@@ -83,23 +82,15 @@ def fault(step):
 """
 
 
-def zombies(pid: int) -> list[int]:
-    found = []
-    for child in psutil.Process(pid).children():
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if child.status() == psutil.STATUS_ZOMBIE:
-                found.append(child.pid)
-    return found
-
-
 def test_no_orphan_of_the_training_stays_a_zombie(folder):
     toy_run(folder, ORPHANS, steps=5000, pace=0.02, every=1000)
     process = started(folder, 30, HANGPROOF_RUN=str(folder), HANGPROOF_TOKEN="f" * 32)
-    for one in (process.pid, status(folder)["monitor_pid"]):
+    watcher = status(folder)["monitor_pid"]
+    for one in (process.pid, watcher):
         exported = psutil.Process(one).environ()
         assert not [name for name in exported if name in spawned.MARKS], "it does not look like a training"
     os.kill(trainers(folder)[0], signal.SIGSTOP)  # no new ones
-    wait_for(lambda: not zombies(status(folder)["monitor_pid"]), what="all are collected")
+    wait_for(lambda: not [p for p in platform.scan().values() if p.ppid == watcher and p.dead], what="no zombie")
     process.send_signal(signal.SIGINT)
     os.kill(trainers(folder)[0], signal.SIGCONT)
     finish(process)

@@ -90,6 +90,14 @@ def test_the_first_attempt_starts_at_step_0_and_a_script_that_cannot_run_is_trie
     assert started["message"] == f"attempt 1 from the start, pid {attempt.pid}" and "changes" not in started
 
 
+def test_without_trackio_an_event_says_how_to_install_it(make_loop, tmp_path, monkeypatch):
+    (tmp_path / "trackio.py").write_text("raise ImportError('No module named trackio')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    run = make_loop("")
+    start.start_tracker(run.folder)
+    wait_for(lambda: "pip install trackio" in (run.folder.folder / "events.jsonl").read_text(), what="the event")
+
+
 def test_a_state_that_cannot_be_verified_now_is_waited_for_and_never_means_step_0(make_loop, monkeypatch):
     run = make_loop("")
     script(run)
