@@ -1,56 +1,38 @@
 """What a Windows program sees of a line of a batch file, read independently of the project's own parser."""
 
+import re
+
 
 def cmd_words(line: str) -> list[str]:
     """What a Windows program sees of a batch line: cmd.exe's carets, percents and quotes, then the C runtime's argv."""
-    out, quoted, i = [], False, 0
-    while i < len(line):
-        c = line[i]
+    out, quoted, characters = "", False, iter(line)
+    for c in characters:
         if c == "%":
-            assert line[i : i + 2] == "%%", f"a single percent sign would be expanded: {line!r}"
-            out.append("%")
-            i += 2
-            continue
-        if c == "^" and not quoted:
-            out.append(line[i + 1])
-            i += 2
-            continue
-        if c == '"':
+            assert next(characters, "") == "%", f"a single percent sign would be expanded: {line!r}"
+        elif c == "^" and not quoted:
+            c = next(characters)
+        elif c == '"':
             quoted = not quoted
         elif not quoted:
             assert c not in "&|<>()", f"cmd would act on {c!r} in {line!r}"
-        out.append(c)
-        i += 1
-    return runtime_words("".join(out))
+        out += c
+    return runtime_words(out)
 
 
 def runtime_words(line: str) -> list[str]:
-    """argv by the Microsoft C runtime's rules: backslashes count only before a quote."""
-    words, word, quoted, started, i = [], [], False, False, 0
-    while i < len(line):
-        run = len(line) - i - len(line[i:].lstrip("\\"))
-        if run and i + run < len(line) and line[i + run] == '"':
-            word.append("\\" * (run // 2))
-            started, i = True, i + run
-            if run % 2:
-                word.append('"')
-                i += 1
-            continue
-        if run:
-            word.append("\\" * run)
-            started, i = True, i + run
-        elif line[i] == '"':
-            if quoted and line[i + 1 : i + 2] == '"':
-                word.append('"')
-                i += 1
-            else:
-                quoted = not quoted
-            started, i = True, i + 1
-        elif line[i] in " \t" and not quoted:
-            if started:
-                words.append("".join(word))
-            word, started, i = [], False, i + 1
+    """argv by the Microsoft C runtime's rules: backslashes count only before a quote, and a quote twice within quotes is one."""
+    words, word, quoted, closed_at = [], None, False, -1
+    for token in re.finditer(r'(\\*)"|(.)', f"{line} ", re.DOTALL):
+        slashes, other = token.groups()
+        if other and other in " \t" and not quoted:
+            words += [] if word is None else [word]
+            word = None
+        elif other:
+            word = (word or "") + other
         else:
-            word.append(line[i])
-            started, i = True, i + 1
-    return [*words, "".join(word)] if started else words
+            literal = len(slashes) % 2 or (not quoted and closed_at == token.end() - 1)
+            word = (word or "") + "\\" * (len(slashes) // 2) + '"' * literal
+            if not len(slashes) % 2:
+                quoted, closed_at = not quoted, token.end() if quoted else -1
+    assert not quoted, f"an open quote in {line!r}"
+    return words

@@ -12,8 +12,7 @@ from runs_helpers import python
 from monitor.state import RunState
 from runs.paths import ROOT
 
-MONITOR = ROOT / "monitor"
-FILES = sorted(MONITOR.rglob("*.py"))
+FILES = sorted((ROOT / "monitor").rglob("*.py"))
 ARROWS = {  # folder: what it may import of ours
     "presets": (),
     "guards": (),
@@ -78,22 +77,19 @@ def test_only_the_loop_a_start_and_recovery_change_the_state_of_a_run():
         if path.name in ("loop.py", "supervisor.py", "recovery.py", "start.py", "state.py"):
             continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            one = [node.target] if isinstance(node, ast.AugAssign) else []
-            targets = node.targets if isinstance(node, ast.Assign) else one
-            for target in targets:
-                owner = target.value if isinstance(target, ast.Attribute) else None
-                if owner is not None and target.attr in names and ast.unparse(owner).endswith("state"):
-                    found.append(f"{path.name}:{node.lineno}")
+            changed = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and node.attr in names
+            if changed and ast.unparse(node.value).endswith("state"):
+                found.append(f"{path.name}:{node.lineno}")
     assert not found
 
 
 def test_each_function_of_the_documented_walk_of_a_hang_exists():
-    document = MONITOR.parent / "docs" / "recovery.md"
-    text = document.read_text(encoding="utf-8").partition("## The files that a hang passes")[2]
+    document = (ROOT / "docs" / "recovery.md").read_text(encoding="utf-8")
+    text = document.partition("## The files that a hang passes")[2]
     steps = re.findall(r"`([\w/]+\.py)` `([\w.]+)`", "\n".join(re.findall(r"^\d+\. .*$", text, re.MULTILINE)))
     assert len(steps) > 15
     for file, name in steps:
-        code = (MONITOR.parent / file).read_text(encoding="utf-8")
+        code = (ROOT / file).read_text(encoding="utf-8")
         assert re.search(rf"def {name.rpartition('.')[2]}\(", code), (file, name)
 
 
@@ -101,16 +97,8 @@ def test_the_monitors_process_holds_no_library_and_none_of_the_large_modules():
     """It sleeps beside the training for hours: OpenSSL (`hashlib`) alone is 4 MB, pydantic 20 MB."""
     loaded = python("-c", "import sys, monitor.supervisor; print(*sys.modules)").stdout.split()
     assert loaded and not {"hashlib", "ssl", "urllib.request", "http.client", "argparse", "asyncio"} & set(loaded)
-    known = sys.stdlib_module_names | {
-        "monitor",
-        "guards",
-        "runs",
-        "presets",
-        "__main__",
-        "sitecustomize",
-        "_distutils_hack",
-    }
-    assert {name.partition(".")[0] for name in loaded} <= known
+    ours = {"monitor", *ARROWS["monitor"], "__main__", "sitecustomize", "_distutils_hack"}
+    assert {name.partition(".")[0] for name in loaded} <= sys.stdlib_module_names | ours
 
 
 # What has no test file of its own name: the members of a family of alike modules, and modules too small to have a promise.

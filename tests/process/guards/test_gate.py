@@ -69,10 +69,8 @@ def test_it_resumes_from_the_state_in_the_message_with_the_variables_and_the_log
     assert waiting.process.wait(LIMIT_S) == 0, waiting.log.read_text()
     assert (waiting.private / gate.PASSED).exists()
     assert (waiting.output / "toy.safetensors").read_bytes() == toy_loop.expected(6)
-    steps = [
-        line["step"] for line in map(json.loads, waiting.ledger.read_text().splitlines()) if line["what"] == "step"
-    ]
-    assert steps == [4, 5, 6]
+    lines = map(json.loads, waiting.ledger.read_text().splitlines())
+    assert [line["step"] for line in lines if line["what"] == "step"] == [4, 5, 6]
     assert waiting.log.read_text().startswith("before\n")
 
 

@@ -11,13 +11,7 @@ from guards import machine
 
 DESCRIBED = "processor\t: 0\ncpuid level\t: {level}\nflags\t\t: fpu avx512_bf16 {flags} serialize\n"
 BROKEN = DESCRIBED.format(level=28, flags="amx_bf16 amx_tile amx_int8")
-
-
-OTHERS = (
-    DESCRIBED.format(level=31, flags="amx_tile"),
-    DESCRIBED.format(level=28, flags="avx_vnni"),
-    "Processor: ARMv8\n",
-)
+OTHERS = [DESCRIBED.format(level=level, flags=flags) for level, flags in ((31, "amx_tile"), (28, "avx_vnni"))]
 
 
 def test_only_a_processor_that_announces_amx_and_does_not_describe_it_is_limited_and_a_limit_of_the_user_stays(
@@ -27,7 +21,7 @@ def test_only_a_processor_that_announces_amx_and_does_not_describe_it_is_limited
     monkeypatch.setenv(machine.ISA_LIMIT, "")  # put back after the test, whatever happens to it
     monkeypatch.delenv(machine.ISA_LIMIT)
     assert machine.avoid_amx() == ""  # no such file: not Linux
-    for text in (*OTHERS, BROKEN):
+    for text in (*OTHERS, "Processor: ARMv8\n", BROKEN):
         assert machine.ISA_LIMIT not in os.environ
         (tmp_path / "cpuinfo").write_text(text, encoding="utf-8")
         assert (machine.ISA_LIMIT in machine.avoid_amx()) == (text == BROKEN)

@@ -85,10 +85,8 @@ ANSWERS = {
 
 @pytest.mark.parametrize("status", ANSWERS)
 def test_an_answer_is_used_refused_with_what_to_do_or_asked_for_again(status):
-    response, (kind, _, says) = (
-        SimpleNamespace(status_code=status, headers={}),
-        ANSWERS[status].partition(" "),
-    )
+    response = SimpleNamespace(status_code=status, headers={})
+    kind, _, says = ANSWERS[status].partition(" ")
     with pytest.raises((ConnectionError, DownloadError)) if kind else nullcontext() as error:
         hub.check_status(response, "me/model", "x.bin")
     assert not kind or (getattr(error.value, "kind", "busy") == kind and re.search(says, str(error.value)))

@@ -24,9 +24,8 @@ def cache(tmp_path):
 def test_what_is_saved_is_loaded_as_numpy_reads_it_and_a_key_that_is_not_there_is_named_with_those_that_are(cache):
     theirs = numpy.load(cache)
     with npz.Archive(cache) as archive:
-        assert (
-            (list(archive), len(archive)) == (archive.files, 3) == (theirs.files, 3) == (["latents", "size", "flag"], 3)
-        )
+        names = ["latents", "size", "flag"]
+        assert list(archive) == archive.files == theirs.files == names and len(archive) == 3
         assert "size" in archive and "nothing" not in archive
         with pytest.raises(KeyError, match=r"a_flux\.npz: no 'nothing'; it holds latents, size, flag"):
             archive["nothing"]

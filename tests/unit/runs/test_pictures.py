@@ -109,14 +109,7 @@ def test_a_crop_from_outside_is_four_numbers_that_enclose_an_area():
     for wrong in ([0, 0, 1], [0, 0, 1, 1, 1], ["0", 0, 1, 1], [0, 0, 1, 1, "x"], [True, 0, 1, 1], 3):
         with pytest.raises(RunError, match="four numbers"):
             pictures.valid_crop(wrong)
-    outside = (
-        [0.5, 0, 0.5, 1],
-        [0.6, 0, 0.5, 1],
-        [0, 0, 1, 1.1],
-        [-0.1, 0, 1, 1],
-        [0, 0.7, 1, 0.6],
-        [0, 0, math.nan, 1],
-    )
-    for wrong in outside:
+    across, down = ([0.5, 0, 0.5, 1], [0.6, 0, 0.5, 1]), ([0, 0.7, 1, 0.6],)
+    for wrong in (*across, *down, [0, 0, 1, 1.1], [-0.1, 0, 1, 1], [0, 0, math.nan, 1]):
         with pytest.raises(RunError, match="no area"):
             pictures.valid_crop(wrong)
