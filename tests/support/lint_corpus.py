@@ -1,7 +1,7 @@
 """Shared by the tests of lint: scripts as other programs write them, and what a script really starts.
 
-A script runs in bash with stand-ins for accelerate, python and torchrun that record their arguments; a batch file is read
-by the parser. `hold` fixes a script and compares: the arguments may differ only by the changes that lint reports.
+A script runs in bash with stand-ins for accelerate, python and torchrun that record their arguments; a batch file is
+read by the parser. `hold` fixes a script and compares: the arguments may differ only by the changes that lint reports.
 """
 
 import json
@@ -112,7 +112,7 @@ def announced(started: Started, changes: list[dict]) -> Started:
 
 
 def _set(words: list[str], flag: str, values: list[str] | None) -> list[str]:
-    """Replace the last mention of a flag and remove the others; add it at the end if there is none. None: remove all."""
+    """Replace the last mention of a flag and remove the others; without one, add it at the end. None: remove all."""
     new = [] if values is None else [f"--{flag}", *values]
     first = (script_of(words) or 0) + 1
     found = [i for i, word in enumerate(words) if i >= first and word.partition("=")[0] == f"--{flag}"]

@@ -89,7 +89,7 @@ def encode(text: str) -> bytes:
 
 
 def run_script(script: str | Path, launcher: Path | None, **env: str) -> subprocess.CompletedProcess:
-    """Run a script with bash and `launcher` in place of the interpreter ($TRAINER_PYTHON) and of accelerate ($ACCELERATE)."""
+    """Run a script in bash, with `launcher` as the interpreter ($TRAINER_PYTHON) and as accelerate ($ACCELERATE)."""
     environment = {k: v for k, v in os.environ.items() if k not in ("ACCELERATE", "TRAINER_PYTHON", "PYTHONPATH")} | env
     timeout_s = float(environment.pop("TIMEOUT_S", "300"))
     if launcher:
@@ -110,7 +110,7 @@ def python(*words: str, cwd: Path = PROJECT, timeout: float = 300, **env: str) -
 
 
 def call(module: str, *words: str, **env: str) -> subprocess.CompletedProcess:
-    """`python -m MODULE WORDS` in this process: its exit code and what it printed. For commands that start no training."""
+    """`python -m MODULE WORDS` in this process: exit code and output. For commands that start no training."""
     name = f"{module}.__main__" if importlib.util.find_spec(module).submodule_search_locations else module
     file = functools.partial(tempfile.TemporaryFile, "w+", encoding="utf-8", errors="surrogateescape", newline="")
     with mock.patch.dict(os.environ, env), file() as out, file() as err:

@@ -2,8 +2,6 @@
 
 import sys
 
-import pytest
-
 from doctor import ask, installed
 from sd_scripts_patches.trainers import TRAINERS
 
@@ -18,16 +16,13 @@ def test_what_is_not_installed_is_a_note_and_what_is_half_installed_a_failure_wi
     assert (half.status, half.action) == ("failed", "Run ./start.sh musubi.") and str(tmp_path / "v") in half.text
 
 
-@pytest.mark.parametrize(
-    ("command", "answer"),
-    [
+def test_every_question_to_a_process_has_an_answer():
+    for command, answer in (
         ([sys.executable, "-c", "print('warming up'); print('{\"a\": 1}')"], {"a": 1}),
         ([sys.executable, "-c", "print('[]')"], "it printed no answer"),
         ([sys.executable, "-c", "import sys; sys.exit('no driver')"], "no driver"),
         ([sys.executable, "-c", "raise SystemExit(3)"], "exit code 3"),
         ([sys.executable, "-c", "import time; time.sleep(600)"], "it did not answer within 1 s"),
         (["/no/such/program"], "it cannot be started: No such file or directory"),
-    ],
-)
-def test_every_question_to_a_process_has_an_answer(command, answer):
-    assert ask(command, 1.0 if "sleep" in command[-1] else 60.0) == answer
+    ):
+        assert ask(command, 1.0 if "sleep" in command[-1] else 60.0) == answer

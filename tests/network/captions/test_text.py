@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from captions.text import MOST_CHARACTERS, Frame, NoCaption, cleaned, framed
 
 
-@pytest.mark.parametrize(
-    ("answer", "caption"),
-    [
+def test_an_answer_becomes_one_line_of_plain_text():
+    for answer, caption in (
         ("A cat.", "A cat."),
         ('"A cat."', "A cat."),
         ("```\na cat\n```", "a cat"),
@@ -25,11 +24,9 @@ from captions.text import MOST_CHARACTERS, Frame, NoCaption, cleaned, framed
         ("\ud800half", "�half"),
         ("", None),
         ("x" * (MOST_CHARACTERS + 1), None),
-    ],
-)
-def test_an_answer_becomes_one_line_of_plain_text(answer, caption):
-    with contextlib.nullcontext() if caption else pytest.raises(NoCaption):
-        assert cleaned(answer) == caption
+    ):
+        with contextlib.nullcontext() if caption else pytest.raises(NoCaption):
+            assert cleaned(answer) == caption
 
 
 @settings(max_examples=60)
@@ -44,14 +41,11 @@ def test_no_answer_gives_a_caption_with_control_characters_or_several_lines(answ
     text.encode("utf-8")
 
 
-@pytest.mark.parametrize(
-    ("caption", "frame", "result"),
-    [
+def test_prefix_suffix_and_trigger():
+    for caption, frame, result in (
         ("a cat", Frame(trigger="ohwx"), "ohwx, a cat"),
         ("Ohwx, a cat", Frame(trigger="ohwx"), "Ohwx, a cat"),
         ("ohwxen graze", Frame(trigger="ohwx"), "ohwx, ohwxen graze"),
         ("a cat", Frame("in style, ", "", "ohwx"), "ohwx, in style, a cat"),
-    ],
-)
-def test_prefix_suffix_and_trigger(caption, frame, result):
-    assert framed(caption, frame) == result
+    ):
+        assert framed(caption, frame) == result

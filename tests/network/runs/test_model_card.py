@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import pytest
 from huggingface_hub import ModelCard
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,15 +22,12 @@ def test_no_text_breaks_the_card(text):
     assert "<script" not in model_card.plain(text).replace("&lt;script", "")
 
 
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
+def test_paths_are_reduced_to_their_last_part():
+    for text, shown in (
         ("/home/me/models/a.safetensors", "a.safetensors"),
         ('{"dir": "C:\\\\Users\\\\me\\\\a.png"}', '{"dir": "a.png"}'),
         ("see https://huggingface.co/a/b", "see https://huggingface.co/a/b"),
         ("1/2 and 3/4", "1/2 and 3/4"),
         ("~/secret/b.txt", "b.txt"),
-    ],
-)
-def test_paths_are_reduced_to_their_last_part(text, shown):
-    assert model_card.PATH.sub("", text) == shown
+    ):
+        assert model_card.PATH.sub("", text) == shown

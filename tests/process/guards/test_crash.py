@@ -1,4 +1,4 @@
-"""Deadlines and the exit after a crash: a process that would wait for ever exits, with the right code and the reason in its log."""
+"""Deadlines and the exit after a crash: a process that would wait for ever exits with its code and its reason."""
 
 import os
 import signal
@@ -78,7 +78,7 @@ def test_a_deadline_kills_a_process_whose_standard_error_nobody_reads(tmp_path):
 def test_a_sigterm_while_a_child_is_forked_requests_a_save_and_ends_the_child_that_it_is_for(tmp_path):
     code = f"""import os, signal
 own = [signal.SIGTERM]
-os.register_at_fork(before=lambda: own and os.kill(os.getpid(), own.pop()))  # runs after those that are registered later
+os.register_at_fork(before=lambda: own and os.kill(os.getpid(), own.pop()))  # after those registered later
 {PRELUDE}
 def forked():
     pid = os.fork()

@@ -1,4 +1,4 @@
-"""Lines on a full disk: a metric or an event that cannot be written costs that line, never a step, and no line after it."""
+"""Lines on a full disk: a metric or an event that cannot be written costs that line, never a step or a later line."""
 
 import json
 import math

@@ -13,17 +13,14 @@ def test_the_defaults_are_options_and_what_the_page_does_not_store_is_none():
     assert not {"target", "rewrite", "json"} & set(OPTIONS)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_what_could_not_have_been_typed_is_refused():
+    for options, message in (
         ([], "not options"),
         ({"engine": "magic"}, "not options"),
         ({"engine": "tagger", "target": "/etc"}, "not options"),
         ({"engine": "tagger", "general": "0.5"}, "general: '0.5' is not a value"),
         ({"engine": "florence", "task": "endless"}, "task: 'endless'"),
         ({"engine": "endpoint", "url": 5}, "url: 5"),
-    ],
-)
-def test_what_could_not_have_been_typed_is_refused(options, message):
-    with pytest.raises(RunError, match=message):
-        checked(options)
+    ):
+        with pytest.raises(RunError, match=message):
+            checked(options)

@@ -50,7 +50,7 @@ def test_a_read_within_a_read_reports_the_limit_that_expired(alarm):
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
-LOOKS = {  # what the time until the next look brings, as (beat, clock): the phase, when the limit of 20 s ends the process
+LOOKS = {  # what happens until the next look: the phase, a call with (beat, clock), when the limit of 20 s ends it
     "nothing": ("step", lambda beat, clock: None, 25),
     "items": ("step", lambda beat, clock: beat.item(1), 100),
     "much that is read": ("load", lambda beat, clock: clock.read(2 << 20), 100),

@@ -1,4 +1,4 @@
-"""One table of limits: every limit of the monitor is longer than the ones inside it, and no limit is missing from the table."""
+"""One table of limits: each limit of the monitor is longer than those inside it, and none is missing from the table."""
 
 import ast
 import re
@@ -20,7 +20,7 @@ INSIDE = ("guards", "sd_scripts_patches", "trainer")
 SETUP_ONLY = {"sd_scripts_patches/install.py", "sd_scripts_patches/versions.py", "trainer/tiny_flux.py"}
 """They run before any training starts, or start trainings of their own."""
 INTERVALS = ("POLL_S", "PAUSE_S", "AGE_S")
-"""How often something is checked or tried, and from what age on it is reported or deleted. Nothing is killed or given up by them."""
+"""How often something is checked, and from what age on it is reported or deleted. They kill and give up nothing."""
 
 
 def sources():

@@ -1,15 +1,63 @@
-"""DataLoader settings that cannot hang: a pure table."""
+"""DataLoader settings that cannot hang, and workers that deliver their batches whatever the length of TMPDIR."""
 
 import itertools
 import sys
+from pathlib import Path
 
+import children
 import pytest
 
-from guards.loader import rules
+from guards import loader
+
+needs_sockets = pytest.mark.skipif(sys.platform == "win32", reason="sockets as on Unix")
+
+LOADER = """
+from guards import loader
+print(loader.move_sockets())
+import tempfile, torch
+from torch.utils.data import DataLoader
+torch.multiprocessing.set_sharing_strategy("file_descriptor")
+batches = DataLoader(torch.arange(3), batch_size=None, num_workers=1, timeout=60)
+print("batch", [int(b) for b in batches], tempfile.gettempdir())
+"""
+
+
+@pytest.fixture
+def long_folder(tmp_path):
+    folder = tmp_path / ("x" * 120)
+    folder.mkdir()
+    return folder
+
+
+@needs_sockets
+@pytest.mark.slow
+def test_batches_arrive_with_a_long_tmpdir_which_stays(long_folder):
+    done = children.run(LOADER, TMPDIR=long_folder)
+    assert f"batch [0, 1, 2] {long_folder}" in done.stdout, done.stderr
+    assert f"TMPDIR ({long_folder}) is too long for the sockets of loader workers; they are in /" in done.stdout
+    made = done.stdout.splitlines()[0].rpartition(" ")[2]
+    assert not Path(made).exists()
+
+
+@needs_sockets
+def test_a_short_tmpdir_changes_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(loader.tempfile, "tempdir", "/tmp")
+    assert loader.move_sockets() == "" and loader.tempfile.tempdir == "/tmp"
+    assert not loader.sockets_fit("/" + "é" * 40)  # bytes count, not letters
+
+
+@needs_sockets
+def test_when_no_folder_can_be_used_the_error_names_tmpdir_and_what_to_do(long_folder, monkeypatch):
+    monkeypatch.setattr(loader.tempfile, "tempdir", str(long_folder))
+    monkeypatch.setattr(loader, "SHORT", ("/no/such/folder", str(long_folder)))
+    monkeypatch.setattr(loader.multiprocessing.process.current_process(), "_config", {})
+    with pytest.raises(loader.TooLong, match=r"TMPDIR \(.*Set TMPDIR to a shorter folder"):
+        loader.move_sockets()
+    assert loader.tempfile.tempdir == str(long_folder)
 
 
 def test_no_workers_drop_persistence_prefetch_and_timeout_together():
-    made = rules(0, persistent_workers=True, prefetch_factor=4, timeout=60)
+    made = loader.rules(0, persistent_workers=True, prefetch_factor=4, timeout=60)
     off = {"persistent_workers": False, "prefetch_factor": None}
     assert made == {"num_workers": 0, "timeout": 0.0, **off}
 
@@ -17,7 +65,7 @@ def test_no_workers_drop_persistence_prefetch_and_timeout_together():
 def test_the_users_limit_of_a_batch_counts_where_the_loader_has_none(monkeypatch):
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setenv("HANGPROOF_DATALOADER_TIMEOUT_S", "7")
-    assert [rules(1, timeout=asked)["timeout"] for asked in (0, 90)] == [7, 90]
+    assert [loader.rules(1, timeout=asked)["timeout"] for asked in (0, 90)] == [7, 90]
 
 
 def test_torch_accepts_every_combination(monkeypatch):
@@ -26,5 +74,5 @@ def test_torch_accepts_every_combination(monkeypatch):
     for workers, persistent, prefetch, timeout, platform in choices:
         with monkeypatch.context() as here:
             here.setattr(sys, "platform", platform)
-            made = rules(workers, persistent, prefetch, timeout)
+            made = loader.rules(workers, persistent, prefetch, timeout)
         torch.utils.data.DataLoader([1, 2, 3], **made)  # raises ValueError for settings that contradict each other

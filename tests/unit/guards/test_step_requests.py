@@ -2,7 +2,6 @@
 
 from unittest.mock import Mock
 
-import pytest
 from monitor_helpers import events
 
 from guards import step_requests
@@ -50,21 +49,18 @@ def test_only_rank_0_reads_requests(tmp_path):
     assert step_requests.StepRequests.from_env({}).pending(1) == ()
 
 
-@pytest.mark.parametrize(
-    ("every", "count", "expected"),
-    [
+def test_extra_saves_are_due_between_two_regular_ones():
+    for every, count, expected in (
         (40, 1, {20: 20, 29: 20, 60: 60}),  # half-way, and until the next regular save is nearer than a quarter
         (10, 2, {4: 3, 7: 7, 8: 7, 14: 13}),
         (3, 1, {}),  # too short
         (4, 1, {2: 2}),
         (40, 0, {}),
         (0, 1, {}),
-    ],
-)
-def test_extra_saves_are_due_between_two_regular_ones(every, count, expected):
-    found = {step: at for step in range(70) if (at := extra_save_due(step, every, count)) is not None}
-    assert expected.items() <= found.items() and bool(found) is bool(expected)
-    assert all(step % every > 0 and at <= step for step, at in found.items())
+    ):
+        found = {step: at for step in range(70) if (at := extra_save_due(step, every, count)) is not None}
+        assert expected.items() <= found.items() and bool(found) is bool(expected)
+        assert all(step % every > 0 and at <= step for step, at in found.items())
 
 
 def test_an_extra_save_is_requested_once_and_not_while_one_is_copied_or_saving_is_slow(tmp_path):

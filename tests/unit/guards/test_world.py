@@ -1,4 +1,4 @@
-"""guards/world.py: what a rank refuses before it joins a group, by which backend it meets the others, what ends its waits."""
+"""What a rank refuses before it joins a group, by which backend it meets the others, and what ends its waits."""
 
 from contextlib import nullcontext
 

@@ -1,4 +1,4 @@
-"""The fixes of lint on the scripts that people have: the commands of other projects' documents, FluxGym's scripts, kohya_ss's commands.
+"""The fixes of lint on scripts that people have: other projects' documented commands, FluxGym's scripts, kohya_ss's.
 
 Each script is fixed and run in bash; it must start the same programs with the same arguments, apart from the changes
 that lint reports. Batch files and PowerShell scripts are compared by the parser, because neither interpreter is here.
@@ -42,7 +42,7 @@ def test_a_command_of_another_trainer_is_refused_and_left_alone(tmp_path):
 
 
 def batch_words(text: str) -> list[str]:
-    """What the last command of a batch file starts, read independently of presets.windows; its variables are PYTHONPATH's alone."""
+    """What the last command of a batch file starts, without presets.windows; its variables are PYTHONPATH's alone."""
     return cmd_words(re.sub(r"\^\r?(\n|\Z)", "", text).rstrip().rpartition(" && ")[2])
 
 

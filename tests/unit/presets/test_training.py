@@ -2,7 +2,6 @@
 
 import re
 
-import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from lint_corpus import lint
@@ -10,9 +9,8 @@ from lint_corpus import lint
 from presets.training import commands
 
 
-@pytest.mark.parametrize(
-    ("language", "text"),
-    [
+def test_a_variable_that_is_not_set_at_the_top_level_alone_is_unknown():
+    for language, text in (
         ("sh", 'X=1\n[ -d /x ] && X=2\nprogram "$X"'),
         ("sh", 'X=1\nread -r X\nprogram "$X"'),
         ("sh", 'f() { X=2; }\nX=1\nf\nprogram "$X"'),
@@ -21,13 +19,11 @@ from presets.training import commands
         ("ps", '$X = "1"\nif ($y) { $X = "2" }\nprogram "$X"'),
         ("ps", '$X = "1"\n$global:X = "2"\nprogram "$X"'),
         ("ps", '$X = "1"\nforeach ($X in 1..2) { }\nprogram "$X"'),
-    ],
-)
-def test_a_variable_that_is_not_set_at_the_top_level_alone_is_unknown(language, text):
-    assert [word.value for word in commands(text, language)[-1].words] == ["program", None]
-    first = next(line for line in text.splitlines() if line.endswith(("=1", '= "1"')))
-    plain = f"{first}\n{text.splitlines()[-1]}"
-    assert [word.value for word in commands(plain, language)[-1].words] == ["program", "1"]
+    ):
+        assert [word.value for word in commands(text, language)[-1].words] == ["program", None]
+        first = next(line for line in text.splitlines() if line.endswith(("=1", '= "1"')))
+        plain = f"{first}\n{text.splitlines()[-1]}"
+        assert [word.value for word in commands(plain, language)[-1].words] == ["program", "1"]
 
 
 @settings(max_examples=150, deadline=None)
@@ -44,21 +40,18 @@ def test_any_text_is_read_to_its_end(text, language):
 T = "accelerate launch sd/flux_train_network.py"
 
 
-@pytest.mark.parametrize(
-    "text, file",
-    [
+def test_flags_that_the_command_does_not_get_are_named_with_their_line(tmp_path):
+    for text, file in (
         (f"{T} --seed 1 \\\n  # a comment \\\n  --lr 3\n", "t.sh"),
         (f"{T} --seed 1 \\ \n  --lr 3\n", "t.sh"),
         (f"{T} --seed 1 ^ \r\n  --lr 3\r\n", "t.bat"),
         (f"{T} --seed 1 `\r\n\r\n  --lr 3\r\n", "t.ps1"),
-    ],
-)
-def test_flags_that_the_command_does_not_get_are_named_with_their_line(tmp_path, text, file):
-    path = tmp_path / file
-    path.write_bytes(text.encode())
-    code, _, value = lint(path, "--fix")
-    (finding,) = [one for one in value["findings"] if one["id"] == "cut-off"]
-    assert code == 1 and finding["level"] == "fail"
-    assert path.read_text().splitlines()[finding["line"] - 1].strip() == "--lr 3"
-    path.write_bytes(re.sub(r" ([\\^`]) ?(\r?)\n(  # .*\n|\r\n)?", r" \1\2\n", text).encode())
-    assert "cut-off" not in {finding["id"] for finding in lint(path)[2]["findings"]}
+    ):
+        path = tmp_path / file
+        path.write_bytes(text.encode())
+        code, _, value = lint(path, "--fix")
+        (finding,) = [one for one in value["findings"] if one["id"] == "cut-off"]
+        assert code == 1 and finding["level"] == "fail"
+        assert path.read_text().splitlines()[finding["line"] - 1].strip() == "--lr 3"
+        path.write_bytes(re.sub(r" ([\\^`]) ?(\r?)\n(  # .*\n|\r\n)?", r" \1\2\n", text).encode())
+        assert "cut-off" not in {finding["id"] for finding in lint(path)[2]["findings"]}

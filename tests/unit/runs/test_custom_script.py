@@ -67,23 +67,18 @@ def test_an_edited_script_is_the_script_of_the_run_byte_for_byte(tmp_path, monke
     assert OWN_LINES in there and str(Path(flags_of(text)["output_dir"][0])) not in there
 
 
-@pytest.mark.parametrize(
-    ("name", "flag", "value"),
-    [
+def test_a_mitigation_changes_the_edited_script():
+    more = "--highvram --blocks_to_swap 10 \\\n  --sdpa"
+    spec, text = adopted(spec_of(), lambda text: edit(text).replace("--sdpa", more))
+    for name, flag, value in (
         ("workers_0", "max_data_loader_n_workers", ["0"]),
         ("lower_lr", "learning_rate", ["0.001"]),
         ("no_block_swap", "blocks_to_swap", None),
         ("lean", "highvram", None),
-    ],
-)
-def test_a_mitigation_changes_the_edited_script(name, flag, value):
-    def change(text):
-        return edit(text).replace("--sdpa", "--highvram --blocks_to_swap 10 \\\n  --sdpa")
-
-    spec, text = adopted(spec_of(), change)
-    after, sentence = mitigate.apply(spec, name)
-    assert sentence and flags_of(text)[flag] != value and flags_of(generated(after)).get(flag) == value
-    assert OWN_LINES in generated(after)
+    ):
+        after, sentence = mitigate.apply(spec, name)
+        assert sentence and flags_of(text)[flag] != value and flags_of(generated(after)).get(flag) == value
+        assert OWN_LINES in generated(after)
 
 
 def test_a_mitigation_changes_a_variable_and_the_launchers_options():
@@ -125,9 +120,8 @@ def of_level(text, *levels):
     return [one for one in custom_script.problems(text, generated(spec_of())) if one.level in levels]
 
 
-@pytest.mark.parametrize(
-    ("change", "line_of", "words", "fixed"),
-    [
+def test_what_start_refuses_has_a_line_and_a_fix():
+    for change, line_of, words, fixed in (
         (lambda t: t.replace("fi\n", "\n", 1), None, "bash:", False),
         (lambda t: "echo nothing\n", None, "no trainer that Hangproof knows", False),
         (lambda t: t + t, None, "2 training commands", False),
@@ -137,20 +131,18 @@ def of_level(text, *levels):
         (lambda t: t.replace("-m sd_scripts_patches ", ""), "flux_train", "Without guards", True),
         (lambda t: t + "\0", None, "NUL", False),
         (lambda t: t + "#" * 300_000, None, "larger than", False),
-    ],
-)
-def test_what_start_refuses_has_a_line_and_a_fix(change, line_of, words, fixed):
-    text = change(generated(spec_of()))
-    found = of_level(text, "error")
-    assert found and words in found[0].text and found[0].advice
-    if line_of:
-        assert line_of in text.splitlines()[found[0].line - 1]
-    with pytest.raises(RunError, match="script"):
-        pin.adopt(spec_of(), text, folder_of(spec_of()))
-    assert bool(found[0].fix) == fixed
-    if fixed:
-        after = custom_script.fix(text, found[0].fix, generated(spec_of()))
-        assert not of_level(after, "error")
+    ):
+        text = change(generated(spec_of()))
+        found = of_level(text, "error")
+        assert found and words in found[0].text and found[0].advice
+        if line_of:
+            assert line_of in text.splitlines()[found[0].line - 1]
+        with pytest.raises(RunError, match="script"):
+            pin.adopt(spec_of(), text, folder_of(spec_of()))
+        assert bool(found[0].fix) == fixed
+        if fixed:
+            after = custom_script.fix(text, found[0].fix, generated(spec_of()))
+            assert not of_level(after, "error")
 
 
 def test_lint_findings_have_a_fix_of_their_own():

@@ -1,4 +1,4 @@
-"""A secret that is given in any way is in one private file, and in nothing that is shown, exported, packed, published or stored."""
+"""A secret, however it is given, is in one private file and in nothing that is shown, exported, published or stored."""
 
 from __future__ import annotations
 
@@ -98,8 +98,8 @@ def by_options(root: Path) -> Path:
 def by_import(root: Path) -> Path:
     script = root / "train.sh"
     script.write_text(
-        f"export WANDB_API_KEY='{VALUE}'\naccelerate launch sd-scripts/flux_train_network.py --network_dim 4 \\\n"
-        f"  --huggingface_token {OTHER} --pretrained_model_name_or_path flux1-dev.sft --network_module networks.lora_flux\n"
+        f"export WANDB_API_KEY='{VALUE}'\naccelerate launch sd-scripts/flux_train_network.py --network_dim 4 "
+        f"--huggingface_token {OTHER} --pretrained_model_name_or_path flux1-dev.sft --network_module networks.lora_flux\n"
     )
     draft_id = set_up(root)
     found = templates.read_files([("train.sh", script.read_text())])
@@ -338,9 +338,8 @@ def test_option_lines_keep_the_names_of_their_secrets_and_leave_the_values():
     assert env_file.named_in("rank=8\nsecrets = A_KEY, B_KEY\n") == ["A_KEY", "B_KEY"]
 
 
-@pytest.mark.parametrize(
-    ("fields", "wanted"),
-    [
+def test_the_secrets_among_the_fields_of_a_run_are_variables_and_named():
+    for fields, wanted in (
         ({"rank": 8}, {"rank": 8}),
         ({"extra": {"wandb_api_key": " k "}}, {"environment": {"WANDB_API_KEY": "k"}, "extra": {}, "secrets": ["WANDB_API_KEY"]}),
         ({"extra": {"MY_KEY": 5, "seed": 1}}, {"environment": {"MY_KEY": "5"}, "extra": {"seed": 1}, "secrets": ["MY_KEY"]}),
@@ -351,10 +350,8 @@ def test_option_lines_keep_the_names_of_their_secrets_and_leave_the_values():
          {"environment": {"A_KEY": "two"}, "edited": {"script": 'A_KEY="${A_KEY:-}"', "generated": "x"}, "secrets": ["A_KEY"]}),
         ({"secrets": "B, C"}, {"secrets": ["B", "C"]}),
         ({"secrets": 3, "environment": {"A_KEY": "x"}}, {"secrets": 3, "environment": {"A_KEY": "x"}}),
-    ],
-)  # fmt: skip
-def test_the_secrets_among_the_fields_of_a_run_are_variables_and_named(fields, wanted):
-    assert env_file.moved(fields) == wanted
+    ):  # fmt: skip
+        assert env_file.moved(fields) == wanted
 
 
 def test_a_run_toml_that_only_names_its_secrets_does_not_expose_them_and_a_flag_is_one_by_its_name():

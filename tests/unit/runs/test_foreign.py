@@ -1,4 +1,4 @@
-"""Configurations of other trainers become runs: every setting has one row, what hangs is dropped, nothing is executed."""
+"""Configurations of other trainers become runs: a row for each setting, what hangs is dropped, nothing is executed."""
 
 import json
 import os
@@ -31,9 +31,8 @@ def test_a_command_of_musubi_tuner_is_found_without_the_guarded_launcher():
     assert one.kind == "a command of musubi-tuner"
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
+def test_what_cannot_be_imported_says_why():
+    for text, words in (
         ("hello there", "this is not a train.sh"),
         ("", "nothing to import"),
         ('{"a": 1}', "none of kohya_ss"),
@@ -45,12 +44,10 @@ def test_a_command_of_musubi_tuner_is_found_without_the_guarded_launcher():
         ("x\0y", "NUL"),
         ("x" * (MAX_SCRIPT + 1), "larger than"),
         ('{"LoRA_type": ' + "[" * 20000, "nested too deeply"),
-    ],
-)
-def test_what_cannot_be_imported_says_why(text, words):
-    with pytest.raises(RunError) as error:
-        imported(("", text))
-    assert words in str(error.value)
+    ):
+        with pytest.raises(RunError) as error:
+            imported(("", text))
+        assert words in str(error.value)
     with pytest.raises(RunError, match="too many"):
         read([("x", "y")] * (MAX_FILES + 1))
 
@@ -66,25 +63,22 @@ def test_references_of_yaml_that_multiply_cost_nothing():
 def test_nothing_of_an_imported_script_is_executed(tmp_path, monkeypatch):
     flag = tmp_path / "executed"
     monkeypatch.setattr(os, "system", lambda *_: flag.touch())
-    text = f"touch {flag}\nX=$(touch {flag})\naccelerate launch `touch {flag}` flux_train_network.py --network_dim $(touch {flag}; echo 4)"
-    text += f' --learning_rate 1e-4 --output_name "$(touch {flag})" --x "; touch {flag}"\n'
+    text = f"touch {flag}\nX=$(touch {flag})\naccelerate launch `touch {flag}` flux_train_network.py "
+    text += f'--network_dim $(touch {flag}; echo 4) --learning_rate 1e-4 --output_name "$(touch {flag})" --x "; touch {flag}"\n'
     one = imported(("train.sh", text))
     assert not flag.exists()
     assert row(one, "network_dim").outcome == "unsupported" and one.fields["learning_rate"] == "1e-4"
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
+def test_what_only_the_shell_knows_is_named_with_its_line():
+    for name, text in (
         ("t.sh", 'python train_network.py \\\n  --seed 5 $(cat more) "$@"\n'),
         ("t.ps1", "$more = @('--lr', '3')\npython train_network.py --seed 5 @more\n"),
         ("t.bat", "set /p MORE=\r\npython train_network.py --seed 5 %MORE%\r\n"),
-    ],
-)
-def test_what_only_the_shell_knows_is_named_with_its_line(name, text):
-    found = read([(name, text)])
-    assert found.rows[0].name == "--seed" and found.rows[0].outcome == "unsupported"
-    assert any(note.startswith("Not understood: line 2.") for note in found.notes)
+    ):
+        found = read([(name, text)])
+        assert found.rows[0].name == "--seed" and found.rows[0].outcome == "unsupported"
+        assert any(note.startswith("Not understood: line 2.") for note in found.notes)
 
 
 def test_a_json_of_kohya_ss_means_what_its_gui_writes_as_flags():
@@ -147,8 +141,8 @@ def test_a_setting_is_named_as_its_file_names_it_and_is_no_flag_once_it_is_decid
     found.take("network_dim", "field", "Rank"), found.take("sdpa", "same", ""), found.take("gone", "field", "")
     found.refuse("a\nb", [1], "none of ours"), found.add("c", [None], "see")
     assert found.rows == [
-        Row("LoRA rank", "8", "field", "Rank"), Row("--sdpa", "on", "same", ""), Row("a b", "[1]", "unsupported", "none of ours"),
-        Row("see", "…", "unsupported", "Not a plain value"),
+        Row("LoRA rank", "8", "field", "Rank"), Row("--sdpa", "on", "same", ""),
+        Row("a b", "[1]", "unsupported", "none of ours"), Row("see", "…", "unsupported", "Not a plain value"),
     ]  # fmt: skip
     assert found.flags == {"betas": ["true", "false", "1e+16", "2"]}
     found.flags = {f"flag{number}": [] for number in range(MAX_FLAGS - 1)}

@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import pytest
 from hub_server import Fault, only_hub
 from runs_helpers import call, pictures
 
@@ -42,21 +41,18 @@ def test_the_command_line_makes_shows_and_renders(tmp_path, data):
     assert without.returncode == 0 and "sample images are turned off; turn them on with --set" in without.stderr
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "says"),
-    [
+def test_wrong_words_are_refused_by_name(tmp_path, data):
+    for words, code, says in (
         (["--name", "x", "--set", "rnak=3"], 1, "did you mean"),
         (["--name", "x", "--set", "rank"], 1, "KEY=VALUE"),
         (["--name", "x", "--tier", "8G"], 1, "tier"),
         (["--name", "x", "--model", "flux-devv"], 1, "did you mean flux-dev"),
         (["--name", "x", "--set", "repeats=1000000000", "--model", "tiny-flux"], 1, "At 10"),
         ([], 2, "--name"),
-    ],
-)
-def test_wrong_words_are_refused_by_name(tmp_path, data, words, code, says):
-    done = call("runs", "new", "--images", pictures(tmp_path / "in"), *words)
-    assert done.returncode == code and says in done.stderr, done.stderr
-    assert not list(data.glob("*/*"))
+    ):
+        done = call("runs", "new", "--images", pictures(tmp_path / "in"), *words)
+        assert done.returncode == code and says in done.stderr, done.stderr
+        assert not list(data.glob("*/*"))
 
 
 def test_what_a_new_run_is_short_of_and_what_a_changed_one_trains_differently_is_said(tmp_path, data):

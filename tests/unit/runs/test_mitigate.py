@@ -72,9 +72,8 @@ OWN_RATE = [  # optimizers that find their own rate: there is none to lower
 ]
 
 
-@pytest.mark.parametrize(
-    ("name", "fields"),
-    [
+def test_a_mitigation_that_changes_nothing_for_the_trainer_says_so():
+    for name, fields in (
         *(("lower_lr", {"tier": "16G", "backend": "diffusers", "extra": extra}) for extra in OWN_RATE),
         *((name, {"workers": 0, "backend": "diffusers"}) for name in sorted(mitigate.MITIGATIONS.keys() - ALWAYS)),
         ("no_block_swap", {"extra": {"blocks_to_swap": "0"}}),
@@ -84,16 +83,13 @@ OWN_RATE = [  # optimizers that find their own rate: there is none to lower
         ("fp32_guard", {"mixed_precision": "no"}),
         ("cache_aside", {"extra": {"cache_latents_to_disk": False, "cache_text_encoder_outputs_to_disk": False}}),
         ("lean", {"extra": {"highvram": False}}),
-    ],
-)
-def test_a_mitigation_that_changes_nothing_for_the_trainer_says_so(name, fields):
-    before = spec(**{"backend": "sd-scripts", **fields})
-    assert mitigate.apply(before, name) == (before, "")
+    ):
+        before = spec(**{"backend": "sd-scripts", **fields})
+        assert mitigate.apply(before, name) == (before, "")
 
 
-@pytest.mark.parametrize(
-    ("name", "fields", "flags", "says"),
-    [
+def test_what_an_extra_flag_asks_for_is_changed_too():
+    for name, fields, flags, says in (
         *(("lower_lr", {"backend": backend, "learning_rate": 8e-4, "extra": {"unet_lr": 2e-4}},
            {"unet_lr": ["0.0001"], "learning_rate": ["0.0004"]}, "learning rate 0.0004 instead of 0.0008, unet_lr 0.0001 instead of 0.0002")
           for backend in ("sd-scripts", "diffusers")),
@@ -104,12 +100,10 @@ def test_a_mitigation_that_changes_nothing_for_the_trainer_says_so(name, fields)
         ("fp32_guard", {"mixed_precision": "fp16", "extra": {"full_fp16": True}}, {"mixed_precision": ["bf16"], "full_fp16": None}, ""),
         ("hub_offline", {"extra": {"async_upload": True}}, {"async_upload": None}, ""),
         ("workers_0", {"extra": {"persistent_data_loader_workers": True}}, {"persistent_data_loader_workers": None}, ""),
-    ],
-)  # fmt: skip
-def test_what_an_extra_flag_asks_for_is_changed_too(name, fields, flags, says):
-    after, sentence = mitigate.apply(spec(**{"backend": "sd-scripts", **fields}), name)
-    assert sentence and says in sentence and {flag: in_force(after, flag) for flag in flags} == flags
-    assert name == "lower_lr" or mitigate.apply(after, name) == (after, "")
+    ):  # fmt: skip
+        after, sentence = mitigate.apply(spec(**{"backend": "sd-scripts", **fields}), name)
+        assert sentence and says in sentence and {flag: in_force(after, flag) for flag in flags} == flags
+        assert name == "lower_lr" or mitigate.apply(after, name) == (after, "")
 
 
 def test_each_rung_ends_at_the_last():

@@ -1,4 +1,4 @@
-"""Pictures are opened within limits, made the same for every trainer, turned and cropped, and what was done to them is said."""
+"""Pictures are opened within limits, made the same for every trainer, turned and cropped, and each change is named."""
 
 import math
 from pathlib import Path
@@ -13,25 +13,21 @@ from runs import pictures
 from runs.files import RunError
 
 
-@pytest.mark.parametrize(
-    ("values", "kind", "wanted"),
-    [
+def test_a_greyscale_image_of_more_bits_keeps_its_light_and_dark():
+    for values, kind, wanted in (
         ([0, 40_000, 65_535], numpy.uint16, [0, 155, 255]),  # of the whole range
         ([0, 100, 256], numpy.uint16, [0, 0, 0]),  # dark, but above 8 bits: not made lighter
         ([0, 100, 200], numpy.uint16, [0, 127, 255]),  # 8 bits and fewer in 16: of their own brightest
         ([0.0, 0.5, 1.0], numpy.float32, [0, 127, 255]),
         ([0.0, 0.2, 0.4], numpy.float32, [0, 51, 102]),  # already from 0 to 1
         ([0.0, 500.0, 1000.0], numpy.float32, [0, 127, 255]),
-    ],
-)
-def test_a_greyscale_image_of_more_bits_keeps_its_light_and_dark(values, kind, wanted):
-    image = Image.fromarray(numpy.array([values], kind))
-    assert list(pictures.eight_bits(image).get_flattened_data()) == wanted
+    ):
+        image = Image.fromarray(numpy.array([values], kind))
+        assert list(pictures.eight_bits(image).get_flattened_data()) == wanted
 
 
-@pytest.mark.parametrize(
-    ("file", "mode", "options", "wanted"),
-    [
+def test_what_was_done_to_an_image_is_said_and_it_is_saved_in_a_format_that_every_trainer_reads(tmp_path):
+    for file, mode, options, wanted in (
         ("a.jpg", "RGB", {}, (".jpg", "", (96, 64))),
         ("a.bmp", "RGB", {}, (".bmp", "", (96, 64))),
         ("a.webp", "RGB", {"turn": 4, "crop": (0, 0, 1, 1)}, (".webp", "", (96, 64))),
@@ -44,16 +40,12 @@ def test_a_greyscale_image_of_more_bits_keeps_its_light_and_dark(values, kind, w
         ("a.png", "LA", {}, (".png", "transparency replaced by white", (96, 64))),
         ("a.tif", "1", {}, (".png", "TIFF saved as PNG, converted from 1 to RGB", (96, 64))),
         ("a.tif", "F", {}, (".png", "TIFF saved as PNG, converted to 8 bits per channel", (96, 64))),
-    ],
-)
-def test_what_was_done_to_an_image_is_said_and_it_is_saved_in_a_format_that_every_trainer_reads(
-    tmp_path, file, mode, options, wanted
-):
-    image, suffix, why = pictures.decoded(picture(tmp_path / file, mode=mode), **options)
-    assert (suffix, why, image.size) == wanted and pictures.is_image_name(Path(file.upper()))
-    assert image.mode == ("RGBA" if "mask" in options else "L" if mode in "LF" else "RGB")
-    if "mask" in options:
-        assert image.getpixel((0, 0)) == pytest.approx((254, 0, 0, 200), abs=3)
+    ):
+        image, suffix, why = pictures.decoded(picture(tmp_path / file, mode=mode), **options)
+        assert (suffix, why, image.size) == wanted and pictures.is_image_name(Path(file.upper()))
+        assert image.mode == ("RGBA" if "mask" in options else "L" if mode in "LF" else "RGB")
+        if "mask" in options:
+            assert image.getpixel((0, 0)) == pytest.approx((254, 0, 0, 200), abs=3)
 
 
 def test_a_picture_that_cannot_be_used_is_named_with_what_to_do(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""A run's job stays pinned through moves, edits and updates, and is taken from its script where a person edited that."""
+"""A run's job stays pinned through moves, edits and updates; where a person edited its script, it is that script's."""
 
 import os
 from dataclasses import replace

@@ -22,9 +22,10 @@ from runs.command import launch_options, module
 from runs.quoting import quote, quote_cmd
 
 NASTY = [
-    "'", '"', "`id`", "$(touch /tmp/never)", "${HOME}", "$HOME", "\\", "\\\\", "\n", "\r\n", "\t", " ", "  ", "!!", "*", "?",
-    "~", "-", "--resume", "--", ";", "&&", "|", ">", "<", "(", ")", "{a,b}", "[a]", "#", "%PATH%", "^", "=", "\x01", "\x7f",
-    "\x1b[31m", "é", "日本語", "🦊", "\u202e", "\u2028", "\ufeff", "ı", "a b", "'\\''", '$"x"', "$'x'", "\\\n", "EOF", "\x85",
+    "'", '"', "`id`", "$(touch /tmp/never)", "${HOME}", "$HOME", "\\", "\\\\", "\n", "\r\n", "\t", " ", "  ", "!!",
+    "*", "?", "~", "-", "--resume", "--", ";", "&&", "|", ">", "<", "(", ")", "{a,b}", "[a]", "#", "%PATH%", "^",
+    "=", "\x01", "\x7f", "\x1b[31m", "é", "日本語", "🦊", "\u202e", "\u2028", "\ufeff", "ı", "a b",
+    "'\\''", '$"x"', "$'x'", "\\\n", "EOF", "\x85",
 ]  # fmt: skip
 letters = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=8)
 text = st.lists(st.sampled_from(NASTY) | letters, max_size=6).map("".join)

@@ -25,7 +25,7 @@ BUSY_GPU = Machine("NVIDIA GeForce RTX 4090", 24.0, True, 62.7, 400.0, vram_free
 FULL_DISK = Machine("NVIDIA GeForce RTX 4090", 24.0, True, 62.7, 0.05)
 PHOTO, THUMBNAIL = (1024, 1024), (200, 150)
 
-# The options of sd-scripts that the lists use, with their types in its parser (library/train_util.py, flux_train_network.py).
+# The options of sd-scripts in the lists, with their types in its parser (library/train_util.py, flux_train_network.py).
 OPTIONS = {
     "optimizer_type lr_scheduler": "type=str",
     "optimizer_args network_args": 'nargs="*"',
@@ -63,13 +63,13 @@ def case(what: str, field: str, machine: Machine | None = RTX_4090, images: int 
     return pytest.param(field, given, machine, images, size, id=what)
 
 
-# What must not start silently: (rule of presets/sanity.toml as the beginning of its message, settings). Each rule has one.
+# What must not start silently: (the beginning of the message of a rule of presets/sanity.toml, settings); one a rule.
 RULES = [
     case("The run has {steps_text}. At 10", "epochs", repeats=1_000_000, epochs=100),
     case("The run has {steps_text}, and each", "epochs", images=300, epochs=120),
     case("The run has only", "epochs", repeats=1, epochs=3),
     case("Learning rate {rate:g} is {rate_share", "learning_rate", learning_rate="5"),
-    case("Learning rate {rate:g} is far below", "learning_rate", flags="optimizer_type=prodigy", learning_rate="0.0001"),
+    case("Learning rate {rate:g} is far below", "learning_rate", flags="optimizer_type=prodigy", learning_rate="1e-4"),
     case("The largest image", "resolution", resolution=1024, size=THUMBNAIL),
     case("fp16 overflows", "mixed_precision", mixed_precision="fp16"),
     case("The run needs about {memory_gb:.1f} GB of GPU memory. That", "tier", machine=RTX_3060),
@@ -89,7 +89,7 @@ ABSURD = [
     case("Prodigy's rate with AdamW", "learning_rate", flags="optimizer_type=AdamW", learning_rate="1"),
     case("a rate of the transformer alone", "learning_rate", flags="unet_lr=3"),
     case("500 machines", "nodes", nodes=500),
-    case("control images that are not there", "control_dir", model="qwen-image-edit", backend="musubi", control_dir="/none/at/all"),
+    case("no control images", "control_dir", model="qwen-image-edit", backend="musubi", control_dir="/none/at/all"),
     case("an optimizer that does not exist", "flags", flags="optimizer_type=AdamWW"),
     case("optimizer arguments that are no numbers", "flags", flags='optimizer_args=["weight_decay=much"]'),
     case("a schedule that does not exist", "flags", flags="lr_scheduler=cosinus"),
@@ -108,12 +108,12 @@ def good(source: str, what: str, machine: Machine | None = RTX_4090, images: int
     return pytest.param(given, machine, images, size, id=f"{what} ({source.split()[0].removeprefix('github.com/')})")
 
 
-# Settings that people use. The learning rates, ranks and lengths are those of the sources; images are 10 to 200 photographs.
+# Settings that people use: learning rates, ranks and lengths are those of the sources; images are 20 photographs.
 SENSIBLE = [
     good(FLUXGYM, "defaults, 24 GB"),
     good(FLUXGYM, "12 GB", machine=RTX_3060, tier="12G"),
     good(FLUXGYM, "built-in trainer, 12 GB", backend="diffusers", machine=RTX_3060, tier="12G"),
-    good(FLUXGYM, "samples every 250 steps", sample_every_n_steps="250", prompts="ohwx cat on a beach\nohwx cat, oil painting"),
+    good(FLUXGYM, "samples every 250 steps", sample_every_n_steps="250", prompts="ohwx cat on a beach\nohwx in oil"),
     good(FLUXGYM, "no trigger word", trigger="", sample_every_n_steps="0"),
     good(FLUXGYM, "tiny model without a GPU", machine=NO_GPU, model="tiny-flux", backend="diffusers", resolution=64,
          mixed_precision="no", sample_steps=2),
