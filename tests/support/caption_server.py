@@ -4,7 +4,7 @@ import base64
 import io
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -55,11 +55,9 @@ def drip() -> Iterator[bytes]:
         time.sleep(0.05)
 
 
-@contextmanager
-def answering() -> Iterator[CaptionServer]:
+def answering() -> AbstractContextManager[CaptionServer]:
     """A running server."""
-    with running(CaptionServer()) as server:
-        yield server
+    return running(CaptionServer())
 
 
 def texts(folder: Path) -> dict[str, str]:

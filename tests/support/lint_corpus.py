@@ -188,19 +188,19 @@ def fluxgym(tier: str, samples: bool = False, advanced: Sequence[str] = (), wind
     mark, root = ("^", "C:\\my gym") if windows else ("\\", "/my gym")
     flags = [
         "--mixed_precision bf16", "--num_cpu_threads_per_process 1", "sd-scripts/flux_train_network.py",
-        f'--pretrained_model_name_or_path "{root}/m.sft"', f'--clip_l "{root}/c.safetensors"', f'--t5xxl "{root}/t.safetensors"',
-        f'--ae "{root}/a.sft"', "--cache_latents_to_disk", "--save_model_as safetensors", "--sdpa --persistent_data_loader_workers",
-        "--max_data_loader_n_workers 2", "--seed 42", "--gradient_checkpointing", "--mixed_precision bf16", "--save_precision bf16",
-        "--network_module networks.lora_flux", "--network_dim 4", *FLUXGYM[tier],
+        f'--pretrained_model_name_or_path "{root}/m.sft"', f'--clip_l "{root}/c.safetensors"',
+        f'--t5xxl "{root}/t.safetensors"', f'--ae "{root}/a.sft"', "--cache_latents_to_disk", "--save_model_as safetensors",
+        "--sdpa --persistent_data_loader_workers", "--max_data_loader_n_workers 2", "--seed 42",
+        "--gradient_checkpointing", "--mixed_precision bf16", "--save_precision bf16", "--network_module networks.lora_flux", "--network_dim 4", *FLUXGYM[tier],
     ]  # fmt: skip
     lines = [f"accelerate launch {mark}", *(f"  {flag} {mark}" for flag in flags)]
     if samples:  # gen_sh puts these right after the continuation of the line before
         lines[-1] += f'--sample_prompts="{root}/p.txt" --sample_every_n_steps="100" {mark}'
     flags = [
-        "--learning_rate 8e-4", "--cache_text_encoder_outputs", "--cache_text_encoder_outputs_to_disk", "--fp8_base", "--highvram",
-        "--max_train_epochs 16", "--save_every_n_epochs 4", f'--dataset_config "{root}/dataset.toml"', f'--output_dir "{root}/out"',
-        "--output_name a-name", "--timestep_sampling shift", "--discrete_flow_shift 3.1582", "--model_prediction_type raw",
-        "--guidance_scale 1", "--loss_type l2",
+        "--learning_rate 8e-4", "--cache_text_encoder_outputs", "--cache_text_encoder_outputs_to_disk", "--fp8_base",
+        "--highvram", "--max_train_epochs 16", "--save_every_n_epochs 4", f'--dataset_config "{root}/dataset.toml"',
+        f'--output_dir "{root}/out"', "--output_name a-name", "--timestep_sampling shift",
+        "--discrete_flow_shift 3.1582", "--model_prediction_type raw", "--guidance_scale 1", "--loss_type l2",
     ]  # fmt: skip
     lines += [f"  {flag} {mark}" for flag in flags]
     lines += [f"  {flag} {mark}" for flag in advanced[:-1]] + [f"  {flag}" for flag in advanced[-1:]]

@@ -15,14 +15,12 @@ from captions.work import Picture, upright
 from runs.files import RunError
 
 
-@pytest.mark.parametrize(
-    "url",
-    ["", "ftp://x", "http://", "http://me:pass@host/v1", "http://host/v1?key=1", "http://host:99999/v1", "http://a b"],
-)
-def test_an_address_that_is_none_or_holds_a_key_is_refused(url):
-    with pytest.raises(RunError, match="address") as found:
-        endpoint.checked(endpoint.Server(url, "m"))
-    assert "pass" not in str(found.value).replace("password", "")
+def test_an_address_that_is_none_or_holds_a_key_is_refused():
+    hosts = ("", "me:pass@host/v1", "host/v1?key=1", "host:99999/v1", "a b")
+    for url in ("", "ftp://x", *(f"http://{host}" for host in hosts)):
+        with pytest.raises(RunError, match="address") as found:
+            endpoint.checked(endpoint.Server(url, "m"))
+        assert "pass" not in str(found.value).replace("password", "")
 
 
 def refused(status: int, body: bytes = b"{}", **headers: str):

@@ -8,9 +8,7 @@ from runs_helpers import python
 from captions import job
 
 
-def test_a_failed_image_stops_no_other_a_busy_server_is_asked_again_and_many_failures_stop_the_job(
-    images, server, monkeypatch
-):
+def test_a_failed_image_stops_no_other_a_busy_server_is_asked_again_and_many_failures_stop(images, server, monkeypatch):
     server.answer = lambda number, question: (503, b"", {}) if number % 3 == 1 else "" if number == 2 else f"a {number}"
     (images / "3.png").write_bytes(b"not an image")
     report = run(server, images)

@@ -12,9 +12,8 @@ from runs.files import RunError
 
 @pytest.mark.parametrize("channels_first", [False, True])
 def test_a_tagger_sees_bgr_on_a_white_square(tmp_path, channels_first):
-    describe = tagger.load(
-        tagger_model(tmp_path / "model", channels_first=channels_first), tagger.Choice(0.2, 0.8), device="cpu"
-    )
+    model = tagger_model(tmp_path / "model", channels_first=channels_first)
+    describe = tagger.load(model, tagger.Choice(0.2, 0.8), device="cpu")
     # White above and below makes blue 0.5, green 0.75 and red 1.
     caption = describe(Image.new("RGB", (64, 32), (255, 128, 0)))
     assert caption == "alice (wonderland), o_o, solo, blue sky, red, long hair"
@@ -29,20 +28,17 @@ def test_thresholds_blacklist_and_underscores():
     assert tagger.caption_of(TAGS, found, without) == "blue sky, solo"
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
+def test_files_that_are_not_a_tagger_and_a_missing_onnxruntime_are_named(tmp_path, monkeypatch):
+    for name, content, message in (
         ("model.onnx", b"\0damaged" * 100, "model.onnx cannot be loaded"),
         ("selected_tags.csv", "hello\n\xff".encode(), "not a table of tags"),
         ("selected_tags.csv", b"name,category\ncat,0\n", "the model has 7 tags, selected_tags.csv has 1"),
-    ],
-)
-def test_files_that_are_not_a_tagger_and_a_missing_onnxruntime_are_named(tmp_path, monkeypatch, name, content, message):
-    model = tagger_model(tmp_path / "model")
-    with monkeypatch.context() as without:
-        without.setitem(sys.modules, "onnxruntime", None)
-        with pytest.raises(RunError, match="pip install onnxruntime"):
-            tagger.load(model, tagger.Choice())
-    (model / name).write_bytes(content)
-    with pytest.raises(RunError, match=message):
-        tagger.load(model, tagger.Choice(), device="cpu")(Image.new("RGB", (8, 8)))
+    ):
+        model = tagger_model(tmp_path / "model")
+        with monkeypatch.context() as without:
+            without.setitem(sys.modules, "onnxruntime", None)
+            with pytest.raises(RunError, match="pip install onnxruntime"):
+                tagger.load(model, tagger.Choice())
+        (model / name).write_bytes(content)
+        with pytest.raises(RunError, match=message):
+            tagger.load(model, tagger.Choice(), device="cpu")(Image.new("RGB", (8, 8)))

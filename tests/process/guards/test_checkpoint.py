@@ -58,12 +58,9 @@ def test_what_loads_without_an_error_or_not_at_all_is_named_by_a_deep_check(tmp_
     state = make(tmp_path, 10, value=float("nan"))
     assert checkpoint.problems(state) == []
     assert checkpoint.problems(state, deep=True) == ["model.safetensors: w holds NaN or infinity"]
-    for name, values, found in (
-        ("good", [3e38] * 8, ""),
-        ("bad", [1.0, float("inf")], "bad.safetensors: a holds NaN or infinity"),
-    ):
-        save_torch({"a": torch.tensor(values, dtype=torch.bfloat16)}, tmp_path / f"{name}.safetensors")
-        assert file_contents.damage(tmp_path / f"{name}.safetensors") == found
+    for values, found in (([3e38] * 8, ""), ([1.0, float("inf")], "x.safetensors: a holds NaN or infinity")):
+        save_torch({"a": torch.tensor(values, dtype=torch.bfloat16)}, tmp_path / "x.safetensors")
+        assert file_contents.damage(tmp_path / "x.safetensors") == found
     for name, data in (("intact", None), ("broken", b"PK\x03\x04 not a zip")):
         with checkpoint.writing(tmp_path / f"{name}-state", step=1, epoch=1) as temporary:
             torch.save({"state": {0: torch.ones(3)}}, temporary / "optimizer.bin")

@@ -122,7 +122,8 @@ def work(ready, done):
     ready.send("works")
     time.sleep(600)
 """
-METHODS, KILL = ("fork", "spawn", "forkserver"), "os.kill(os.getpid(), 9)"
+KILL = "os.kill(os.getpid(), 9)"
+ENDS_OF_TRAINERS = [("spawn", KILL), ("forkserver", KILL), ("fork", "crash.exit_now(1)")]
 START = f"""{PRELUDE}
 import multiprocessing, os, sys
 if __name__ == "__main__":
@@ -143,14 +144,7 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux kills a child at its parent's death")
-@pytest.mark.parametrize(
-    ("method", "how"),
-    [
-        pytest.param("fork", KILL, marks=pytest.mark.journey),
-        *((one, KILL) for one in METHODS[1:]),
-        ("fork", "crash.exit_now(1)"),
-    ],
-)
+@pytest.mark.parametrize("method, how", [pytest.param("fork", KILL, marks=pytest.mark.journey), *ENDS_OF_TRAINERS])
 def test_a_loader_worker_works_and_does_not_outlive_its_trainer(tmp_path, method, how):
     """Python 3.14 starts workers by a fork server. Each worker saw a parent that is not the trainer, and exited."""
     (tmp_path / "a_worker.py").write_text(WORKER)

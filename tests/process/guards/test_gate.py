@@ -16,7 +16,6 @@ from benchmarks import toy_loop
 from guards import gate
 from guards.heartbeat import Heartbeat
 
-ROOT = Path(__file__).resolve().parents[3]
 LIMIT_S = 120
 
 
@@ -34,7 +33,9 @@ def waiting(tmp_path):
     env |= {"TOY_STEP_S": "0.001", "TOY_LEDGER": str(tmp_path / "ledger")}
     with open(private / "out", "wb") as out:
         command = [sys.executable, toy_loop.__file__, *flags]
-        process = subprocess.Popen(command, env=env, pass_fds=[reader], cwd=ROOT, stdout=out, stderr=out)
+        process = subprocess.Popen(
+            command, env=env, pass_fds=[reader], cwd=Path(toy_loop.__file__).parents[1], stdout=out, stderr=out
+        )
     os.close(reader)
     files = {"ledger": tmp_path / "ledger", "log": tmp_path / "training.log", "ready": private / gate.READY}
     yield SimpleNamespace(output=output, private=private, process=process, writer=writer, **files)

@@ -1,4 +1,4 @@
-"""A virtual machine that announces AMX and does not support it: torch computes without."""
+"""Torch computes without AMX where a virtual machine only announces it; the memory left, in a container, too."""
 
 import os
 import subprocess
@@ -14,9 +14,7 @@ BROKEN = DESCRIBED.format(level=28, flags="amx_bf16 amx_tile amx_int8")
 OTHERS = [DESCRIBED.format(level=level, flags=flags) for level, flags in ((31, "amx_tile"), (28, "avx_vnni"))]
 
 
-def test_only_a_processor_that_announces_amx_and_does_not_describe_it_is_limited_and_a_limit_of_the_user_stays(
-    tmp_path, monkeypatch
-):
+def test_only_a_processor_that_announces_amx_undescribed_is_limited_and_a_users_limit_stays(tmp_path, monkeypatch):
     monkeypatch.setattr(machine, "PROC", tmp_path)
     monkeypatch.setenv(machine.ISA_LIMIT, "")  # put back after the test, whatever happens to it
     monkeypatch.delenv(machine.ISA_LIMIT)
@@ -30,15 +28,29 @@ def test_only_a_processor_that_announces_amx_and_does_not_describe_it_is_limited
     assert machine.avoid_amx() == "" and os.environ[machine.ISA_LIMIT] == "AVX2"
 
 
-@pytest.mark.parametrize(
-    "command", [("trainer", "--help"), ("sd_scripts_patches", "-m", "platform")], ids=lambda c: c[0]
-)
+@pytest.mark.parametrize("command", ["trainer --help", "sd_scripts_patches -m platform"])
 def test_the_trainers_start_with_the_limit(tmp_path, command):
     (tmp_path / "cpuinfo").write_text(BROKEN, encoding="utf-8")
     redirected = f"import pathlib, guards.machine; guards.machine.PROC = pathlib.Path({str(tmp_path)!r})\n"
     (tmp_path / "sitecustomize.py").write_text(redirected, encoding="utf-8")
     env = children.environment(PYTHONPATH=f"{tmp_path}{os.pathsep}{children.ROOT}")
     env.pop(machine.ISA_LIMIT, None)
-    words, root = [sys.executable, "-m", *command], children.ROOT
+    words, root = [sys.executable, "-m", *command.split()], children.ROOT
     done = subprocess.run(words, cwd=root, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert f"{machine.ISA_LIMIT}={machine.BELOW_AMX}" in done.stdout + done.stderr
+
+
+def test_memory_of_a_container_is_the_smaller_one(tmp_path, monkeypatch):
+    group = tmp_path / "cgroup/box"
+    group.mkdir(parents=True)
+    (group / "memory.max").write_text("1000000")
+    (group / "memory.current").write_text("700000")
+    (group / "memory.stat").write_text("anon 5\ninactive_file 200000\n")
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self/cgroup").write_text("0::/box\n")
+    (tmp_path / "meminfo").write_text("MemTotal: 99999 kB\nMemAvailable: 5000 kB\n")
+    monkeypatch.setattr(machine, "CGROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(machine, "PROC", tmp_path)
+    assert machine.available_bytes() == 500_000
+    (group / "memory.max").write_text("max")
+    assert machine.available_bytes() == 5_120_000

@@ -32,9 +32,7 @@ def test_each_line_says_which_attempt_step_and_epoch_it_is_of(tmp_path, monkeypa
     assert validation == {"kind": "validation", "step": 8, "val_loss": 0.5, "items": 4, **about}
 
 
-def test_a_full_disk_costs_lines_which_are_counted_anew_each_time_and_the_next_line_is_whole(
-    tmp_path, monkeypatch, capsys
-):
+def test_a_full_disk_costs_lines_that_are_counted_each_time_and_the_next_line_is_whole(tmp_path, monkeypatch, capsys):
     folder, real, full = tmp_path / "run", os.write, False
     monkeypatch.setattr(os, "write", lambda file, data: real(file, data[:20] if full else data))
     metrics = Metrics(folder / "metrics.jsonl", 1)

@@ -87,7 +87,7 @@ def test_what_cannot_be_held_turns_it_off_and_gives_the_memory_back(ring, capfd,
 
 @pytest.mark.parametrize("short_of", ["memory", "/dev/shm", None])
 def test_a_state_that_does_not_fit_into_memory_turns_it_off(ring, monkeypatch, short_of):
-    """Half of 64 MiB may be used, for three copies of 12 MiB. Memory may be unknown; a container has a small /dev/shm."""
+    """Half of 64 MiB may be used, for three copies of 12 MiB. It may be unknown; a container has a small /dev/shm."""
     monkeypatch.setattr(machine, "available_bytes", lambda: 64 << 20 if short_of == "memory" else None)
     if short_of == "/dev/shm":
         monkeypatch.setattr(os, "statvfs", lambda folder: SimpleNamespace(f_bavail=64 << 8, f_frsize=4096))
@@ -145,7 +145,7 @@ while True:
 
 @pytest.mark.slow
 def test_a_kill_at_any_moment_leaves_a_snapshot_that_is_right(ring):
-    """SIGKILL in mid-snapshot, all that the process does. Each folder with a guard file holds the values of one step."""
+    """SIGKILL in mid-snapshot, all that the process does. Each folder with a guard file holds values of one step."""
     with children.start(KILLED, ring) as process:
         process.stdout.readline()
         wait_for(lambda: (snapshots.status(ring)["step"] or 0) >= 3, 60, "three snapshots")

@@ -15,8 +15,6 @@ from runs.paths import ROOT
 from sd_scripts_patches import timeouts
 from trainer import loop
 
-INSIDE = ("guards", "sd_scripts_patches", "trainer")
-"""The folders whose code runs in the training process."""
 SETUP_ONLY = {"sd_scripts_patches/install.py", "sd_scripts_patches/versions.py", "trainer/tiny_flux.py"}
 """They run before any training starts, or start trainings of their own."""
 INTERVALS = ("POLL_S", "PAUSE_S", "AGE_S")
@@ -24,7 +22,8 @@ INTERVALS = ("POLL_S", "PAUSE_S", "AGE_S")
 
 
 def sources():
-    for folder in INSIDE:
+    """The code of the training process."""
+    for folder in ("guards", "sd_scripts_patches", "trainer"):
         for path in sorted((ROOT / folder).rglob("*.py")):
             name = path.relative_to(ROOT).as_posix()
             if name != "guards/limits.py" and name not in SETUP_ONLY:
@@ -107,6 +106,11 @@ def literal(node: ast.AST | None) -> bool:
     return isinstance(node, ast.Constant) and isinstance(node.value, int | float) and node.value > 0
 
 
+# Which argument of a call is its limit.
+POSITIONS = dict.fromkeys(("Deadline", "exit_within", "Timer", "alarm"), 0) | {"bounded": 1}
+POSITIONS |= dict.fromkeys(("join", "wait", "acquire", "result"), -1)
+
+
 def literal_limits(source: str) -> list[str]:
     """The calls and constants of `source` that set a limit by a number."""
     found = []
@@ -117,17 +121,10 @@ def literal_limits(source: str) -> list[str]:
         if not isinstance(node, ast.Call):
             continue
         called = ast.unparse(node.func).rpartition(".")[2]
-        keywords = {k.arg: k.value for k in node.keywords}
-        if called in ("Deadline", "exit_within", "Timer", "alarm") and node.args:
-            limit = node.args[0]
-        elif called == "bounded":
-            limit = node.args[1] if len(node.args) > 1 else None
-        elif called in ("join", "wait", "acquire", "result") and node.args:
-            limit = node.args[-1]
-        else:
-            limit = keywords.get("timeout_s", keywords.get("timeout", keywords.get("seconds", keywords.get("grace_s"))))
-        if literal(limit):
-            found.append(ast.unparse(node))
+        limits_of = [k.value for k in node.keywords if k.arg in ("timeout_s", "timeout", "seconds", "grace_s")]
+        if called in POSITIONS:
+            limits_of += node.args[POSITIONS[called] :][:1]
+        found += [ast.unparse(node)] if any(map(literal, limits_of)) else []
     return found
 
 

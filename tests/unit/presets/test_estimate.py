@@ -51,7 +51,7 @@ def test_the_disk_space_counts_states_loras_and_caches():
     assert 6 * 330_000 / 4 < found["checkpoints"] < 6 * 330_000 * 3
 
 
-# GB of PyTorch alone in training at 512 and 1,024 pixels, full size on an H200 (docs/measurements.md); CUDA took another 0.8 of the process's memory.
+# GB of PyTorch in training at 512 and 1,024 pixels on an H200 (docs/measurements.md); CUDA took another 0.8.
 MEASURED = {"12G": (6.83, 7.70), "16G": (13.12, 14.81), "20G": (13.19, 14.87)}
 
 

@@ -186,6 +186,7 @@ def test_a_failing_caching_command_ends_the_script_with_its_exit_code(tmp_path, 
         assert (done.returncode, done.stdout.decode().split()) == (75, names[:count])
 
 
+TRAINERS = {"sd-scripts": (tiny_sd_scripts, ".", 7), "musubi": (tiny_musubi, "src", 18)}
 # Each script gives its parser away at its first call of parse_args.
 PARSE = """
 import argparse, json, runpy, sys
@@ -206,12 +207,10 @@ print(json.dumps({path: schema.of_parser(parser) for path, parser in parsers.ite
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("backend", "tiny", "modules", "count"),
-    [("sd-scripts", tiny_sd_scripts, ".", 7), ("musubi", tiny_musubi, "src", 18)],
-)
-def test_the_real_parsers_take_the_scripts_of_every_family_tier_and_platform(tmp_path, backend, tiny, modules, count):
+@pytest.mark.parametrize("backend", TRAINERS)
+def test_the_real_parsers_take_the_scripts_of_every_family_tier_and_platform(tmp_path, backend):
     """And they have the flags that are read from their source."""
+    tiny, modules, count = TRAINERS[backend]
     if reason := tiny.why_not():
         pytest.skip(reason)
     tiny.write_site(tmp_path)

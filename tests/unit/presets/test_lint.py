@@ -22,6 +22,7 @@ def flags_of(text: str, name: str = "train.sh", base: Path | None = None) -> dic
     return {flag: known.values for flag, known in training.flags.items()}
 
 
+FUSED = {"blockwise_fused_optimizers", "fused_backward_pass"}
 # rule: (a script that breaks it, flags that the fix may add, flags that it may remove)
 FAULTS = {
     "line-endings": (GOOD.replace("\n", "\r\n"), set(), set()),
@@ -29,9 +30,7 @@ FAULTS = {
     "block-swap": (plus("--blocks_to_swap 18"), {"split_mode"}, {"blocks_to_swap"}),
     "split-mode": (plus("--split_mode", UNGUARDED), set(), set()),
     "split-mode-conflict": (plus("--split_mode --cpu_offload_checkpointing"), set(), {"cpu_offload_checkpointing"}),
-    "fused-optimizer": (
-        plus("--blockwise_fused_optimizers --fused_backward_pass"), set(), {"blockwise_fused_optimizers", "fused_backward_pass"}
-    ),
+    "fused-optimizer": (plus("".join(f" --{flag}" for flag in sorted(FUSED))), set(), FUSED),
     "no-state": (GOOD.replace("--save_state", ""), {"save_state"}, set()),
     "persistent-without-workers": (GOOD.replace("workers 2", "workers 0"), set(), {"persistent_data_loader_workers"}),
     "many-workers": (GOOD.replace("workers 2", "workers 8"), set(), set()),

@@ -60,7 +60,7 @@ def test_every_rendered_flag_is_one_of_its_parser(backend):
         tiny_sd_scripts.need(run=False)
     everything = {
         "prompts": ["a"], "sample_every_n_steps": 5, "trackers": "wandb", "gpus": 2, "gradient_accumulation": 2,
-        "max_train_steps": 9, "workers": 0, "extra": {"network_dropout": 0.1, "training_comment": "-starts with a dash"},
+        "max_train_steps": 9, "workers": 0, "extra": {"network_dropout": 0.1, "training_comment": "-with a dash"},
     }  # fmt: skip
     for tier in TIERS:
         check_extra(spec(backend=backend, tier=tier, **everything))

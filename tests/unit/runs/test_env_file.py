@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from draft_helpers import create_run, drop, photo
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from runs_helpers import call, executable, pictures, run_script, spec
 from safetensors.numpy import save_file
@@ -98,8 +98,8 @@ def by_options(root: Path) -> Path:
 def by_import(root: Path) -> Path:
     script = root / "train.sh"
     script.write_text(
-        f"export WANDB_API_KEY='{VALUE}'\naccelerate launch sd-scripts/flux_train_network.py --network_dim 4 "
-        f"--huggingface_token {OTHER} --pretrained_model_name_or_path flux1-dev.sft --network_module networks.lora_flux\n"
+        f"export WANDB_API_KEY='{VALUE}'\naccelerate launch sd-scripts/flux_train_network.py --network_dim 4 --huggingface_token "
+        f"{OTHER} --pretrained_model_name_or_path flux1-dev.sft --network_module networks.lora_flux\n"
     )
     draft_id = set_up(root)
     found = templates.read_files([("train.sh", script.read_text())])
@@ -260,13 +260,15 @@ def test_secrets_that_a_person_writes_into_run_toml_are_moved_when_it_is_read(da
 
 
 @pytest.mark.parametrize("written", [
-    "export WANDB_API_KEY={}", "export WANDB_API_KEY='{}'", "MY_KEY=$'{}'", 'WANDB_API_KEY="{}"', "declare -x MY_SECRET={}",
-    "WANDB_API_KEY={} python x.py", "env HF_TOKEN={} python x.py", "# export WANDB_API_KEY={}", "wandb login {}",
-    "wandb login --relogin {}", "python x.py --wandb_api_key {}", "python x.py --wandb_api_key={} --seed 1",
-    "python x.py --wandb_api_key \\\n  '{}' \\\n  --seed 1", "hf auth login --token {}", "python x.py --my_password {}",
+    "export WANDB_API_KEY={}", "export WANDB_API_KEY='{}'", "MY_KEY=$'{}'", 'WANDB_API_KEY="{}"',
+    "declare -x MY_SECRET={}", "WANDB_API_KEY={} python x.py", "env HF_TOKEN={} python x.py",
+    "# export WANDB_API_KEY={}", "wandb login {}", "wandb login --relogin {}", "python x.py --wandb_api_key {}",
+    "python x.py --wandb_api_key={} --seed 1", "python x.py --wandb_api_key \\\n  '{}' \\\n  --seed 1",
+    "hf auth login --token {}", "python x.py --my_password {}",
     "KEY={}\npython flux_train_network.py --wandb_api_key $KEY", "x={}\nexport WANDB_API_KEY={}\necho $x",
     "AWS_SECRET_ACCESS_KEY={} AWS_ACCESS_KEY_ID={} run", "export A=1 API_TOKEN={}", "export PGPASSWORD={}",
-    "@echo off\r\nset WANDB_API_KEY={}\r\n", '@echo off\r\nset "WANDB_API_KEY={}"\r\n', "@echo off\r\nx.exe --wandb_api_key {} ^\r\n --seed 1",
+    "@echo off\r\nset WANDB_API_KEY={}\r\n", '@echo off\r\nset "WANDB_API_KEY={}"\r\n',
+    "@echo off\r\nx.exe --wandb_api_key {} ^\r\n --seed 1",
 ])  # fmt: skip
 def test_a_secret_is_found_however_a_script_writes_it(written):
     text, found = env_file.of_script(written.replace("{}", VALUE))
@@ -296,17 +298,14 @@ def test_a_generated_script_is_read_as_it_was_before(data, backend, tier, platfo
     assert presets.lint.lint(text, runs.script_name(platform=platform)) == []
 
 
-def test_each_value_reaches_the_script_as_it_was_given(data):
-    @settings(max_examples=20, deadline=None)
-    @given(st.text(st.characters(min_codepoint=32, max_codepoint=0x24F, exclude_characters="\x7f"), min_size=1))
-    def holds(value):
-        env_file.write(data / "outputs" / "cat", {"MY_KEY": value})
-        assert env_file.read(data / "outputs" / "cat") == {"MY_KEY": value}
-        command = ["bash", "-euc", '. "$1"; printf %s "$MY_KEY"', "x", env_file.path_of(data / "outputs" / "cat")]
-        done = subprocess.run(command, capture_output=True, timeout=60)
-        assert done.stdout.decode() == value, done.stderr
-
-    holds()
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(value=st.text(st.characters(min_codepoint=32, max_codepoint=0x24F, exclude_characters="\x7f"), min_size=1))
+def test_each_value_reaches_the_script_as_it_was_given(data, value):
+    env_file.write(data / "outputs" / "cat", {"MY_KEY": value})
+    assert env_file.read(data / "outputs" / "cat") == {"MY_KEY": value}
+    command = ["bash", "-euc", '. "$1"; printf %s "$MY_KEY"', "x", env_file.path_of(data / "outputs" / "cat")]
+    done = subprocess.run(command, capture_output=True, timeout=60)
+    assert done.stdout.decode() == value, done.stderr
 
 
 def test_a_value_that_no_key_has_is_refused(data):

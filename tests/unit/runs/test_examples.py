@@ -28,9 +28,8 @@ def test_each_photo_shows_what_its_caption_says(tmp_path):
         bright = np.where(away < 1, picture.sum(-1), 0)
         top, shine = np.unravel_index(bright.argmax(), bright.shape)
         assert bright.max() > 2.6 and top < rows.mean() and (shine < middle) == (side == "left")
-        share = np.where(
-            (away < 1.15) | (down < 150), 1, (picture / color).mean(-1)
-        )  # of the table's light: its shadow
+        # The share of the table's light, to find the shadow.
+        share = np.where((away < 1.15) | (down < 150), 1, (picture / color).mean(-1))
         assert np.median(picture[red][:, 0]) == pytest.approx(0.443, abs=0.01), "the lit side"
         assert picture[red][:, 0].min() == pytest.approx(0.153, abs=0.01), "the dark side"
         assert 0.07 < (share < 0.8).mean() < 0.14 and 0.0004 < (bright > 2.2).mean() < 0.0014

@@ -38,9 +38,8 @@ def test_a_script_of_fluxgym_keeps_its_settings_and_its_vram_choice(tier):
 
 def test_a_run_of_hangproof_comes_back_as_it_was(tmp_path):
     spec = make(name="cat", backend="sd-scripts", tier="12G", rank=12, extra={"noise_offset": 0.1})
-    one = imported(
-        ("train.sh", runs.script(spec, tmp_path)), ("dataset.toml", tomlkit.dumps(runs.dataset_tables(spec)))
-    )
+    tables = tomlkit.dumps(runs.dataset_tables(spec))
+    one = imported(("train.sh", runs.script(spec, tmp_path)), ("dataset.toml", tables))
     back = runs.make({**one.fields, "name": "cat"})
     same = ("model", "backend", "tier", "rank", "alpha", "learning_rate", "epochs", "seed", "workers", "resolution")
     assert [getattr(back, key) for key in same] == [getattr(spec, key) for key in same]

@@ -1,4 +1,4 @@
-"""A file that another process writes is read in parts: each complete line once, and a replaced file from its beginning."""
+"""A file that another process writes is read in parts: complete lines once each, and a replaced file from its start."""
 
 import os
 from unittest.mock import ANY

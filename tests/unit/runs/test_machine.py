@@ -13,19 +13,16 @@ SHIM = PROJECT / "tests/support/shims/nvml"
 ASK = "import json, sys; from runs import machine; machine.DRIVER_TIMEOUT_S = {}; m = machine.this_machine(); print(m); print('torch' in sys.modules)"
 
 
-@pytest.mark.parametrize(
-    ("env", "says"),
-    [
+def test_a_gpu_or_that_it_is_hidden_or_its_driver_fails_or_hangs_is_a_plain_answer_without_importing_torch():
+    for env, says in (
         ({}, "gpu_name='Stand-in', vram_gb=24.0.* note=''"),
         ({"CUDA_VISIBLE_DEVICES": "-1"}, "gpu_name='', vram_gb=None"),
         ({"FAULTS_NVML": "lost"}, "note='the NVIDIA driver failed: GPU is lost'"),
         ({"FAULTS_NVML": "hangs"}, "driver could not be read: it did not answer within 1 s; restart the machine"),
-    ],
-)
-def test_a_gpu_or_that_it_is_hidden_or_its_driver_fails_or_hangs_is_a_plain_answer_without_importing_torch(env, says):
-    limit_s = 1 if "hangs" in env.values() else 60
-    found, torch = python("-c", ASK.format(limit_s), PYTHONPATH=str(SHIM), **env).stdout.splitlines()
-    assert re.search(says, found) and torch == "False"
+    ):
+        limit_s = 1 if "hangs" in env.values() else 60
+        found, torch = python("-c", ASK.format(limit_s), PYTHONPATH=str(SHIM), **env).stdout.splitlines()
+        assert re.search(says, found) and torch == "False"
 
 
 def test_the_gpus_of_a_run_are_those_that_the_environment_leaves_it(monkeypatch):

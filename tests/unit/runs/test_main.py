@@ -80,9 +80,7 @@ def test_what_a_new_run_is_short_of_and_what_a_changed_one_trains_differently_is
     assert call("runs", "fields").stdout.startswith("| Setting |")
 
 
-def test_a_download_through_a_fault_shows_its_progress_and_its_files_and_one_that_is_refused_says_why(
-    tmp_path, data, monkeypatch
-):
+def test_a_download_shows_its_progress_through_a_fault_and_one_that_is_refused_says_why(tmp_path, data, monkeypatch):
     (data / "models").mkdir()
     first, *others = presets.models()["flux-schnell"]["files"].values()
     for name in others:

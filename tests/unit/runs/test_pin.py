@@ -55,20 +55,18 @@ def test_a_script_edited_by_hand_is_what_every_attempt_runs(tmp_path, data):
     assert refused.startswith("workers 0: ") and "--max_data_loader_n_workers is not written" in refused
 
 
-@pytest.mark.parametrize(
-    "model, backend", [("z-image", "musubi"), ("flux-dev", "sd-scripts"), ("tiny-flux", "diffusers")]
-)
 @pytest.mark.parametrize("platform", ["linux", "win32"])
-def test_a_script_of_other_tables_gives_its_own_flags(model, backend, platform):
+def test_a_script_of_other_tables_gives_its_own_flags(platform):
     """Those of the commands that cache, too; nothing of it is executed."""
-    one = made(model, backend, fitting(model, backend)[-1])
-    job = jobs.resolve(one, Path("/out/my it's run"), platform)
-    other = {"batch_size": "3", "mixed_precision": "a b's"}
-    older = replace(job, commands=[{**one, "flags": {**one["flags"], **other}} for one in job.commands])
-    found = adopted(job, rendered(older))
-    assert found is not None and "edited" not in found.spec
-    assert rendered(found) == rendered(older)
-    assert adopted(job, rendered(job)) == job and adopted(job, "echo hello\n") is None
+    for model, backend in (("z-image", "musubi"), ("flux-dev", "sd-scripts"), ("tiny-flux", "diffusers")):
+        one = made(model, backend, fitting(model, backend)[-1])
+        job = jobs.resolve(one, Path("/out/my it's run"), platform)
+        other = {"batch_size": "3", "mixed_precision": "a b's"}
+        older = replace(job, commands=[{**one, "flags": {**one["flags"], **other}} for one in job.commands])
+        found = adopted(job, rendered(older))
+        assert found is not None and "edited" not in found.spec
+        assert rendered(found) == rendered(older)
+        assert adopted(job, rendered(job)) == job and adopted(job, "echo hello\n") is None
 
 
 def test_a_run_of_an_earlier_version_keeps_its_place_in_the_monitor(tmp_path, data):

@@ -88,10 +88,9 @@ def test_a_project_folder_with_a_hostile_name_works(tmp_path, launcher):
     assert not list(tmp_path.rglob("pwned"))
 
 
-@pytest.mark.parametrize(
-    ("gpus", "name", "named_by"), [(1, "python", "TRAINER_PYTHON"), (2, "accelerate", "ACCELERATE")]
-)
-def test_what_is_named_is_started_else_what_the_environment_has_else_path(tmp_path, monkeypatch, gpus, name, named_by):
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_what_is_named_is_started_else_what_the_environment_has_else_path(tmp_path, monkeypatch, gpus):
+    name, named_by = ("python", "TRAINER_PYTHON") if gpus == 1 else ("accelerate", "ACCELERATE")
     named, own, last = (tmp_path / place / name for place in ("named", "venv/bin", "path"))
     for program in (named, own, last.with_name("python3") if gpus == 1 else last):
         executable(program, '#!/bin/sh\nprintf "%s\\n" "$0" "$PYTHONPATH" "$PWD"\n')

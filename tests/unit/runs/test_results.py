@@ -1,5 +1,6 @@
 """The samples and LoRAs of a run are read from their names and metadata, whatever else is in the folder."""
 
+import contextlib
 import re
 
 from hypothesis import given, settings
@@ -8,9 +9,8 @@ from ui_helpers import lora_file
 
 from runs import results
 
-NAMES = st.text(
-    st.characters(blacklist_characters="/\0", blacklist_categories=("Cs",)), min_size=1, max_size=40
-) | st.builds(
+LETTERS = st.characters(blacklist_characters="/\0", blacklist_categories=("Cs",))
+NAMES = st.text(LETTERS, min_size=1, max_size=40) | st.builds(
     "{}_{}{}_{}_{}_{}.png".format,
     st.sampled_from(["a", "a_000001_00", "", "_"]),
     st.sampled_from(["", "e", "E"]),
@@ -26,10 +26,8 @@ NAMES = st.text(
 def test_any_file_name_is_a_sample_or_none(tmp_path_factory, names):
     folder = tmp_path_factory.mktemp("names")
     for name in names:
-        try:
+        with contextlib.suppress(OSError):  # longer than the file system allows, or not a name
             (folder / name).touch()
-        except OSError:  # longer than the file system allows, or not a name
-            continue
     for one in results.read_samples(folder):
         assert one.path.parent == folder and one.path.is_file() and one.path.suffix == ".png"
         assert (one.unit in ("step", "epoch") and one.number < 10**12) or (one.unit, one.prompt) == ("", -1)
@@ -53,9 +51,6 @@ def test_the_final_lora_comes_first_and_one_that_is_incomplete_is_none(tmp_path)
         lora_file(folder / f"{name}.safetensors", step, epoch)
     (folder / "cut.safetensors").write_bytes((folder / "cat.safetensors").read_bytes()[:-1])
     found = results.loras(folder)
-    assert [(one.path.stem, one.final, one.step, one.epoch) for one in found] == [
-        ("cat", True, 20, 4),
-        ("cat-000002", False, 16, 2),
-        ("cat-step00000010", False, 10, None),
-    ]
+    wanted = [("cat", True, 20, 4), ("cat-000002", False, 16, 2), ("cat-step00000010", False, 10, None)]
+    assert [(one.path.stem, one.final, one.step, one.epoch) for one in found] == wanted
     assert found[0].size == found[0].path.stat().st_size and results.loras(tmp_path / "none") == []

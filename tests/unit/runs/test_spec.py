@@ -12,8 +12,8 @@ import runs
 from runs.spec import UNKNOWN, VALUE, RunSpec, may_be_none
 
 PYDANTIC = re.compile(
-    r"Input should|unable to parse|[Vv]alue error|[Ff]ield required|Extra inputs|valid (string|integer|number|list|dict)"
-    r"|input_value|input_type|pydantic|errors\.pydantic"
+    r"Input should|unable to parse|[Vv]alue error|[Ff]ield required|Extra inputs"
+    r"|valid (string|integer|number|list|dict)|input_value|input_type|pydantic|errors\.pydantic"
 )
 
 
@@ -38,10 +38,8 @@ def test_a_value_is_refused_in_one_line():
         ({"name": "!!!"}, "name: Use at least one letter or digit"),
         ({"name": "con"}, "name: Windows reserves the name con; choose another name"),
         ({"model": "flux-dev2pro"}, "backend: diffusers cannot train flux-dev2pro; use sd-scripts"),
-        (
-            {"model": "flux-devv"},
-            "model: no base model 'flux-devv'; did you mean flux-dev, flux2-dev, flux-dev2pro? You can add your own to models.toml",
-        ),
+        ({"model": "flux-devv"}, "model: no base model 'flux-devv'; did you mean flux-dev, flux2-dev, flux-dev2pro? "
+                                 "You can add your own to models.toml"),
     ):  # fmt: skip
         with pytest.raises(runs.RunError) as shown:
             runs.make({"name": "x", "backend": "diffusers", **fields})
