@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 from draft_helpers import drop, photo
-from runs_helpers import picture
 
 import presets
 from runs.machine import Machine
@@ -42,12 +41,6 @@ def exported() -> Path:
     job, folder = jobs.wait(export.folder_of(DRAFT), export.JOB, 90), export.folder_of(DRAFT)
     assert job is not None and job.state == "done", jobs.output(folder, export.JOB)
     return Path(jobs.output(folder, export.JOB)[1]["file"])
-
-
-def add_pictures(draft_id: str, folder, count: int) -> None:
-    """Add images to a draft."""
-    paths = [picture(draft.uploads_dir() / f"up{n}" / f"{n}.png", size=(96, 64 + 32 * n)) for n in range(count)]
-    assert draft.add(draft_id, [(path, path.name) for path in paths])[0] == count
 
 
 def values(**given) -> dict:

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
-from configure_helpers import GPU, NO_GPU, PAIRS, add_pictures, values
+from configure_helpers import GPU, NO_GPU, PAIRS, values
 from draft_helpers import add_photos, create_run
 from runs_helpers import picture, pictures
 
@@ -104,7 +104,7 @@ def test_a_taken_name_is_shown_while_it_is_typed_also_in_another_case(data, tmp_
 
 
 def test_the_script_shown_is_the_script_written(data, mine, tmp_path):
-    add_pictures(mine, tmp_path, 2)
+    add_photos(mine, tmp_path, 2)
     shown, _ = form.script_of(form.review(values(), draft.counts(mine)))
     folder, _ = create_run(mine, values())
     assert (folder / "train.sh").read_text(encoding="utf-8") == shown
@@ -150,7 +150,7 @@ def test_a_gpu_chooses_the_tier_that_fits_it_and_the_model():
 
 
 def test_the_folder_of_control_images_belongs_to_models_that_learn_from_pairs(data, mine, tmp_path):
-    add_pictures(mine, tmp_path / "in", 2)
+    add_photos(mine, tmp_path / "in", 2)
     pairs = values(model="flux-kontext", **form.model_values("flux-kontext", "musubi", "person", NO_GPU))
     open_yet = form.review(pairs, {"": 2}, NO_GPU)
     assert "control_dir" not in open_yet.marks()

@@ -1,7 +1,7 @@
 """The tab New LoRA: what it shows of a draft, and when Start refuses."""
 
 import pytest
-from configure_helpers import add_pictures, values
+from configure_helpers import values
 from draft_helpers import add_photos
 
 import presets
@@ -36,7 +36,7 @@ def test_start_refuses_while_the_browser_holds_something(mine, key):
 
 
 def test_the_form_is_parsed_once_a_change(mine, monkeypatch, tmp_path):
-    add_pictures(mine, tmp_path, 2)
+    add_photos(mine, tmp_path, 2)
     calls = []
     make = runs.make
     monkeypatch.setattr(runs, "make", lambda fields: calls.append(1) or make(fields))

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from configure_helpers import add_pictures, values
+from configure_helpers import values
 from draft_helpers import add_photos, create_run
 
 import runs
@@ -52,7 +52,7 @@ def test_what_cannot_start_is_reported_before_anything_is_created_and_a_warning_
     with pytest.raises(runs.RunError) as caught:
         create_run(mine, values(name="", epochs=None))
     assert {fault.field for fault in caught.value.faults} == {"name", "epochs", "images"}
-    add_pictures(mine, tmp_path, 2)
+    add_photos(mine, tmp_path, 2)
     for given, message in (
         ({"model": "flux-dev", "backend": "sd-scripts"}, r"model: .*flux1-dev\.safetensors"),
         ({"rank": 1_000_000_000}, "rank: Must be 16384 or less"),
@@ -71,7 +71,7 @@ def test_what_cannot_start_is_reported_before_anything_is_created_and_a_warning_
 
 
 def test_one_image_is_accepted_with_a_warning(data, mine, tmp_path):
-    add_pictures(mine, tmp_path, 1)
+    add_photos(mine, tmp_path, 1)
     assert "With one image" in form.plan(form.review(values(), {"": 1}))
     folder, messages = create_run(mine, values())
     assert any("one image" in line.lower() for line in messages)
