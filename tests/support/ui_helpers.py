@@ -21,6 +21,7 @@ import psutil
 import pytest
 from nursery import Forked, Nursery
 
+from monitor.process.platform import LOCK, Lock
 from ui.token import bearer, cookie_value
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -33,17 +34,6 @@ def photos(*names: str) -> list[Path]:
 
     folder = Path(skimage.data.__file__).parent
     return [folder / name for name in names]
-
-
-def squares(folder: Path, count: int, start: int = 0) -> list[Path]:
-    """Small images of one colour each."""
-    from PIL import Image
-
-    folder.mkdir(exist_ok=True)
-    paths = [folder / f"{number:04}.png" for number in range(start, start + count)]
-    for number, path in enumerate(paths, start):
-        Image.new("RGB", (256, 256), (number % 256, number * 7 % 256, number * 31 % 256)).save(path)
-    return paths
 
 
 def alone(folder: Path) -> dict[str, str]:
@@ -95,20 +85,20 @@ class Server:
         self.began = time.monotonic()
         argv = ["--port", str(self.port), "--no-browser", *arguments]
         environment = {**os.environ, "HANGPROOF_DATA": str(data), "XDG_CONFIG_HOME": str(self.config), **env}
-        self.process = self._started(argv, environment, fresh or not hasattr(os, "fork"))
-
-    def _started(self, argv: list[str], environment: dict[str, str], fresh: bool) -> subprocess.Popen[bytes] | Forked:
-        if fresh:
+        self.process: subprocess.Popen[bytes] | Forked
+        if fresh or not hasattr(os, "fork"):
+            command, pipes = (
+                [sys.executable, "app.py", *argv],
+                {"stdin": subprocess.DEVNULL, "stderr": subprocess.STDOUT},
+            )
             with self.log.open("ab") as output:
-                return subprocess.Popen(
-                    [sys.executable, "app.py", *argv], cwd=PROJECT, env=environment,
-                    stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-                )  # fmt: skip
+                self.process = subprocess.Popen(command, cwd=PROJECT, env=environment, stdout=output, **pipes)
+            return
         if Server.nursery is None:
             command = [sys.executable, str(PROJECT / "tests/support/page_nursery.py")]
             kept = {name: value for name, value in os.environ.items() if not name.startswith("HANGPROOF_")}  # kill_runs
             Server.nursery = Nursery(command, kept, PROJECT)
-        return Server.nursery.start(argv, environment, self.log, self.log)
+        self.process = Server.nursery.start(argv, environment, self.log, self.log)
 
     def wait_for_output(self, text: str, seconds: float = 200) -> str:
         """Wait for a text in its output; fails with the complete output when the process exits or time runs out."""
@@ -257,6 +247,17 @@ def write_run(data: Path, name: str = "my run", state: str = "running", **status
     now = {"version": 1, "name": name, "state": state, "phase": "step", "step": 40, "planned_steps": 100, **status}
     (folder / "status.json").write_text(json.dumps(now), encoding="utf-8")
     return folder
+
+
+@contextlib.contextmanager
+def watched(folder: Path) -> Iterator[Path]:
+    """A run that looks as if its monitor were alive: the lock of the monitor is held."""
+    lock = Lock(folder / LOCK)
+    assert lock.acquire()
+    try:
+        yield folder
+    finally:
+        lock.release()
 
 
 def write_history(folder: Path, price: float = 0.0) -> None:

@@ -5,10 +5,9 @@ import shutil
 
 import pytest
 from PIL import Image
-from ui_helpers import lora_file, photos, serving, write_incident, write_run
+from ui_helpers import lora_file, photos, serving, watched, write_incident, write_run
 from ui_page import a_tab, assert_accessible, faint_texts, field, gpu_fold, has_focus, open_page, show_run, shows, until
 
-from monitor.process.platform import LOCK, Lock
 from runs import slug
 from ui.run import cards
 
@@ -74,14 +73,10 @@ STILL = """() => {
 def server(tmp_path_factory):
     """A server with a login and a run in each of these states, with all that a run can have."""
     data = tmp_path_factory.mktemp("axe") / "data"
-    locks = []
     for state in STATES:
         status = {"state": state, "reason": "no_break_" * 30, "loss": 0.1, "checkpoint": {"step": 30}}
         folder = write_run(data, name_of(state), **status)
         (folder / "training.log").write_text("y" * 500 + "\n" + "a line of the log\n" * 300, encoding="utf-8")
-        if state == "running":
-            locks.append(Lock(folder / LOCK))
-            assert locks[-1].acquire()
         lora_file(folder / f"{folder.name}-step00000020.safetensors", 20)
         (folder / "sample").mkdir()
         (folder / "sample_prompts.txt").write_text("a cat\n", encoding="utf-8")
@@ -90,10 +85,8 @@ def server(tmp_path_factory):
         (folder / "metrics.jsonl").write_text(lines, encoding="utf-8")
         report = "# Hang\n\n`" + "x" * 300 + "`\n\n```\n" + "a long line " * 40 + "\n```"
         write_incident(folder, report=report, explanation="why " * 40, detect_s=2.0)
-    with serving(data, *AUTH) as running:
+    with watched(data / "outputs" / slug(name_of("running"))), serving(data, *AUTH) as running:
         yield running
-    for lock in locks:
-        lock.release()
 
 
 @pytest.fixture(scope="module")
@@ -195,19 +188,6 @@ def checked(page, where: str, *views: tuple[int, str]) -> None:
             raise
 
 
-def unfold(page) -> None:
-    """Open every accordion."""
-    page.locator("#image-check button.label-wrap").first.click()
-    page.locator("#check-kinds").wait_for()  # with a tick; the others come with the click that opens them
-    page.evaluate("window.quiet = true")
-    for _ in range(2):  # the second time for those inside others
-        page.evaluate(CLOSED)
-        page.locator("#flags").wait_for()
-    for part in ["flag-search", "template", "sweep-rank", "rehearse", "bulk-apply", "write-captions"]:
-        page.locator(f"#{part}").wait_for()
-    page.get_by_test_id("models").wait_for()
-
-
 def test_axe_finds_nothing_serious_and_all_is_readable_in_three_widths(browser, page, server, tmp_path):
     with a_tab(browser) as login:
         login.goto(f"{server.url}/login")
@@ -239,7 +219,16 @@ def test_axe_finds_nothing_serious_and_all_is_readable_in_three_widths(browser, 
         Image.new("RGB", (64 + n, 64), (n * 15, 90, 120)).save(path)
     page.get_by_test_id("image-picker").set_input_files([str(path) for path in many])
     page.get_by_text("Page 1 of 2").wait_for()
-    unfold(page)
+    # Every accordion is opened.
+    page.locator("#image-check button.label-wrap").first.click()
+    page.locator("#check-kinds").wait_for()  # with a tick; the others come with the click that opens them
+    page.evaluate("window.quiet = true")
+    for _ in range(2):  # the second time for those inside others
+        page.evaluate(CLOSED)
+        page.locator("#flags").wait_for()
+    for part in ["flag-search", "template", "sweep-rank", "rehearse", "bulk-apply", "write-captions"]:
+        page.locator(f"#{part}").wait_for()
+    page.get_by_test_id("models").wait_for()
     field(page, "learning_rate").fill("very " * 30)
     page.locator("#learning_rate .hp-field-error").wait_for()
     page.locator("#start").click()

@@ -6,9 +6,8 @@ import shutil
 import threading
 
 import pytest
-from ui_helpers import write_run
+from ui_helpers import watched, write_run
 
-from monitor.process.platform import LOCK, Lock
 from ui import health
 
 
@@ -35,12 +34,8 @@ def test_a_run_whose_monitor_is_dead_is_a_fault_after_a_while(data):
     (folder / "train.sh").write_text("exit\n")
     assert health.fault(unwatched, 100.0) == ""
     assert health.fault(unwatched, 100.0 + health.MONITOR_S) == health.UNWATCHED
-    lock = Lock(folder / LOCK)
-    assert lock.acquire()
-    try:
+    with watched(folder):
         assert health.fault(unwatched, 200.0) == "" and unwatched == {}
-    finally:
-        lock.release()
     assert health.fault(unwatched, 201.0) == "" and "lost" in unwatched  # counted anew
     for state in ("completed", "failed", "stopped", "preempted"):
         (folder / "status.json").write_text(json.dumps({"state": state}))

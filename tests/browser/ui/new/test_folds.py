@@ -2,7 +2,7 @@
 
 import re
 
-from ui_helpers import squares
+from draft_helpers import photo
 from ui_page import choose_tiny, drop, field, open_page, unfold, until
 
 TRAIN = "accelerate launch -m trainer --pretrained_model_name_or_path tiny-flux --network_dim 6 --blocks_to_swap 4\n"
@@ -43,7 +43,7 @@ def test_settings_come_from_a_template_and_a_file_and_a_sweep_is_planned(tab, se
     tab.locator("#use-settings").click()
     until(lambda: field(tab, "rank").input_value() == "6", "the imported rank")
 
-    drop(tab, *squares(tmp_path / "in", 2), count=2)
+    drop(tab, *(photo(tmp_path / f"{n}.png", n) for n in range(2)), count=2)
     field(tab, "sweep-rank").fill("2, four")
     plan, go = tab.locator("#sweep-plan"), tab.locator("#sweep-start")
     plan.get_by_text("'four' is not").wait_for()

@@ -1,18 +1,12 @@
 """A new user's first run in a real browser: the GPU, one click to try, proposals and estimates."""
 
-import json
 import re
 
-from ui_helpers import PROJECT, alone, serving, squares
-from ui_page import caption, captions, choose_tiny, drop, field, gpu_fold, more_settings, open_page, saved, shows, until
-
-import runs
+from draft_helpers import photo
+from ui_helpers import PROJECT, alone, serving
+from ui_page import caption, captions, choose_tiny, drop, field, gpu_fold, open_page, saved, until
 
 SHIM = str(PROJECT / "tests/support/shims/nvml")
-STATUS = {
-    "version": 1, "name": "before", "state": "stopped", "phase": None, "step": 500, "planned_steps": 500,
-    "step_s": 2.0, "restarts": 0, "started_at": "2026-01-01T00:00:00.000Z", "updated_at": "2026-01-01T00:20:00.000Z",
-}  # fmt: skip
 
 
 def become(page, repeats: str, epochs: str) -> None:
@@ -54,30 +48,22 @@ def test_the_first_page_says_what_to_do_next_and_follows_the_images(tab, bare_se
     assert licence.get_attribute("href") == link.get_attribute("href") and "noopener" in licence.get_attribute("rel")
 
     # Repeats and epochs follow the number of images until they are typed.
-    drop(tab, *squares(tmp_path / "in", 4), count=4)
-    become(tab, "24", "20")
-    tab.locator("#plan").get_by_text("1,920 steps").wait_for()
-    tab.reload()
-    shows(tab, 4)
+    drop(tab, *(photo(tmp_path / f"{n}.png", n) for n in range(4)), count=4)
     become(tab, "24", "20")
     button = tab.locator("#propose")
     button.wait_for(state="hidden")
     field(tab, "epochs").fill("3")
     tab.locator("#plan").get_by_text("288 steps").wait_for()
-    drop(tab, *squares(tmp_path / "in", 4, 4), count=8)
-    tab.locator("#plan").get_by_text("576 steps").wait_for()
-    become(tab, "24", "3")  # typed values stay
-    button.get_by_text("Use proposed: 12 repeats × 20 epochs").wait_for()
-    button.click()
-    become(tab, "12", "20")
+    button.get_by_text("Use proposed: 24 repeats × 20 epochs").click()
+    become(tab, "24", "20")
     tab.locator("#plan").get_by_text("1,920 steps").wait_for()
     button.wait_for(state="hidden")
 
     # Samples are on by default and never stop a start; time, memory and disk have their source.
     estimates(tab).get_by_text("none: there is no trigger word, prompt or caption to draw").wait_for()
     assert tab.locator("#sample_every_n_steps .hp-field-error, #prompts .hp-field-error").count() == 0
-    caption(tab, "0000.png").fill("a grey square --w 9999")
-    saved(tab, "0000.png")
+    caption(tab, "0.png").fill("a grey square --w 9999")
+    saved(tab, "0.png")
     field(tab, "name").fill("samples")
     estimates(tab).get_by_text(re.compile(r"every \d+ steps \(“a grey square")).wait_for()
     field(tab, "trigger").fill("tok")
@@ -86,16 +72,10 @@ def test_the_first_page_says_what_to_do_next_and_follows_the_images(tab, bare_se
     assert re.search(r"Time\s+On a GPU of this size: about \d+ h .*twice the time of the 16 GB tier", text)
     assert re.search(r"GPU memory\s+about \d+\.\d GB at 512 pixels", text)
     assert re.search(r"Disk\s+about 3\d\.\d GB \(model download 33\.7 GB, checkpoints .* GB free\)", text)
-    field(tab, "resolution").fill("1024")
-    estimates(tab).get_by_text("at 1024 pixels").wait_for()
 
 
 def test_one_click_starts_a_run_and_leaves_the_draft_as_it_is(tab, data, tmp_path):
-    """On a machine with a GPU, and with an earlier run, which gives the time of the next one."""
-    folder = data / "outputs" / "before"
-    folder.mkdir(parents=True)
-    (folder / "run.toml").write_text(runs.dumps(runs.make({"name": "before", "model": "tiny-flux", "tier": "12G"})))
-    (folder / "status.json").write_text(json.dumps(STATUS))
+    """On a machine with a GPU."""
     environment = {**alone(tmp_path), "CUDA_VISIBLE_DEVICES": "0", "PYTHONPATH": SHIM, "FAULTS_NVML_GIB": "24"}
     with serving(data, **environment) as server:
         open_page(tab, server)
@@ -106,19 +86,14 @@ def test_one_click_starts_a_run_and_leaves_the_draft_as_it_is(tab, data, tmp_pat
         tab.locator("#model-note").get_by_text("single blocks").wait_for()
         choose_tiny(tab)
         field(tab, "name").fill("my own")
-        drop(tab, *squares(tmp_path / "in", 5), count=5)
-        caption(tab, "0000.png").fill("mine")
-        saved(tab, "0000.png")
-        # 2,000 steps of 2 s, and the 200 s that the earlier run took besides its steps
-        estimates(tab).get_by_text("about 1 h 10 min (measured on this machine in the run “before”)").wait_for()
-        more_settings(tab)
-        field(tab, "batch_size").fill("2")
-        estimates(tab).get_by_text("measured on two CPU cores").wait_for()
+        drop(tab, *(photo(tmp_path / f"{n}.png", n) for n in range(5)), count=5)
+        caption(tab, "0.png").fill("mine")
+        saved(tab, "0.png")
         tab.locator("#try-it").click()
         tab.get_by_test_id("run-name").get_by_text("first-try").wait_for()
         assert len(list((data / "datasets" / "first-try").glob("*.txt"))) == 8
         assert tab.locator(".hp-bad:visible").count() == 0
         tab.get_by_role("tab", name="New LoRA").click()
-        caption(tab, "0000.png").wait_for()
-        assert captions(tab)["0000.png"] == "mine" and field(tab, "name").input_value() == "my own"
+        caption(tab, "0.png").wait_for()
+        assert captions(tab)["0.png"] == "mine" and field(tab, "name").input_value() == "my own"
         assert tab.locator("#tier input[value='12G']").is_checked()

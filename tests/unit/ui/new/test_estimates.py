@@ -1,6 +1,7 @@
 """Cost, time and disk of a run, beside its memory."""
 
 from configure_helpers import values
+from ui_helpers import write_run
 
 import runs
 from presets.estimate import whole
@@ -17,3 +18,12 @@ def test_cost_time_and_disk_are_beside_memory(data):
     found = whole(spec.model_dump(), {"": 18, "2_more": 1})
     assert found["steps"] == runs.planned_steps(spec, {"": 18, "2_more": 1})
     assert found["seconds"] > found["steps"] and "RTX 4090" in found["time_source"]
+
+
+def test_an_earlier_run_gives_the_time_of_the_next_one(data, no_gpu):
+    spec = runs.make({"name": "before", "model": "tiny-flux", "tier": "12G"})
+    times = {"step_s": 2.0, "started_at": "2026-01-01T00:00:00.000Z", "updated_at": "2026-01-01T00:20:00.000Z"}
+    folder = write_run(data, "before", state="completed", step=500, planned_steps=500, restarts=0, **times)
+    (folder / "run.toml").write_text(runs.dumps(spec))
+    # 2 s for each step, and the 200 s that the earlier run took besides its steps
+    assert estimates.time_of(spec, 2000) == (4200, "measured on this machine in the run “before”")

@@ -3,11 +3,10 @@
 import json
 
 import pytest
-from ui_helpers import write_run
+from ui_helpers import watched, write_run
 
 from guards import step_requests
 from jobs import queue as run_queue
-from monitor.process.platform import LOCK, Lock
 from runs.files import RunError
 from ui.run import actions, queue, view
 
@@ -20,10 +19,8 @@ def folder(data, monkeypatch):
     made = write_run(data, eta_s=60)
     (made / "sample_prompts.txt").write_text("a cat\n")
     (made / "train.sh").write_text("")
-    lock = Lock(made / LOCK)
-    assert lock.acquire()
-    yield made
-    lock.release()
+    with watched(made):
+        yield made
 
 
 def allowed(folder, **status) -> list[str]:

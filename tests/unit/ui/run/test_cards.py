@@ -5,11 +5,10 @@ import re
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from ui_helpers import write_history, write_incident, write_run
+from ui_helpers import watched, write_history, write_incident, write_run
 from ui_markup import harmless
 
 from monitor.process import platform
-from monitor.process.platform import LOCK, Lock
 from ui.run import cards, view
 
 
@@ -26,15 +25,13 @@ def test_old_figures_of_a_monitor_that_does_not_respond_are_called_old(data):
     now = platform.now()
     known = {"boot": platform.boot_id()[:8], "updated_at": now.utc}
     folder = write_run(data, state="running", updated_mono_s=now.mono_s - 95, **known)
-    lock = Lock(folder / LOCK)
-    assert lock.acquire()
-    shown = view.read(folder)
-    assert shown.running
-    assert re.search(r"These figures are (9|1\d)\d s old: the monitor does not respond\.", cards.head(shown))
-    assert "Monitor does not respond" in cards.head(shown) and "Training" not in cards.run_list([shown], "")
-    (folder / "status.json").write_text(json.dumps(shown.status | {"updated_mono_s": now.mono_s}))
-    assert view.read(folder).stale == "" and "Training" in cards.run_list([view.read(folder)], "")
-    lock.release()
+    with watched(folder):
+        shown = view.read(folder)
+        assert shown.running
+        assert re.search(r"These figures are (9|1\d)\d s old: the monitor does not respond\.", cards.head(shown))
+        assert "Monitor does not respond" in cards.head(shown) and "Training" not in cards.run_list([shown], "")
+        (folder / "status.json").write_text(json.dumps(shown.status | {"updated_mono_s": now.mono_s}))
+        assert view.read(folder).stale == "" and "Training" in cards.run_list([view.read(folder)], "")
 
 
 def test_incidents_show_the_change_and_the_cost_the_latest_first(folder):

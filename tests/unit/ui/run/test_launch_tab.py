@@ -3,10 +3,10 @@
 import importlib
 
 import pytest
+from ui_helpers import watched
 
 import runs
 from launch.__main__ import COMMANDS
-from monitor.process.platform import LOCK, Lock
 from ui import jobs, served
 from ui.run import launch_tab
 
@@ -66,6 +66,5 @@ def test_the_rank_report_of_a_run_that_does_not_train_is_empty(folder, monkeypat
     report = lambda folder: {"lines": [f"all ranks of {folder.name} train"]}  # noqa: E731
     monkeypatch.setattr("monitor.cli.commands.rank_report", report)
     assert launch_tab._ranks(folder) == ""
-    lock = Lock(folder / LOCK)
-    assert lock.acquire() and "all ranks of my-run train" in launch_tab._ranks(folder)
-    lock.release()
+    with watched(folder):
+        assert "all ranks of my-run train" in launch_tab._ranks(folder)
