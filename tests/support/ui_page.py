@@ -19,8 +19,8 @@ def a_tab(browser, width: int = 1280, height: int = 900, **options) -> Iterator:
     """A new tab. It fails the test on a request to another machine, a script error or a dialog."""
     errors = []
     context = browser.new_context(viewport={"width": width, "height": height}, accept_downloads=True, **options)
+    context.set_default_timeout(PATIENCE_S * 1000)
     page = context.new_page()
-    page.set_default_timeout(PATIENCE_S * 1000)
     page.on("request", lambda r: r.url.startswith(("http://127.0.0.1:", "data:", "blob:")) or errors.append(r.url))
     page.on("pageerror", lambda error: errors.append(str(error)))
     page.on("dialog", lambda dialog: (errors.append(dialog.message), dialog.dismiss()))
@@ -195,11 +195,6 @@ def state_is(page, *states: str, seconds: float = RUN_S) -> None:
 def step_of(page) -> int:
     """The step that the run page shows."""
     return int(page.get_by_test_id("steps").get_attribute("data-step") or 0)
-
-
-def reaches(page, step: int, seconds: float = RUN_S) -> None:
-    """Wait until the run page shows at least `step` steps."""
-    until(lambda: step_of(page) >= step, f"step {step} on the page", seconds)
 
 
 FAINT = """() => {

@@ -3,25 +3,11 @@
 tests/campaigns/page/test_kept.py kills it at random moments.
 """
 
-import itertools
 import threading
 
 import pytest
 from ui_helpers import photos, serving
-from ui_page import (
-    PATIENCE_S,
-    a_tab,
-    caption,
-    captions,
-    drop,
-    field,
-    gpu_fold,
-    nothing_is_kept,
-    open_page,
-    serving_again,
-    shows,
-    until,
-)
+from ui_page import a_tab, caption, captions, drop, field, gpu_fold, nothing_is_kept, open_page, serving_again, until
 
 from ui.dataset import draft
 
@@ -45,33 +31,25 @@ def stored_captions(draft_id: str) -> dict[str, str]:
     return {item.file: item.caption for item in draft.items(draft_id)}
 
 
-def killed_while_typing(server, pages: dict) -> dict[str, str]:
-    """Type one caption after another, by file in its page, until the server is dead and once more. Those typed last."""
-    dead = threading.Event()
-    threading.Timer(0.7, lambda: (server.stop(hard=True), dead.set())).start()
-    typed: dict[str, str] = {}
-    for number in itertools.count():
-        ended = dead.is_set()
-        for file, page in pages.items():
-            typed[file] = f"{file} {number}"
-            caption(page, file).fill(typed[file])
-        if ended:
-            return typed
-
-
 def test_what_is_typed_while_the_server_is_killed_is_not_called_saved_and_arrives_later(tab, data):
     """In two tabs, of which one is closed before the server is back."""
     with serving(data) as server:
         open_page(tab, server)
         drop(tab, *photos("coffee.png", "rocket.jpg"), count=2)
         second = tab.context.new_page()
-        second.set_default_timeout(PATIENCE_S * 1000)
         open_page(second, server)
         caption(second, "rocket.jpg").wait_for()
         pages = {"coffee.png": tab, "rocket.jpg": second}
         gpu_fold(tab)
         draft_id = second.evaluate("hangproof.draft()")
-        typed = killed_while_typing(server, pages)
+        # One caption after another, until the server is dead and once more.
+        (stop := threading.Timer(0.7, server.stop, (True,))).start()
+        ended, number, typed = False, 0, {}
+        while not ended:
+            ended, number = not stop.is_alive(), number + 1
+            for file, page in pages.items():
+                typed[file] = f"{file} {number}"
+                caption(page, file).fill(typed[file])
         for file, page in pages.items():
             mark(page, file).get_by_text("not saved").wait_for()
         field(tab, "name").fill("after")
@@ -124,7 +102,7 @@ def test_an_ended_login_saves_nothing_and_loses_nothing(tab, data):
         tab.locator(".hp-notes").get_by_text("Your login has ended. Nothing was changed").wait_for()
         banner(tab).get_by_role("button", name="Log in again").click()
         log_in(tab)
-        shows(tab, 1)
+        caption(tab, "coffee.png").wait_for()
         until(lambda: nothing_is_kept(tab), "the server has everything")
         assert stored_captions(tab.evaluate("hangproof.draft()")) == {"coffee.png": "a cup"}
         until(lambda: field(tab, "trigger").input_value() == "tok", "the page shows the trigger word")

@@ -4,7 +4,7 @@ import re
 
 import pytest
 from ui_helpers import PACED, serving
-from ui_page import RUN_S, caption, captions, field, reaches, saved, set_up_run, state_is, step_of, until
+from ui_page import RUN_S, caption, captions, field, saved, set_up_run, state_is, step_of, until
 
 
 @pytest.mark.timeout(1200)
@@ -12,7 +12,7 @@ def test_a_run_is_monitored_stopped_and_resumed_from_its_checkpoint(tab, data):
     # Slow, so that a page on a busy machine has a minute between step 2 and the end; resumed at full speed.
     with serving(data, **{**PACED, "HANGPROOF_PACE_S": "2.5"}) as server:
         folder = set_up_run(tab, server, "stopped", repeats="1", epochs="6", save_every_n_steps="20")
-        reaches(tab, 2)
+        until(lambda: step_of(tab) >= 2, "step 2 on the page", RUN_S)
         other = tab.context.new_page()
         other.goto(server.url)  # a new page shows the running run
         other.get_by_test_id("run-name").get_by_text("stopped").wait_for()

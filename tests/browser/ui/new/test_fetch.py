@@ -3,10 +3,11 @@
 import json
 import re
 
-import psutil
 from hub_server import serving as serving_hub
 from ui_helpers import serving
-from ui_page import field, open_page, serving_again, until
+from ui_page import field, open_page, serving_again
+
+from ui import jobs
 
 BYTES = 3_000_000
 HEAD = json.dumps({"w": {"dtype": "U8", "shape": [BYTES], "data_offsets": [0, BYTES]}}).encode()
@@ -29,19 +30,6 @@ path = "ae.safetensors"
 """
 
 
-def fetchers(data) -> list[psutil.Process]:
-    """Processes that download into this data folder."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            words = process.cmdline()[1:4]  # the download itself, not the process of ui/jobs.py that started it
-            if words == ["-m", "runs", "fetch-model"] and process.environ().get("HANGPROOF_DATA") == str(data):
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
-
-
 def test_missing_model_files_are_downloaded_and_the_download_outlives_the_page(tab, data, tmp_path):
     data.mkdir()
     (data / "models.toml").write_text(MODEL)
@@ -58,9 +46,8 @@ def test_missing_model_files_are_downloaded_and_the_download_outlives_the_page(t
             tab.locator("#fetch").click()  # it can be repeated
             progress = re.compile(r"my-\w+\.safetensors: [\d.]+ of [\d.]+ GB")
             tab.get_by_test_id("fetching").get_by_text(progress).wait_for()
-            (process,) = fetchers(data)
             server.stop(hard=True)  # the page's server dies; the download continues
-        assert process.is_running()
+        assert jobs.running(data / "models", "fetch-mine")
         hub.nap_s = 0
         with serving_again([tab], data, server.port, **environment):
             tab.get_by_test_id("fetching").wait_for(state="detached")
@@ -68,4 +55,4 @@ def test_missing_model_files_are_downloaded_and_the_download_outlives_the_page(t
         tab.errors.clear()
         for name in ("my-flux", "my-ae"):
             assert (data / "models" / f"{name}.safetensors").read_bytes() == WEIGHTS
-        until(lambda: not fetchers(data), "the process has exited")
+        assert jobs.wait(data / "models", "fetch-mine", 60).state == "done"

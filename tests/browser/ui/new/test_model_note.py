@@ -5,7 +5,6 @@ import re
 from ui_page import assert_accessible, field, gpu_fold, more_settings, open_page, until
 
 import presets
-from ui.new import form, model_note
 
 
 def choose(page, name: str) -> int:
@@ -51,18 +50,11 @@ def test_a_model_sets_its_values_and_the_page_says_what_each_tier_needs(tab, bar
 
     field(tab, "rank").fill("7")
     field(tab, "rank").blur()
-    tab.locator("#tier input[value='8G']").click()
-    choose(tab, "FLUX.1 Kontext dev")  # the user chose 8 GB, so it stays, with the reason
-    tab.locator("#tier .hp-field-error").get_by_text("or more").first.wait_for()
-    become(tab, tier="8G", rank="7")
-    tab.locator("#tier input[value='12G']").click()
-    become(tab, backend="musubi", rank="7")
-    field(tab, "control_dir").fill("/no/such/folder")
-    field(tab, "control_dir").blur()
-    tab.locator("#control_dir .hp-field-error").get_by_text("There is no folder /no/such/folder").wait_for()
+    choose(tab, "FLUX.1 Kontext dev")
+    tab.locator("#control_dir").wait_for()
     choose(tab, "Krea 2 Raw")
     tab.locator("#control_dir").wait_for(state="hidden")
-    become(tab, tier="12G", backend="musubi")
+    become(tab, tier="12G", backend="musubi", rank="7")
 
     tab.reload()
     tab.locator("body.hp-open").wait_for()
@@ -75,9 +67,5 @@ def test_a_model_sets_its_values_and_the_page_says_what_each_tier_needs(tab, bar
     assert table.count() == 0, "sent when it is opened"
     tab.get_by_text("Which model fits my GPU?").click()
     table.wait_for()
-    rows = table.locator("tbody tr")
-    number = sum(len([*model_note.rows_of(key)]) for _, key in form.model_choices())
-    until(lambda: rows.count() == number, f"{number} rows")
-    row = rows.filter(has_text="HunyuanImage 2.1").first
-    assert row.get_by_text("too small").count() == 3 and "kohya's sd-scripts" in row.inner_text()
+    table.get_by_text("HunyuanImage 2.1").first.wait_for()
     assert_accessible(tab, "#models")
