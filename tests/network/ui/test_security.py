@@ -18,9 +18,6 @@ AUTH = ("--auth", f"me:{PASSWORD}")
 JSON = {"Content_Type": "application/json"}
 
 
-# Files ---------------------------------------------------------------------------------------------------------------
-
-
 def test_an_event_cannot_fetch_a_file_of_this_machine(server):
     """Each event is carried out (200, and an answer), and fails at the file; only a state ignores what is sent."""
     config = json.loads(server.get("/config")[1])
@@ -37,9 +34,6 @@ def test_an_event_cannot_fetch_a_file_of_this_machine(server):
             status, _, answer = ask(server, "GET", f"/gradio_api/queue/data?session_hash=thief{number}")
             assert status == 200 and b"Cannot move /etc/passwd" in answer and b"root:" not in answer
     assert "passwd" not in uploads(server)
-
-
-# Headers and hosts ---------------------------------------------------------------------------------------------------
 
 
 def test_every_answer_has_the_security_headers(server, listening):
@@ -102,9 +96,6 @@ def test_the_names_of_this_machine_and_of_the_proxy_are_accepted(listening):
     assert upload(listening, "b.txt", b"x", Host=mine, Origin=f"https://{other}", Cookie=cookie) == 403
 
 
-# The login -----------------------------------------------------------------------------------------------------------
-
-
 def test_the_cookie_is_for_this_site_only_and_the_login_leads_to_no_other(listening):
     status, headers, _ = log_in(listening, following="//evil.example")
     (cookie,) = headers.get_all("Set-Cookie")
@@ -148,9 +139,6 @@ def test_nothing_is_sent_without_a_login(listening):
     assert status == 303 and headers["Location"] == "login?next=run%3Dmine"
     assert ask(listening, "GET", "/logout", Cookie=log_in(listening)[2])[0] == 405  # an image cannot log out
     assert PASSWORD not in listening.log.read_text()
-
-
-# Health, size, speed -------------------------------------------------------------------------------------------------
 
 
 def test_the_health_check_needs_the_token_and_tells_nothing(listening):

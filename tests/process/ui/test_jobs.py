@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from ui_helpers import write_run
+from ui_helpers import PROJECT, write_run
 from ui_page import until
 
 from runs import manage
@@ -19,7 +19,6 @@ from runs.files import RunError
 from ui import jobs
 from ui.dataset import draft
 
-ROOT = Path(__file__).resolve().parents[3]
 # Notes its pid, starts a process in a session of its own, waits for a file, and exits with a code.
 PROGRAM = """
 import os, subprocess, sys, time
@@ -56,7 +55,7 @@ for one in both:
 @pytest.fixture
 def folder(tmp_path, data, monkeypatch):
     (tmp_path / "job_program.py").write_text(PROGRAM)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(PROJECT), os.environ.get("PYTHONPATH", "")]))
     place = tmp_path / "place"
     place.mkdir()
     (place / "pids").touch()
@@ -104,7 +103,7 @@ def test_a_command_whose_process_was_killed_still_runs_and_can_be_cancelled(fold
 def test_of_threads_of_several_servers_one_starts_the_command_and_cancel_leaves_nothing_of_it(folder, words):
     command = [sys.executable, "-c", SERVER, *words[1:]]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    servers = [subprocess.Popen(command, **pipes, text=True, cwd=ROOT) for _ in range(3)]
+    servers = [subprocess.Popen(command, **pipes, text=True, cwd=PROJECT) for _ in range(3)]
     assert [one.stdout.readline() for one in servers] == ["ready\n"] * 3
     for one in servers:
         one.stdin.close()

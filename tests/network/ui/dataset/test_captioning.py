@@ -129,22 +129,17 @@ def test_the_command_takes_a_draft(draft_id):
     assert [entry["caption_by"] for entry in entries] == ["person", "file", "model", "model", "model"]
 
 
-ENDPOINT = {"engine": "endpoint", "url": "http://h/v1", "model": "m"}
+REFUSED = {
+    "no": [{}],
+    "florence": [{"task": "poem"}, {"model": "/"}, {"prefix": "x" * 501}],
+    "tagger": [{"general": "0.3"}, {"general": 0}, {"character": 1.5}, {"model": "no-such"}],
+}
+ENDPOINT = [{"url": 7}, {"rewrite": True}, {"folder": "/"}, {"model": "a\nb"}, {"key_variable": "not a name"}]
+CASES = [{"engine": engine, **more} for engine, cases in REFUSED.items() for more in cases]
+CASES += [options("http://h/v1") | more for more in ENDPOINT]
 
 
-@pytest.mark.parametrize(
-    "given_",
-    [
-        *({}, [], None, {"engine": "no"}, {"engine": "florence", "task": "poem"}, {"engine": "florence", "model": "/"}),
-        *(
-            {"engine": "tagger", **more}
-            for more in ({"general": "0.3"}, {"general": 0}, {"character": 1.5}, {"model": "no-such"})
-        ),
-        *({**ENDPOINT, **more} for more in ({"url": 7}, {"rewrite": True}, {"folder": "/"}, {"model": "a\nb"})),
-        {**ENDPOINT, "key_variable": "not a name"},
-        {"engine": "florence", "prefix": "x" * 501},
-    ],
-)
+@pytest.mark.parametrize("given_", [{}, [], None, *CASES])
 def test_options_that_the_command_does_not_have_or_that_cannot_work_are_refused_before_the_job(draft_id, given_):
     with pytest.raises(RunError, match="."):
         captioning.start(draft_id, given_)

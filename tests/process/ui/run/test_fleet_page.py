@@ -15,14 +15,10 @@ from ui.run import fleet_page, fold
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-def silent_server():
-    """An address that accepts connections and says nothing."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:  # the system accepts what waits for it
-        yield f"sftp://nobody@127.0.0.1:{listening.getsockname()[1]}/runs"
-
-
-def test_a_store_that_hangs_or_fails_delays_nobody(data, tmp_path, silent_server):
+def test_a_store_that_hangs_or_fails_delays_nobody(data, tmp_path, request):
+    listening = socket.create_server(("127.0.0.1", 0))  # the system accepts what waits for it, and nobody answers
+    request.addfinalizer(listening.close)
+    silent_server = f"sftp://nobody@127.0.0.1:{listening.getsockname()[1]}/runs"
     put_run(tmp_path / "store")
     answering = str(tmp_path / "store")
     for address in (silent_server, answering):
