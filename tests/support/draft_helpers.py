@@ -52,10 +52,6 @@ def set_caption(draft_id: str, file: str, caption: str) -> None:
     draft.set_caption(draft_id, item_of(draft_id, file).id, caption)
 
 
-def remove(draft_id: str, file: str) -> None:
-    draft.remove(draft_id, [item_of(draft_id, file).id])
-
-
 def captions(draft_id: str) -> dict[str, str]:
     return {f"{item.folder}/{item.file}".removeprefix("/"): item.caption for item in draft.items(draft_id)}
 

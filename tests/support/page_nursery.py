@@ -5,6 +5,7 @@ search path for modules, and huggingface_hub, which is imported again where it i
 """
 
 import gc
+import importlib
 import os
 import random
 import sys
@@ -17,29 +18,19 @@ from nursery import serve
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def imports() -> None:
-    """What app.py imports until its page has responded."""
-    import pydantic.v1  # noqa: F401 - FastAPI's
-    import starlette.middleware.cors  # noqa: F401
-    import uvicorn.lifespan.on
-    import uvicorn.loops.auto
-    import uvicorn.protocols.http.auto  # noqa: F401
-
-    import app
-
-    os.environ.update(app.GRADIO_ENV)
-    import presets  # noqa: F401
-    import ui.api.server
-    import ui.dataset.draft
-    import ui.login
-    import ui.page
-    import ui.security  # noqa: F401
+# What app.py imports until its page has responded.
+IMPORTED = """pydantic.v1 starlette.middleware.cors uvicorn.lifespan.on uvicorn.loops.auto uvicorn.protocols.http.auto
+    presets ui.api.server ui.dataset.draft ui.login ui.page ui.security"""
 
 
 def main() -> int:
     """Become a server for each request."""
     sys.path[0] = str(ROOT)
-    imports()
+    import app
+
+    os.environ.update(app.GRADIO_ENV)
+    for name in IMPORTED.split():
+        importlib.import_module(name)
     assert threading.active_count() == 1, "a thread does not survive a fork"
     gc.collect()
     gc.freeze()
@@ -50,8 +41,6 @@ def main() -> int:
         del sys.modules[name]
     sys.path[1:1] = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     sys.argv = ["app.py", *argv]
-    import app
-
     return app.main(argv)
 
 

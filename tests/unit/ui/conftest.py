@@ -3,12 +3,11 @@
 from pathlib import Path
 
 import pytest
-from configure_helpers import filled
+from configure_helpers import NO_GPU, filled
 from draft_helpers import mine
 from ui_helpers import write_run
 from ui_markup import sampled
 
-from runs.machine import Machine
 from ui.new import form
 
 
@@ -21,4 +20,4 @@ def folder(data) -> Path:
 @pytest.fixture
 def no_gpu(monkeypatch):
     """The settings of a draft are those of a machine without a GPU."""
-    monkeypatch.setattr(form, "this_machine", lambda *_: Machine("", None, False, 31.2, 220.0))
+    monkeypatch.setattr(form, "this_machine", lambda *_: NO_GPU)

@@ -7,7 +7,7 @@ import time
 
 import pytest
 from configure_helpers import values
-from draft_helpers import captions, create_run, drop, filled, item_of, note, photo, remove, set_caption, upload
+from draft_helpers import captions, create_run, drop, filled, item_of, note, photo, set_caption, upload
 from PIL import Image
 from runs_helpers import picture
 from ui_helpers import photos, small_disk
@@ -169,7 +169,7 @@ def test_images_that_no_run_contains_are_counted(data, mine):
     set_caption(mine, "coffee.png", "another")
     assert draft.images_not_in_a_run(mine) == 2
     set_caption(mine, "coffee.png", "")
-    remove(mine, "rocket.jpg")
+    draft.remove(mine, [item_of(mine, "rocket.jpg").id])
     assert draft.images_not_in_a_run(mine) == 1
 
 

@@ -32,7 +32,6 @@ from ui.dataset import draft, draft_images, images
 from ui.new import new_lora
 
 CASES = int(os.environ.get("HOSTILE_CASES", "100"))
-SHARES = {"drops": 0.3, "zips": 0.2, "images": 0.15}
 MARKUP = ["<img src=x onerror=alert(1)>", "</textarea><script>alert(1)</script>", "javascript:alert(1)"]
 MARKUP.append("\"'`${7*7}{{7*7}}")
 NASTY = ["..", ".", "CON", "nul", "a:b", "~", "$(id)", "-rf", "\u202egnp", "日本", "🦊", "�", "%2e%2e"]
@@ -50,8 +49,8 @@ AT = ("os.remove", "os.rmdir")  # with a folder's descriptor as last argument, w
 _watched: list[str] | None = None
 
 
-def cases(kind: str) -> settings:
-    return settings(max_examples=max(20, round(CASES * SHARES[kind])))
+def cases(share: float) -> settings:
+    return settings(max_examples=max(20, round(CASES * share)))
 
 
 def _audit(event: str, args: tuple) -> None:
@@ -170,7 +169,7 @@ DROPPED = st.sampled_from(["image"] * 4 + ["caption"] * 5 + ["bad", "bad", "junk
 FILES = st.lists(st.tuples(FOLDERS, STEMS, DROPPED, st.integers(0, 9)), min_size=1, max_size=10)
 
 
-@cases("drops")
+@cases(0.3)
 @given(drops=st.lists(st.tuples(FILES, st.integers(0, 8)), min_size=1, max_size=3), create=st.booleans())
 def test_dropped_folders(drops, create):
     with sandbox() as root:
@@ -222,7 +221,7 @@ ENTRY = st.tuples(FOLDERS, STEMS, PACKED, st.integers(0, 9), METHODS)
 BODIES = {"bad": b"junk", "link": b"/etc/passwd", "nested": b"PK", "bomb": bytes(1_100_000), "folder": b""}
 
 
-@cases("zips")
+@cases(0.2)
 @given(
     entries=st.lists(ENTRY, max_size=7),
     damage=st.none() | st.lists(st.tuples(st.integers(0, 4000), st.integers(0, 255)), min_size=1, max_size=6),
@@ -274,7 +273,7 @@ FORMATS |= {"JPEG": "jpg", "TIFF": "tif", "HEIF": "heic"}
 
 
 @pytest.mark.filterwarnings("ignore")
-@cases("images")
+@cases(0.15)
 @given(
     kind=st.sampled_from(sorted(FORMATS)),
     suffix=st.sampled_from([*FORMATS.values(), "ico", "svg", "jxl", "PNG"]) | st.just(""),

@@ -6,13 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from ui_helpers import PROJECT
 
 from runs.files import RunError
 from runs.results import Lora, Sample
 from ui.run import blind_vote as bv
 from ui.run.snapshots import Evolution, Snapshot
-
-ROOT = Path(__file__).resolve().parents[4]
 
 
 def run_of(steps, prompts=3, loras=None) -> Evolution:
@@ -89,6 +88,6 @@ def test_processes_that_vote_at_once_lose_nothing(tmp_path):
         "import sys, pathlib; from ui.run import blind_vote as bv\n"
         "for n in range(50): bv.vote(pathlib.Path(sys.argv[1]), bv.Pair(n, 1, 2), 'left')"
     )
-    voters = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT) for _ in range(3)]
+    voters = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], cwd=PROJECT) for _ in range(3)]
     assert [one.wait(60) for one in voters] == [0, 0, 0]
     assert len(bv.votes(tmp_path)) == 150

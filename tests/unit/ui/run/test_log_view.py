@@ -1,7 +1,5 @@
 """The log: its end, colours, a search near the end, and that nothing in a log is executed."""
 
-import time
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -77,21 +75,6 @@ def test_what_a_log_says_is_text_and_its_times_are_elements():
 def test_no_bytes_of_a_log_leave_a_control_character_but_colours(noise):
     shown = log_view.plain(noise.replace(b"\n", b""))
     assert all(character == "\t" or character.isprintable() for character in shown)
-
-
-@pytest.mark.slow
-def test_a_log_of_a_gigabyte_stays_quick(folder):
-    block = b"steps: 0.123456 avr_loss=0.1234 some more of the line\n" * 15_000
-    with (folder / "training.log").open("wb") as file:
-        file.truncate(1_000_000_000)  # zeros take no disk space, and are one long line
-        file.seek(0, 2)
-        for _ in range(8):
-            file.write(b"\n" + block)
-        file.write(b"the last line\n")
-    began = time.process_time()
-    assert log_view.tail(folder)[-1][1] == "the last line"
-    assert found(folder, "last line") == ["the last line"]
-    assert time.process_time() - began < 5.0
 
 
 def test_the_log_reads_as_it_looked_on_a_terminal_with_its_colours(folder):

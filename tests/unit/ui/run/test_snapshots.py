@@ -9,13 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import ANY_VALUE
 from ui_helpers import lora_file
+from ui_markup import sample
 
 from ui.run.charts import lines_of
 from ui.run.metrics import Metrics
 from ui.run.snapshots import best, table
 from ui.run.view import evolution as read
-
-PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def steps(found) -> list[int]:
@@ -24,11 +23,6 @@ def steps(found) -> list[int]:
 
 def at_step(found, step):
     return next((one for one in found.snapshots if one.step == step), None)
-
-
-def sample(folder, name: str) -> None:
-    (folder / "sample").mkdir(exist_ok=True)
-    (folder / "sample" / name).write_bytes(PNG)
 
 
 def step_line(step, loss=0.5, epoch=1, **more) -> str:
