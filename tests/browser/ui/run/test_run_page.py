@@ -141,6 +141,8 @@ def test_a_run_is_searched_renamed_and_deleted(page, server, monkeypatch):
     until(lambda: "tulip green" in names.all_inner_texts(), "the list shows the new name")
     assert (images / "tulip-red").is_dir()
 
+    for _ in ("close", "open"):
+        manage.locator("button.label-wrap").click()
     manage.get_by_text(re.compile("Delete the run 'tulip green'.*This frees ")).wait_for()
     colours = "selector => getComputedStyle(document.querySelector(selector)).backgroundColor"
     assert page.evaluate(colours, "#delete-ok") != page.evaluate(colours, "#rename-ok")
