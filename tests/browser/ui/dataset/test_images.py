@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from draft_helpers import photo
 from PIL import Image
-from ui_page import PATIENCE_S, a_tab, caption, captions, drop, field, has_focus, open_page, saved, shows, until
+from ui_page import a_tab, caption, captions, drop, field, has_focus, open_page, saved, shows, until
 
 from ui.dataset import draft
 
@@ -189,7 +189,6 @@ def test_two_tabs_and_another_browser_share_a_draft_and_merge_it(browser, server
     monkeypatch.setenv("HANGPROOF_DATA", str(server.data))
     with a_tab(browser) as tab, a_tab(browser) as far:
         other = tab.context.new_page()
-        other.set_default_timeout(PATIENCE_S * 1000)
         for page in (tab, other):
             page.goto(server.url, wait_until="commit")
         for page in (tab, other):
@@ -259,9 +258,7 @@ def test_two_tabs_and_another_browser_share_a_draft_and_merge_it(browser, server
         tab.get_by_role("button", name="Next ›").click()
         tab.get_by_text("Page 2 of 2").wait_for()
         held.pop(0).continue_()
-        until(
-            lambda: tab.wait_for_timeout(50) or asked[:2] == [1, 1], "the list of the shown page is asked for instead"
-        )
+        until(lambda: tab.wait_for_timeout(50) or asked[:2] == [1, 1], "the shown page is asked for instead")
         tab.wait_for_timeout(300)
         assert len(captions(tab)) == 1
         tab.unroute("**/component_server/")

@@ -35,9 +35,7 @@ def test_the_charts_zoom_name_their_values_and_open_incidents(page, server):
     page.keyboard.press("Escape")
     main.wait_for()
     page.mouse.move(0, 0)  # the pointer moves the cursor too, when the page scrolls under it
-    until(
-        lambda: page.keyboard.press("ArrowLeft") or "step 1," in readout.inner_text(), "the arrow keys move the cursor"
-    )
+    until(lambda: page.keyboard.press("ArrowLeft") or "step 1," in readout.inner_text(), "the arrow keys move it")
     page.get_by_text("Values as a table").click()
     page.locator(".hp-chart-table tbody tr").nth(charts.TABLE_ROWS - 1).wait_for()
     page.get_by_label("Time", exact=True).check()
