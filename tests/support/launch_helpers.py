@@ -13,13 +13,8 @@ from launch import travel
 from launch.common import add_arguments
 
 STORE = "s3://bucket/runs"
-CHOICES = [
-    (model, backend, tier)
-    for model, backend in {
-        (presets.models()[key]["family"], backend): (key, backend) for key, backend in MODELS
-    }.values()
-    for tier in fitting(model, backend)
-]
+OF_EACH_FAMILY = {(presets.models()[key]["family"], backend): (key, backend) for key, backend in MODELS}
+CHOICES = [(*choice, tier) for choice in OF_EACH_FAMILY.values() for tier in fitting(*choice)]
 
 
 @pytest.fixture
@@ -40,9 +35,8 @@ def arguments(module, *words: str, command: str = "", **values):
     """What the module's command gets. command: where the module has several."""
     parser = argparse.ArgumentParser(prog=f"launch {command}")
     add_arguments(parser, module)
-    return argparse.Namespace(
-        **{**vars(parser.parse_args(["RUN", *words])), "json": False, "command": command, **values}
-    )
+    given = vars(parser.parse_args(["RUN", *words]))
+    return argparse.Namespace(**given | {"json": False, "command": command} | values)
 
 
 def a_spec(choice=("flux-dev", "diffusers", "20G"), **fields):

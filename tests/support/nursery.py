@@ -50,12 +50,7 @@ class Nursery:
         return Forked(self, mine, argv)
 
     def run(
-        self,
-        argv: list[str],
-        environment: dict[str, str],
-        timeout_s: float = 500,
-        cwd: Path | None = None,
-        merged: bool = False,
+        self, argv: list[str], environment: dict[str, str], timeout_s=500.0, cwd: Path | None = None, merged=False
     ) -> subprocess.CompletedProcess[str]:
         """Run with these arguments and variables; merged: both streams in `stdout`. Raises TimeoutExpired."""
         with tempfile.TemporaryDirectory() as folder:

@@ -30,27 +30,13 @@ from runs.paths import ROOT
 
 NAME = "fault"
 RUN_S = 900.0
-SPEC: dict[str, Any] = {
-    **trial.SPEC,
-    "name": NAME,
-    "resolution": 64,
-    "mixed_precision": "no",
-    "max_train_steps": 36,
-    "save_every_n_steps": 10,
-    "keep_states": 4,
-}
+SPEC: dict[str, Any] = {**trial.SPEC, "name": NAME, "resolution": 64, "mixed_precision": "no"}
+SPEC |= {"max_train_steps": 36, "save_every_n_steps": 10, "keep_states": 4}
 SD_SCRIPTS_SPEC = {**SPEC, "model": "flux-dev", "backend": "sd-scripts", "tier": "20G", "workers": 2}
 SD_SCRIPTS_FILES = {"flux1-dev": "flux", "clip_l": "clip_l", "t5xxl_fp16": "t5xxl", "ae": "ae"}
 # Settings that do not change a bit of the LoRA: runs that differ in them have one undisturbed run.
-BITLESS = [
-    "save_dir",
-    "workers",
-    "save_every_n_steps",
-    "keep_states",
-    "prompts",
-    "sample_every_n_steps",
-    "sample_steps",
-]
+BITLESS = ["save_dir", "workers", "save_every_n_steps", "keep_states"]
+BITLESS += ["prompts", "sample_every_n_steps", "sample_steps"]
 
 
 def environment(data: Path, **more: str) -> dict[str, str]:
@@ -81,10 +67,6 @@ def sd_scripts(data: Path, seed: int = 0, **fields: Any) -> Path:
     return trial.create(data, **{**SD_SCRIPTS_SPEC, "seed": seed, "extra": extra, **fields})
 
 
-def musubi_environment(data: Path) -> dict[str, str]:
-    return tiny_musubi.environment(tiny_musubi.workdir(), HANGPROOF_DATA=str(data))
-
-
 def musubi(data: Path, seed: int = 0, **fields: Any) -> Path:
     kept = {key: SPEC[key] for key in ("name", "max_train_steps", "save_every_n_steps", "keep_states")}
     with trial.data_root(data):
@@ -109,7 +91,7 @@ class Trainer:
 TRAINERS = {
     "built-in": Trainer(create, environment, trainer_helpers.sha),
     "sd-scripts": Trainer(sd_scripts, sd_scripts_environment),
-    "musubi": Trainer(musubi, musubi_environment),
+    "musubi": Trainer(musubi, lambda data: tiny_musubi.environment(tiny_musubi.workdir(), HANGPROOF_DATA=str(data))),
 }
 _making = threading.Lock()
 

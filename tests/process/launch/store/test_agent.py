@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import time
 from pathlib import Path
 
@@ -28,22 +27,18 @@ from monitor.state import read_status
 STEPS, EVERY = 80, 20
 TRAINING = toy(STEPS, EVERY, step_s=0.03)
 SLOW = toy(STEPS * 5, EVERY, step_s=0.04)  # for a run that is stopped
-FAST = {"bandwidth_bytes": 0}
 
 
 @pytest.fixture
-def machine(tmp_path):
+def machine(tmp_path, request):
     """Make machines; afterwards nothing of them runs."""
-    made = []
 
-    def make(name: str, training=TRAINING, limits=None, **env: str) -> Machine:
-        one = Machine(training, tmp_path / name, env, limits={**FAST, **(limits or {})})
-        made.append(one)
+    def make(name: str, training=TRAINING, **env: str) -> Machine:
+        one = Machine(training, tmp_path / name, env, limits={"bandwidth_bytes": 0})
+        request.addfinalizer(one.kill)
         return one
 
-    yield make
-    for one in made:
-        one.kill()
+    return make
 
 
 @pytest.fixture
@@ -79,10 +74,6 @@ def finished(address: str, step: int) -> copies.Manifest:
     return manifest
 
 
-def launch(*words: str) -> subprocess.CompletedProcess:
-    return python("-m", "launch", "store", *words)
-
-
 @pytest.mark.slow
 def test_a_completed_run_is_in_its_store_and_an_empty_machine_has_nothing_left_to_train(machine, address):
     first = machine("first")
@@ -101,7 +92,7 @@ def test_a_completed_run_is_in_its_store_and_an_empty_machine_has_nothing_left_t
     assert {"run/toy.safetensors", "run/events.jsonl", "run/sample/toy_000020.png"} <= manifest.files.keys()
     assert manifest.completed and any(name.startswith("data/") for name in manifest.files)
     place.put("requests/stop.json", b'{"now": false}')  # on a page elsewhere, after the end
-    shown = launch("status", address, "toy", "--json")
+    shown = python("-m", "launch", "store", "status", address, "toy", "--json")
     assert json.loads(shown.stdout.splitlines()[-1])["completed"] is True, shown
 
     second = machine("second")
@@ -158,7 +149,7 @@ def test_a_second_machine_is_refused_and_one_whose_lease_is_taken_stops(machine,
     assert not SLOW.trained(second.data), "the refused machine trained nothing"
 
     assert first.process.poll() is None
-    done = launch("release", address, "toy")
+    done = python("-m", "launch", "store", "release", address, "toy")
     assert done.returncode == 0 and socket.gethostname() in done.stdout, done
     assert first.wait(60) == 4, first.output()
     assert "took the lease of this run" in first.status()["reason"]
@@ -198,9 +189,8 @@ def test_killed_agents_and_monitors_are_replaced_and_the_run_stays_one(machine, 
     monitor = one.status()["monitor_pid"]
     second = agent_of(one)
     psutil.Process(monitor).kill()
-    wait_for(
-        lambda: not psutil.pid_exists(second) or psutil.Process(second).status() == "zombie", 20, "its agent's end"
-    )
+    ended = lambda: not psutil.pid_exists(second) or psutil.Process(second).status() == "zombie"  # noqa: E731
+    wait_for(ended, 20, "its agent's end")
     one.until(lambda: one.status()["monitor_pid"] != monitor, "another monitor")
     assert one.wait(120) == 0, one.output()
     trained = training.trained(one.data)

@@ -39,20 +39,14 @@ def values(one: agent.Agent) -> dict:
 def test_a_copy_that_fails_is_reported_and_the_error_goes_with_the_next_one_that_succeeds(one, monkeypatch, final):
     seen = []
 
-    class Copier:
-        last = None
+    def push(progress):
+        seen.append(values(one)["error"])
+        if len(seen) == 1:
+            raise StoreError("the store is full")
+        one.final = True  # the end of the run
+        return SimpleNamespace(notes=[], manifest=None)
 
-        def __init__(self, *_):
-            pass
-
-        def push(self, progress):
-            seen.append(values(one)["error"])
-            if len(seen) == 1:
-                raise StoreError("the store is full")
-            one.final = True  # the end of the run
-            return SimpleNamespace(notes=[], manifest=None)
-
-    monkeypatch.setattr(agent, "Copier", Copier)
+    monkeypatch.setattr(agent, "Copier", lambda *_: SimpleNamespace(last=None, push=push))
     one.adopted, one.final = True, final
     one.held.set()
     one.copy()
