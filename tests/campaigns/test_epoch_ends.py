@@ -48,11 +48,6 @@ Run = Callable[[Path, dict, dict], subprocess.CompletedProcess]
 """Of a family of a trainer: run(out, flags, variables) trains into `out`."""
 
 
-def forked(command: list[str], environment: dict[str, str], cwd: Path) -> Callable:
-    """Return f(argv, variables), which runs one of kohya's trainers, forked from its nursery."""
-    return lambda argv, variables: kohya_nursery.run([*command, *argv], environment | variables, cwd, 500)
-
-
 @functools.lru_cache
 def sd_scripts(name: str) -> Run:
     if name == "flux":
@@ -66,10 +61,10 @@ def sd_scripts(name: str) -> Run:
         images = tiny_sd_scripts.copy_of(work, Path(tempfile.mkdtemp(dir=work)))  # its caches are made once
         off = dict.fromkeys(("save_every_n_steps", "sample_every_n_steps", "sample_prompts"))
         make = functools.partial(tiny_families.arguments, name, work, images, **off)
-    fork = forked(command, environment, tiny_sd_scripts.checkout())
 
     def run(out: Path, flags: dict, variables: dict):
-        return fork(make(out / "made", **flags), variables)
+        line = [*command, *make(out / "made", **flags)]
+        return kohya_nursery.run(line, environment | variables, tiny_sd_scripts.checkout(), 500)
 
     if name != "flux":  # its caches are in memory; a run that makes those on the disk draws other numbers
         train(run, Path(tempfile.mkdtemp(dir=work)), "never", {"max_train_epochs": "1"})
@@ -81,10 +76,10 @@ def musubi(name: str) -> Run:
     work = tiny_musubi.workdir(name, 5)
     config = tiny_musubi.cached(work, Path(tempfile.mkdtemp(dir=work)), family=name)
     command, environment = tiny_musubi.command(tiny_musubi.trainer(name)), tiny_musubi.environment(work)
-    fork = forked(command, environment, tiny_musubi.checkout())
 
     def run(out: Path, flags: dict, variables: dict):
-        return fork(tiny_musubi.arguments(work, config, out / "made", family=name, **flags), variables)
+        line = [*command, *tiny_musubi.arguments(work, config, out / "made", family=name, **flags)]
+        return kohya_nursery.run(line, environment | variables, tiny_musubi.checkout(), 500)
 
     return run
 
@@ -160,27 +155,6 @@ def losses(out: Path) -> list[tuple[int, tuple[float, float]]]:
     return [(line["step"], (line["loss"], line["lr"])) for line in lines if line["kind"] == "step"]
 
 
-def compare(trainer: str, name: str, accumulation: int, workers: str, points: list, folder: Path) -> None:
-    """Run the case; what differs fails, with the steps."""
-    run = family(trainer, name)
-    steps = -(-BATCHES // accumulation)
-    epochs = points[-1][0] + 1
-    flags = {"max_train_epochs": str(epochs), "gradient_accumulation_steps": str(accumulation), **WORKERS[workers]}
-    plain, ended = folder / "plain", folder / "ended"
-    train(run, plain, "never", flags)
-    ended_at(run, ended, points, steps, flags)
-    expected, found = dict(losses(plain)), losses(ended)
-    differ = [step for step, value in found if expected[step] != value]
-    print(
-        f"{trainer:10} {name:12} accumulation {accumulation} workers {workers:4} seed {seed()}: "
-        f"{len(points)} ends, {len(found)} losses, {len(differ)} differ {differ[:5]}"
-    )
-    assert not differ, (differ, points)
-    assert len(expected) == epochs * steps and sorted({step for step, _ in found}) == sorted(expected)
-    loras = [resume_helpers.tensors(out / "made" / "tiny.safetensors") for out in (plain, ended)]
-    assert loras[0] == loras[1]
-
-
 @pytest.mark.parametrize("trainer", ["sd-scripts", "musubi"])
 def test_a_state_of_two_processes_goes_on_in_one_with_the_order_of_its_epoch_with_workers_that_stay(trainer, tmp_path):
     """Random numbers follow from the batch. The state of the other shape holds no order, so it is drawn: in the middle
@@ -206,4 +180,15 @@ def test_ended_before_at_and_after_an_epochs_end_no_loss_differs(trainer, name, 
     points = list(POINTS)
     random.Random(f"{seed()}/{trainer}/{name}/{accumulation}/{workers}").shuffle(points)
     points = [(epoch, kind, offset) for epoch, (kind, offset) in zip(ENDS, points, strict=True)]
-    compare(trainer, name, accumulation, workers, points, tmp_path)
+    run, steps, epochs = family(trainer, name), -(-BATCHES // accumulation), points[-1][0] + 1
+    flags = {"max_train_epochs": str(epochs), "gradient_accumulation_steps": str(accumulation), **WORKERS[workers]}
+    plain, ended = tmp_path / "plain", tmp_path / "ended"
+    train(run, plain, "never", flags)
+    ended_at(run, ended, points, steps, flags)
+    expected, found = dict(losses(plain)), losses(ended)
+    differ = [step for step, value in found if expected[step] != value]
+    print(f"{trainer} {name}, accumulation {accumulation}, workers {workers}, seed {seed()}: {len(found)} losses")
+    assert not differ, (differ, points)
+    assert len(expected) == epochs * steps and sorted({step for step, _ in found}) == sorted(expected)
+    loras = [resume_helpers.tensors(out / "made" / "tiny.safetensors") for out in (plain, ended)]
+    assert loras[0] == loras[1]

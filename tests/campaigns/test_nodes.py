@@ -8,6 +8,7 @@ python -m pytest tests/campaigns/test_nodes.py          5 minutes
 import os
 import signal
 import time
+from functools import partial
 
 import netns
 import pytest
@@ -33,17 +34,10 @@ def undisturbed(run, tmp_path_factory):
         return two.result()
 
 
-def stop_rank(two):
-    os.kill(two.trainer(1), signal.SIGSTOP)
-
-
-def lose(number):
-    def lost(two):
-        two.machines[number].power_off()
-        time.sleep(2)
-        two.start(number)
-
-    return lost
+def lose(two, number):
+    two.machines[number].power_off()
+    time.sleep(2)
+    two.start(number)
 
 
 def cut(two):
@@ -53,9 +47,9 @@ def cut(two):
 
 
 FAULTS = {
-    "rank 1 is stopped": stop_rank,
-    "machine 1 is lost": lose(1),
-    "the first machine is lost": lose(0),
+    "rank 1 is stopped": lambda two: os.kill(two.trainer(1), signal.SIGSTOP),
+    "machine 1 is lost": partial(lose, number=1),
+    "the first machine is lost": partial(lose, number=0),
     "its link is cut": cut,
 }
 

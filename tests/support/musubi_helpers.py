@@ -29,19 +29,11 @@ module.glob = types.SimpleNamespace(glob=lambda pattern: sorted(glob.glob(patter
 
 
 def train(
-    folder,
-    *more: str,
-    family=tiny.Z_IMAGE,
-    patched=True,
-    die_after=0,
-    env=(),
-    where="",
-    code: int | None = 0,
-    **changed: str,
+    folder, *more: str, family=tiny.Z_IMAGE, patched=True, die_after=0, env=(), where="", code=0, **changed: str
 ) -> helpers.RunResult:
     """Run one training process in `folder`, which holds dataset.toml, caches, and output, losses and metrics of all attempts.
 
-    It exits with `code`, unless that is None.
+    It exits with `code` (a number), unless that is None.
     """
     work = tiny.workdir(family)
     settings = {"TINY_LOSSES": str(folder / "losses"), "HANGPROOF_RUN": str(folder), **dict(env)}

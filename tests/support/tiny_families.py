@@ -27,7 +27,6 @@ import tiny_sd_scripts as tiny
 from benchmarks import tiny_flux
 from benchmarks.tiny_flux import write_images, write_tokenizers
 
-SHRINK = Path(__file__).with_name("tiny_shrink.py")
 IMAGES, STEPS, EPOCHS, STATE_EVERY, SAMPLE_EVERY = 5, 10, 2, 3, 5
 WIDTH, VOCABULARY = 32, 1000
 """The width of text encoders whose width nothing else fixes, and the tokens of every tokenizer here."""
@@ -189,16 +188,11 @@ def make_hunyuan(work: Path) -> None:
     encoders = hunyuan_image_text_encoder
     save(work / "model.safetensors", fill(hunyuan_image_models.HYImageDiffusionTransformer()))
     save(work / "vae.safetensors", fill(hunyuan_image_vae.HunyuanVAE2D()), dtype=torch.float16)
-    config = encoders.Qwen2_5_VLConfig(text_config={}, vision_config={})
-    vision_first = {"model.language_model.": "model.", "model.visual.": "visual."}
-
-    def as_released(name: str) -> str:
-        for start, end in vision_first.items():
-            name = name.replace(start, end)
-        return name
-
-    qwen = fill(encoders.Qwen2_5_VLForConditionalGeneration(config))
-    save(work / "text_encoder.safetensors", qwen, as_released, torch.bfloat16)
+    qwen = fill(
+        encoders.Qwen2_5_VLForConditionalGeneration(encoders.Qwen2_5_VLConfig(text_config={}, vision_config={}))
+    )
+    released = lambda name: name.replace("model.language_model.", "model.").replace("model.visual.", "visual.")  # noqa: E731
+    save(work / "text_encoder.safetensors", qwen, released, torch.bfloat16)
     tokenizer = transformers.ByT5Tokenizer()
     tokenizer.save_pretrained(work / "tokenizers/google_byt5-small")
     in_cache(work / "hub", "google/byt5-small", tokenizer.save_pretrained)
@@ -270,15 +264,10 @@ def in_cache(hub: Path, repository: str, write: Callable[[Path], Any]) -> None:
     (folder / "refs/main").write_text(commit, "utf-8")
     write(folder / "snapshots" / commit)
     (folder / ".no_exist" / commit).mkdir(parents=True)
-    for name in TOKENIZER_FILES:
+    optional = "added_tokens.json chat_template.jinja config.json merges.txt special_tokens_map.json tokenizer.json"
+    for name in f"{optional} tokenizer.model tokenizer_config.json vocab.json".split():
         if not (folder / "snapshots" / commit / name).exists():
             (folder / ".no_exist" / commit / name).touch()
-
-
-TOKENIZER_FILES = (
-    *("added_tokens.json", "chat_template.jinja", "config.json", "merges.txt", "special_tokens_map.json"),
-    *("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json"),
-)
 
 
 # -- the table
@@ -410,8 +399,7 @@ def _workdir(made_by: Path, name: str) -> Path:
     (work / "sizes.json").write_text(json.dumps(FAMILIES[name].sizes), encoding="utf-8")
     for module, code in FAMILIES[name].extra.items():
         (work / f"{module}.py").write_text(code, encoding="utf-8")
-    made = environment(name, work)
-    tiny_flux.make_files(tiny.installation(), work, __file__, name, **made)
+    tiny_flux.make_files(tiny.installation(), work, __file__, name, **environment(name, work))
     return work
 
 
@@ -428,7 +416,7 @@ def complete_stand_in(folder: Path) -> None:
 
 def environment(name: str, work: Path, faults: str = "", **extra: str) -> dict[str, str]:
     """Return the environment of a process that trains this family. faults: more entries of TINY_FAULTS."""
-    entries = [f"{module}={SHRINK}" for module in FAMILIES[name].sizes]
+    entries = [f"{module}={Path(__file__).with_name('tiny_shrink.py')}" for module in FAMILIES[name].sizes]
     entries += [f"{module}={work / module}.py" for module in FAMILIES[name].extra] + [faults]
     shrunk = {"TINY_SIZES": str(work / "sizes.json"), "TINY_FAULTS": ";".join(filter(None, entries))}
     hub = {"HF_HUB_CACHE": str(work / "hub")} if (work / "hub").is_dir() else {}

@@ -73,10 +73,7 @@ if {str(TESTS)!r} not in sys.path:
     sys.path.append({str(TESTS)!r})
 
 def change(name):
-    def apply(module):
-        for step in importlib.import_module("tiny_musubi_models").AFTER[name]:
-            step(module)
-    return apply
+    return lambda module: importlib.import_module("tiny_musubi_models").AFTER[name](module)
 
 for name in {sorted({name for family in FAMILIES.values() for name in family.modules})!r}:
     AFTER["musubi_tuner." + name] = [change(name)]

@@ -95,10 +95,6 @@ def _mask(prompts: str | list[str]) -> torch.Tensor:
     return torch.ones(1 if isinstance(prompts, str) else len(prompts), TOKENS, dtype=torch.bool)
 
 
-def _with_mask(prompts: str | list[str]) -> tuple[torch.Tensor, torch.Tensor]:
-    return TextEncoder()(prompts), _mask(prompts)
-
-
 def _always(made: Callable[[], object]) -> Callable[..., object]:
     return lambda *args, **kwargs: made()
 
@@ -123,15 +119,17 @@ def _set(**names: object) -> Change:
     return lambda module: vars(module).update(names)
 
 
+def _qwen_encoder(load: str, embed: str, **names: object) -> Change:
+    """Return a change that replaces Qwen's text encoder: `load` makes it, `embed` encodes prompts."""
+    encode = lambda _, __, prompts: (TextEncoder()(prompts), _mask(prompts))  # noqa: E731
+    return _set(**{load: _always(lambda: (None, TextEncoder())), embed: encode}, **names)
+
+
 def _z_image(module: ModuleType) -> None:
     names = ("N_HEADS", "N_KV_HEADS", "N_LAYERS", "N_REFINER_LAYERS", "CAP_FEAT_DIM", "DIM")
     for name, value in zip(names, (HEADS, HEADS, 2 * LAYERS, 1, TEXT, WIDTH), strict=True):
         setattr(module, f"DEFAULT_TRANSFORMER_{name}", value)
     module.ROPE_AXES_DIMS = [8, 12, 12]
-
-
-def _slow_z_image(module: ModuleType) -> None:
-    sys.modules["sitecustomize"].pause_before(module.ZImageTransformer2DModel)
 
 
 def _flux_2(module: ModuleType) -> None:
@@ -198,37 +196,27 @@ def _krea2(module: ModuleType) -> None:
     module.get_krea2_prompt_embeds = lambda encoder, prompts: (encoder(prompts), _mask(prompts))
 
 
-_QWEN = {"num_layers": LAYERS, "attention_head_dim": WIDTH // HEADS, "num_attention_heads": HEADS}
-AFTER: dict[str, list[Change]] = {
-    "zimage.zimage_config": [_z_image],
-    "zimage.zimage_model": [_slow_z_image],
-    "zimage.zimage_autoencoder": [_set(load_autoencoder_kl=_always(ZImageVae))],
-    "zimage.zimage_utils": [
-        _set(
-            load_qwen3=_always(lambda: (None, TextEncoder())),
-            get_text_embeds=lambda _, __, prompts: _with_mask(prompts),
-        )
-    ],
-    "flux_2.flux2_utils": [_flux_2],
-    "qwen_image.qwen_image_model": [
-        _sizes("QwenImageTransformer2DModel", axes_dims_rope=(8, 12, 12), joint_attention_dim=TEXT, **_QWEN),
-    ],
-    "qwen_image.qwen_image_utils": [
-        _set(
-            load_vae=_always(QwenImageVae),
-            load_qwen2_5_vl=_always(lambda: (None, TextEncoder())),
-            get_qwen_prompt_embeds=lambda _, __, texts: _with_mask(texts),
-        )
-    ],
-    "wan.configs": [_wan],
-    "wan.modules.model": [_sizes("WanModel", text_dim=TEXT)],
-    "wan.modules.vae": [_set(WanVAE=WanVae)],
-    "wan.modules.t5": [_set(T5EncoderModel=WanTextEncoder)],
-    "krea2.krea2_utils": [_krea2],
-    "flux.flux_models": [_kontext],
-    "flux.flux_utils": [_kontext_encoders],
+_QWEN: dict[str, Any] = {"num_layers": LAYERS, "attention_head_dim": WIDTH // HEADS, "num_attention_heads": HEADS}
+_QWEN |= {"axes_dims_rope": (8, 12, 12), "joint_attention_dim": TEXT}
+AFTER: dict[str, Change] = {
+    "zimage.zimage_config": _z_image,
+    "zimage.zimage_model": lambda module: sys.modules["sitecustomize"].pause_before(module.ZImageTransformer2DModel),
+    "zimage.zimage_autoencoder": _set(load_autoencoder_kl=_always(ZImageVae)),
+    "zimage.zimage_utils": _qwen_encoder("load_qwen3", "get_text_embeds"),
+    "flux_2.flux2_utils": _flux_2,
+    "qwen_image.qwen_image_model": _sizes("QwenImageTransformer2DModel", **_QWEN),
+    "qwen_image.qwen_image_utils": _qwen_encoder(
+        "load_qwen2_5_vl", "get_qwen_prompt_embeds", load_vae=_always(QwenImageVae)
+    ),
+    "wan.configs": _wan,
+    "wan.modules.model": _sizes("WanModel", text_dim=TEXT),
+    "wan.modules.vae": _set(WanVAE=WanVae),
+    "wan.modules.t5": _set(T5EncoderModel=WanTextEncoder),
+    "krea2.krea2_utils": _krea2,
+    "flux.flux_models": _kontext,
+    "flux.flux_utils": _kontext_encoders,
 }
-"""Module of musubi_tuner → its changes."""
+"""Module of musubi_tuner → its change."""
 
 
 _module = functools.partial(importlib.import_module, package="musubi_tuner")
@@ -275,10 +263,8 @@ def make(checkout: Path, work: Path, family: str, images: int) -> None:
             random = torch.randn(shape, generator=generator) * 0.05
             return (torch.ones(shape) if "norm" in name else random).to(DTYPES.get(family, torch.bfloat16))
 
-        state = _TRANSFORMERS[family]().state_dict()
-        save_file(
-            {name: values(name, tuple(value.shape)) for name, value in state.items()}, work / f"{file}.safetensors"
-        )
+        shapes = {name: tuple(value.shape) for name, value in _TRANSFORMERS[family]().state_dict().items()}
+        save_file({name: values(name, shape) for name, shape in shapes.items()}, work / f"{file}.safetensors")
     tiny.write_images(work / "images", images, SIZES, seed=3)
     (work / "prompts.txt").write_text("a thing --w 64 --h 64 --s 2 --d 1\n", encoding="utf-8")
 
