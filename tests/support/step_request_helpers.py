@@ -9,12 +9,8 @@ ASKED = "sample@2,state@4,save@7"  # the step after which each is requested
 
 def asking(folder, asked=ASKED):
     """The environment of a training in which the requests are made."""
-    return {
-        "HANGPROOF_RUN": str(folder),
-        "HANGPROOF_HEARTBEAT": str(folder / "beats"),
-        "HANGPROOF_INJECT": "request_injectors:ask",
-        "REQUESTS": asked,
-    }
+    asks = {"HANGPROOF_INJECT": "request_injectors:ask", "REQUESTS": asked}
+    return asks | {"HANGPROOF_RUN": str(folder), "HANGPROOF_HEARTBEAT": str(folder / "beats")}
 
 
 def answers(folder):

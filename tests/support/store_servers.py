@@ -155,10 +155,8 @@ class Proxy(Double):
         return status, data, {k: v for k, v in fields if k.lower() not in hidden}
 
 
-ERROR, XML = (
-    "<?xml version='1.0'?><Error><Code>%s</Code><Message>%s</Message></Error>",
-    {"Content-Type": "application/xml"},
-)
+ERROR = "<?xml version='1.0'?><Error><Code>%s</Code><Message>%s</Message></Error>"
+XML = {"Content-Type": "application/xml"}
 
 
 @contextmanager
@@ -167,13 +165,12 @@ def s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, port: int) -> Iterator[S
     faults = Faults()
     monkeypatch.setitem(PROTOCOLS["s3"][1]["config_kwargs"], "retries", {"mode": "standard", "total_max_attempts": 1})
     with running(Proxy(port, faults)) as proxy:
-        for name, value in {
-            "AWS_ACCESS_KEY_ID": "test",
-            "AWS_SECRET_ACCESS_KEY": "test",
-            "AWS_DEFAULT_REGION": "us-east-1",
+        names = {
             "AWS_CONFIG_FILE": str(tmp_path / "none"),
             "AWS_ENDPOINT_URL": proxy.url,
-        }.items():
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }
+        for name, value in {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", **names}.items():
             monkeypatch.setenv(name, value)
         bucket = f"{BUCKET}-{os.urandom(4).hex()}"
         assert proxy.ask("PUT", f"/{bucket}", b"", {})[0] == 200
@@ -318,19 +315,15 @@ class Hub(Double):
                 rows = [row for row in found if "/" not in row["path"][start:]]
                 return 200, rows + [{"type": "directory", "path": path} for path in sorted(folders)]
             assert what == "batch", path
-            for line in request.body.splitlines():
-                self.change(files, json.loads(line))
+            for row in map(json.loads, request.body.splitlines()):
+                if row["type"] == "deleteFile":
+                    files.pop(row["path"], None)
+                    continue
+                assert row["type"] == "addFile", row
+                size = len(self.contents(row["xetHash"]))
+                self.faults.take(size)
+                files[row["path"]] = {"xetHash": row["xetHash"], "size": size}
             return 200, {}
-
-    def change(self, files: dict[str, dict[str, Any]], row: dict[str, Any]) -> None:
-        name = row["path"]
-        if row["type"] == "deleteFile":
-            files.pop(name, None)
-            return
-        assert row["type"] == "addFile", row
-        size = len(self.contents(row["xetHash"]))
-        self.faults.take(size)
-        files[name] = {"xetHash": row["xetHash"], "size": size}
 
     def contents(self, xet_hash: str) -> bytes:
         """What was uploaded."""

@@ -65,13 +65,9 @@ def flags(model: Path, config: Path, output: Path, **changed: object) -> list[st
     settings |= {**dict(word.split("=") for word in FLAGS.split()), **changed}
     out = []
     for key, value in settings.items():
-        if value is None or value is False:
-            continue
-        out.append(f"--{key}")
-        if isinstance(value, list):
-            out += map(str, value)
-        elif value is not True:
-            out.append(str(value))
+        if value is not None and value is not False:
+            words = value if isinstance(value, list) else [] if value is True else [value]
+            out += [f"--{key}", *map(str, words)]
     return out
 
 

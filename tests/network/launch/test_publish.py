@@ -51,9 +51,8 @@ def folder(monkeypatch, tmp_path):
     (made / "sample").mkdir()
     for step in (20, 40):
         for prompt in (0, 1):
-            Image.new("RGB", (8, 8), (step, prompt, 0)).save(
-                made / "sample" / f"My-cat_{step:06d}_{prompt:02d}_20261122120000_1.png"
-            )
+            name = f"My-cat_{step:06d}_{prompt:02d}_20261122120000_1.png"
+            Image.new("RGB", (8, 8), (step, prompt, 0)).save(made / "sample" / name)
     return made
 
 

@@ -37,10 +37,8 @@ def test_the_image_is_pinned_and_runs_as_a_user_under_an_init():
     assert json.loads(argument("ENTRYPOINT"))[:2] == ["/usr/bin/tini", "--"]
     assert json.loads(argument("CMD")) == ["serve"]
     assert "http://127.0.0.1:7860/healthz" in argument("HEALTHCHECK")
-    copies = [rest for word, rest in steps() if word == "COPY"]
-    assert copies[0].endswith("setup.sh requirements.txt ./") and copies[1].endswith(". ."), (
-        "the slow layer comes first"
-    )
+    first, second, *_ = [rest for word, rest in steps() if word == "COPY"]
+    assert first.endswith("setup.sh requirements.txt ./") and second.endswith(". ."), "the slow layer comes first"
 
 
 def test_the_build_context_has_what_runs_and_neither_data_nor_secrets():

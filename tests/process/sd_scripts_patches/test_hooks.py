@@ -26,11 +26,7 @@ WHO = Target("script", "Here.who", make=lambda original: lambda: original() + " 
 
 PATCH = Patch(name="probe", why="a test", targets=(VALUE, WHO), rewrites=((VALUE, rewrite), (WHO, rewrite_main)))
 """
-
-
 THING = "class Thing:\n    def value(self):\n        return 1\n"
-
-
 SCRIPT = """
 from thing import Thing
 class Here:
@@ -40,8 +36,6 @@ class Here:
 if __name__ == "__main__":
     print(Thing().value(), Here.who())
 """
-
-
 DRIVER = """
 import sys
 from pathlib import Path

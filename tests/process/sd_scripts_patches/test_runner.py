@@ -25,7 +25,8 @@ if __name__ == "__main__":
 """
 
 
-def test_a_script_sees_what_python_shows_it(tmp_path):
+def test_a_script_and_a_module_see_what_python_shows_them(tmp_path):
+    """A module also finds the modules beside it."""
     write(tmp_path, "helper.py", "VALUE = 7\n")
     script = write(tmp_path, "report.py", REPORT)
     args = ["--a", "1", "--hangproof_npz_timeout_s", "9", "b c", "--hangproof_exit_grace_s=3"]
@@ -33,17 +34,11 @@ def test_a_script_sees_what_python_shows_it(tmp_path):
     plain = subprocess.run([sys.executable, str(script), "--a", "1", "b c"], check=True, capture_output=True, text=True)
     assert seen == json.loads(plain.stdout)
     assert seen["argv"] == ["--a", "1", "b c"] and seen["main"]
-
-
-def test_a_module_runs_as_python_runs_it_and_finds_the_modules_beside_it(tmp_path):
-    write(tmp_path, "helper.py", "VALUE = 7\n")
-    write(tmp_path, "report.py", REPORT)
-    seen = []
-    for launcher in (["-m", "sd_scripts_patches"], []):
-        command = [sys.executable, *launcher, "-m", "report", "--a", "1"]
-        env = children.environment()
-        seen.append(subprocess.run(command, cwd=tmp_path, env=env, check=True, capture_output=True, text=True).stdout)
-    assert seen[0] == seen[1] and json.loads(seen[0])["argv"] == ["--a", "1"]
+    where = {"cwd": tmp_path, "env": children.environment(), "text": True}
+    command = ["-m", "report", "--a", "1"]
+    patched = subprocess.check_output([sys.executable, "-m", "sd_scripts_patches", *command], **where)
+    assert patched == subprocess.check_output([sys.executable, *command], **where)
+    assert json.loads(patched)["argv"] == ["--a", "1"]
 
 
 def test_the_import_path_begins_with_the_scripts_folder_then_the_checkouts(monkeypatch):

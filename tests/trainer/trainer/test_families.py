@@ -85,11 +85,8 @@ def a_batch(pipe, family, args):
     with torch.no_grad():
         text = family.encode(pipe, "a thing", args)
         latents = family.latents(pipe.vae, torch.linspace(-1, 1, 3 * 64 * 96).view(1, 3, 64, 96))
-    return {
-        "latents": latents,
-        "sizes": torch.tensor([[64, 96, 0, 0, 64, 96]]),
-        **{key: value[None] for key, value in text.items()},
-    }
+    sizes = torch.tensor([[64, 96, 0, 0, 64, 96]])
+    return {"latents": latents, "sizes": sizes, **{key: value[None] for key, value in text.items()}}
 
 
 @pytest.mark.parametrize("pipeline", PIPELINES)

@@ -10,15 +10,12 @@ from mask_helpers import EPOCHS, NO_LEARNING, check, mask_images
 from trainer_helpers import flags, fork, good, make_config, make_images, metrics
 
 
-def with_masks(config: Path) -> Path:
-    config.write_text(config.read_text(encoding="utf-8") + "alpha_mask = true\n", encoding="utf-8")
-    return config
-
-
 def test_the_built_in_trainer_leaves_the_ignored_part_out_of_its_loss(work, tmp_path):
     images = make_images(tmp_path / "images")
-    plain = make_config(tmp_path / "plain.toml", images, repeats=1)
-    config = with_masks(make_config(tmp_path / "masked.toml", images, repeats=1))
+    plain, config, three = (tmp_path / f"{name}.toml" for name in ("plain", "masked", "three"))
+    for path, size in ((plain, 1), (config, 1), (three, 3)):
+        make_config(path, images, repeats=1, batch_size=size)
+        path.write_text(path.read_text() + ("" if path == plain else "alpha_mask = true\n"))
     settings = {"max_train_steps": None, "max_train_epochs": EPOCHS, "learning_rate": NO_LEARNING}
 
     def losses(config: Path, name: str) -> list[float]:
@@ -34,6 +31,5 @@ def test_the_built_in_trainer_leaves_the_ignored_part_out_of_its_loss(work, tmp_
     cached = {path: path.stat().st_mtime_ns for path in images.glob(".hangproof-cache/latents-*")}
     assert losses(config, "again") == masked  # from the cache, which has the masks
     assert {path: path.stat().st_mtime_ns for path in images.glob(".hangproof-cache/latents-*")} == cached
-    paired = losses(with_masks(make_config(tmp_path / "three.toml", images, 1, 3)), "three")
     # The third image is a batch of its own, the first is in one with two that are trained.
-    assert paired.count(0) == EPOCHS
+    assert losses(three, "three").count(0) == EPOCHS

@@ -77,9 +77,8 @@ def test_a_damaged_vae_costs_the_samples_and_not_the_training(work, tmp_path):
     transformer.gradient_checkpointing = True
     args = SimpleNamespace(output_dir=tmp_path / "out", output_name="tiny")
     dtypes = (torch.float32, torch.float32)
-    sampler = samples.Sampler(
-        [samples.Prompt(0, "a thing", 1)], None, model, FAMILY, args, CPU, dtypes, messages.append
-    )
+    prompts = [samples.Prompt(0, "a thing", 1)]
+    sampler = samples.Sampler(prompts, None, model, FAMILY, args, CPU, dtypes, messages.append)
     assert sampler.make(transformer, None, 2, 0.1, Heartbeat.from_env(), nullcontext, lambda: None) == []
     assert "sample image 1 is skipped: TrainError" in messages[-1] and "download it again" in messages[-1]
     assert transformer.training and transformer.gradient_checkpointing

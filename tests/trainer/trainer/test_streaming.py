@@ -49,9 +49,8 @@ def test_a_step_brings_each_half_once_and_one_at_a_time(model, monkeypatch):
     monkeypatch.setattr(streaming.Streamer, "bring", bring)
     steps(transformer, parameters, arguments(), 2)
     assert brought == [(0, [1]), (1, [0])] * 2
-    assert {id(p) for parts in streamer.parts for p in parts} == {
-        id(p) for p in transformer.parameters() if not p.requires_grad
-    }
+    frozen = {id(p) for p in transformer.parameters() if not p.requires_grad}
+    assert {id(p) for parts in streamer.parts for p in parts} == frozen
     assert all(torch.equal(p, original[name]) for name, p in transformer.named_parameters() if name in original)
 
 

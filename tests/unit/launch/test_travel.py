@@ -65,9 +65,8 @@ def test_the_compose_file_mounts_what_the_run_uses_and_docker_alone_has_its_secr
     executable(tmp_path / "bin" / "docker", '#!/usr/bin/env bash\nprintf \'%s\\n\' "$MY_KEY" "$@" > "$WORDS"\n')
     store = tmp_path / "my $HOME, store"
     control = pictures(tmp_path / "control")
-    folder = a_run(
-        data, name="my run's", store=str(store), gpus=2, control_dir=str(control), environment={"MY_KEY": "of the run"}
-    )
+    more = {"control_dir": str(control), "environment": {"MY_KEY": "of the run"}}
+    folder = a_run(data, name="my run's", store=str(store), gpus=2, **more)
     env = {"WORDS": str(tmp_path / "words"), "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
     done = call("launch", "docker", folder.name, "--submit", "--json", **env)
     assert done.returncode == 0, done.stderr

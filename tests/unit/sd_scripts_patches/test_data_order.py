@@ -25,9 +25,8 @@ def test_the_innermost_sampler_reports_its_order_and_each_position_before_they_a
     seen = []
     inner = torch.utils.data.BatchSampler(torch.utils.data.SequentialSampler(range(2)), 1, drop_last=False)
     found = data_order.innermost_batch_sampler(SimpleNamespace(batch_sampler=inner))
-    for index in data_order.ObservedSampler(
-        found.sampler, lambda: seen.append("order"), lambda n: seen.append(f"at {n}")
-    ):
+    order, at = lambda: seen.append("order"), lambda n: seen.append(f"at {n}")
+    for index in data_order.ObservedSampler(found.sampler, order, at):
         seen.append(index)
     assert seen == ["order", "at 0", 0, "at 1", 1]
     with pytest.raises(ResumeError, match=r"has no sampler of indices \(NoneType\)"):

@@ -83,10 +83,9 @@ def test_the_halves_alternate_and_the_gradients_are_right(toy, monkeypatch):
     hosts = [p.data_ptr() for p in model.parameters()]
     halves = split_mode.split(model, fake_device(monkeypatch))
     seen = []
+    see = lambda *_: seen.append((halves.present, halves.on_device(), torch.is_grad_enabled()))  # noqa: E731
     for block in (model.double_blocks[1], model.single_blocks[1]):
-        block.register_forward_pre_hook(
-            lambda *_: seen.append((halves.present, halves.on_device(), torch.is_grad_enabled()))
-        )
+        block.register_forward_pre_hook(see)
     for _ in range(3):
         model(x).square().sum().backward()
         assert torch.equal(adapter.weight.grad, expected)

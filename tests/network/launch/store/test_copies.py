@@ -153,9 +153,8 @@ def test_damaged_contents_are_sent_again(run, place, other):
     place.put(bad.blob, b"x" * bad.size)
     other("empty")
     done = restore(place, run.name)
-    assert (
-        done.manifest is None and done.damaged == {bad.sha256} and not (outputs_dir() / run.name / "run.toml").exists()
-    )
+    assert done.manifest is None and done.damaged == {bad.sha256}
+    assert not (outputs_dir() / run.name / "run.toml").exists()
     other("home")
     copier = Copier(place, run, held(place), distrusted=done.damaged)
     copier.push()
@@ -163,9 +162,7 @@ def test_damaged_contents_are_sent_again(run, place, other):
     assert restore(place, run.name).step == 10
 
 
-def test_without_the_lease_nothing_is_written_and_one_that_is_lost_during_a_push_ends_it_before_the_manifest(
-    run, place
-):
+def test_without_the_lease_nothing_is_written_and_one_lost_during_a_push_ends_it_before_the_manifest(run, place):
     lease = held(place)
     lease.release()
     for call in (Copier(place, run, lease).push, Copier(place, run, lease).prune):

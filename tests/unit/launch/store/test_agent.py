@@ -118,9 +118,7 @@ def test_a_stop_of_an_ended_run_is_discarded(one, status, adopted, kept):
     assert len(one.place.list("requests")) == kept
 
 
-@pytest.mark.parametrize(
-    ("sent", "now"), [(b'{"now": true}', True), (b'{"now": 1}', False), (b"[", False), (b"[]", False)]
-)
+@pytest.mark.parametrize("sent, now", [(b'{"now": true}', True), (b'{"now": 1}', False), (b"[", False), (b"[]", False)])
 def test_a_stop_through_the_store_is_handed_on_once(one, sent, now):
     with pytest.raises(NotFound):
         one.fetch_request()

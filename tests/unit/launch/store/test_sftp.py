@@ -24,9 +24,7 @@ Host box
         ("other", None, "", {"host": "other", "port": 22}),
     ],
 )
-def test_the_address_decides_and_ssh_s_settings_fill_in_what_it_leaves_out(
-    tmp_path, monkeypatch, host, port, user, expected
-):
+def test_the_address_decides_and_sshs_settings_fill_it_in(tmp_path, monkeypatch, host, port, user, expected):
     for name in ("HOME", "USERPROFILE"):
         monkeypatch.setenv(name, str(tmp_path))
     (tmp_path / ".ssh").mkdir()
