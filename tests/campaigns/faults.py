@@ -120,7 +120,14 @@ class Scenario:
             for made in [] if self.row.get("cold") else self.undisturbed.data.glob(f"{images}/.*-cache"):
                 shutil.copytree(made, data / images / made.name)
         if "script" in self.row:
-            before_launch(folder / "train.sh", self.filled(self.row["script"]))
+            script, added = folder / "train.sh", self.filled(self.row["script"]).splitlines()
+            lines = script.read_text(encoding="utf-8").splitlines()
+            starts = (
+                '"$python" ',
+                '"$launcher" ',
+            )  # the last of them trains; others before it encode images and captions
+            at = [i for i, line in enumerate(lines) if line.removeprefix("exec ").startswith(starts)][-1]
+            script.write_text("\n".join([*lines[:at], *added, *lines[at:]]) + "\n", encoding="utf-8")
         return folder
 
     def variables(self, scratch: Path) -> dict[str, str]:
@@ -205,14 +212,6 @@ class Scenario:
         """What a failure is understood from."""
         files = [self.folder / "status.json", self.folder / "monitor.log", self.folder / "training.log"]
         return "\n".join(f"--- {path}\n{read_end(path)}" for path in [*files, self.root / "monitor.txt"])
-
-
-def before_launch(script: Path, added: str) -> None:
-    """Put these lines before the script's launch of the trainer."""
-    lines = script.read_text(encoding="utf-8").splitlines()
-    starts = ('"$python" ', '"$launcher" ')  # the last of them trains; others before it encode images and captions
-    at = [i for i, line in enumerate(lines) if line.removeprefix("exec ").startswith(starts)][-1]
-    script.write_text("\n".join([*lines[:at], *added.splitlines(), *lines[at:]]) + "\n", encoding="utf-8")
 
 
 def run(*command: str, check: bool = True) -> None:
@@ -360,7 +359,6 @@ def check_starts(scenario: Scenario, want: Row) -> None:
     attempts = [step["attempt"] for step in scenario.steps()]
     assert attempts == sorted(attempts), "two writers: a step of an earlier attempt follows one of a later attempt"
     place = Path(scenario.environment.get(checkpoints.PLACE, checkpoints.memory()))
-    owners = [
-        path for path in place.glob(f"*/*/{checkpoints.OWNER}") if read_end(path).startswith(f"{scenario.folder}\n")
-    ]
+    ours, found = f"{scenario.folder}\n", place.glob(f"*/*/{checkpoints.OWNER}")
+    owners = [path for path in found if read_end(path).startswith(ours)]
     assert not owners or want["state"] not in ("completed", "failed"), f"snapshots are left in memory: {owners}"

@@ -21,9 +21,8 @@ pytestmark = pytest.mark.timeout(1800)
 def trained(folder, model, config, kills=()):
     """A run of eight steps under the monitor; its attempt N is killed in the step kills[N - 1]. Returns its LoRA."""
     folder.mkdir(parents=True)
-    words = flags(
-        model, config, folder, output_name=folder.name, max_train_steps=8, save_every_n_steps=2, save_state=True
-    )
+    saves = {"max_train_steps": 8, "save_every_n_steps": 2, "save_state": True}
+    words = flags(model, config, folder, output_name=folder.name, **saves)
     faults = "".join(f'[ "$HANGPROOF_ATTEMPT" = {n} ] && TEST_FAULT=kill@{at}+0\n' for n, at in enumerate(kills, 1))
     (folder / "train.sh").write_text(
         f"cd {ROOT}\nexport TEST_FAULT=\n{faults}set -- ${{HANGPROOF_RESUME:+--resume \"$HANGPROOF_RESUME\"}}\n"

@@ -8,19 +8,10 @@ import patches_helpers as helpers
 import pytest
 import resume_helpers
 import tiny_musubi as tiny
+import tomlkit
 
 import runs
 
-MODELS_TOML = """
-[models.toy-z]
-name = "Toy Z"
-family = "z-image"
-[models.toy-z.files]
-dit = "{weights}"
-vae = "{weights}"
-text_encoder = "{weights}"
-"""
-"""models.toml of a tiny model, for runs that the project makes."""
 SORTED = """
 import glob, types
 module.glob = types.SimpleNamespace(glob=lambda pattern: sorted(glob.glob(pattern)))
@@ -54,7 +45,9 @@ def add_toy_z(data: Path) -> Path:
         pytest.skip(reason)
     work = tiny.workdir()
     data.mkdir(exist_ok=True, parents=True)
-    (data / "models.toml").write_text(MODELS_TOML.format(weights=(work / "dit.safetensors").as_posix()))
+    files = dict.fromkeys(("dit", "vae", "text_encoder"), (work / "dit.safetensors").as_posix())
+    toy = {"toy-z": {"name": "Toy Z", "family": "z-image", "files": files}}
+    (data / "models.toml").write_text(tomlkit.dumps({"models": toy}))
     return work
 
 

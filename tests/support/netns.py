@@ -85,7 +85,11 @@ class Machine:
     def processes(self) -> list[int]:
         """The living processes of this machine, as numbers of this (the outer) PID namespace."""
         done = subprocess.run(["ip", "netns", "pids", self.name], capture_output=True, text=True, timeout=30)
-        return [pid for pid in map(int, done.stdout.split()) if not _zombie(pid)]
+        found = []
+        for pid in map(int, done.stdout.split()):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found += [pid] if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE else []
+        return found
 
     def find(self, text: str) -> list[int]:
         """Those whose command line contains `text`, the program first: `text` of a shell's script does not count."""
@@ -104,12 +108,6 @@ class Machine:
         for process in self.started:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(10)
-
-
-def _zombie(pid: int) -> bool:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    return True
 
 
 @contextlib.contextmanager

@@ -34,9 +34,7 @@ class Nursery:
             )  # fmt: skip
         atexit.register(self.close)
 
-    def start(
-        self, argv: list[str], environment: dict[str, str], out: Path, err: Path, cwd: Path | None = None
-    ) -> "Forked":
+    def start(self, argv: list[str], environment: dict[str, str], out: Path, err: Path, cwd=None) -> "Forked":
         """Fork a process with these arguments and variables. Its output is appended to the two files.
 
         Raises RuntimeError, with what the nursery wrote, where that has ended by itself.

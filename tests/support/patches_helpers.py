@@ -37,9 +37,7 @@ def watch(command: list[str], env: dict[str, str], cwd: Path, timeout_s: float, 
 
 
 @contextlib.contextmanager
-def ahead(
-    request, fixture: str, jobs: dict[str, Callable[[], object]], at_once: int = 2
-) -> Iterator[dict[str, Future]]:
+def ahead(request, fixture: str, jobs: dict[str, Callable], at_once: int = 2) -> Iterator[dict[str, Future]]:
     """Start the jobs that the selected tests of this module need, `at_once` at a time. Yields name → Future.
 
     A test names its job by `asks(fixture, name)`. A job mostly starts up and waits: in parallel they take half the time.

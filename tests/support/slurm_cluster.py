@@ -54,7 +54,10 @@ class Cluster:
         key = self.folder / "munge/key"
         key.write_bytes(os.urandom(128))
         key.chmod(0o600)
-        text = CONFIGURATION.format(folder=self.folder, ports=_free_ports(1 + len(NODES)))
+        ports: set[int] = set()
+        while len(ports) <= len(NODES):
+            ports.add(free_port())
+        text = CONFIGURATION.format(folder=self.folder, ports=[*ports])
         (self.folder / "slurm.conf").write_text(text, encoding="utf-8")
         (self.folder / "gres.conf").write_text(GPUS, encoding="utf-8")
         munge = [f"--{name}-file={self.folder}/munge/{name}" for name in ("key", "pid", "seed")]
@@ -67,12 +70,7 @@ class Cluster:
 
     def start_controller(self) -> None:
         """Start slurmctld, which reads what an earlier one saved."""
-        self._controller = self._daemon("slurmctld", "-D")
-
-    def stop_controller(self) -> None:
-        """Stop slurmctld; jobs run on."""
-        self._controller.terminate()
-        self._controller.wait(30)
+        self.controller = self._daemon("slurmctld", "-D")
 
     def stop(self) -> None:
         """Kill every process of the cluster, jobs included, by its number."""
@@ -168,10 +166,3 @@ def cluster() -> Iterator[Cluster]:
             yield running
         finally:
             running.stop()
-
-
-def _free_ports(number: int) -> list[int]:
-    found: set[int] = set()
-    while len(found) < number:
-        found.add(free_port())
-    return [*found]

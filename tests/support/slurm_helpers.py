@@ -34,10 +34,8 @@ def cluster(slurm):
 def launch(cluster, folder, *words, code=0, **env):
     """`python -m launch slurm FOLDER …` on the cluster: its line of JSON, or its standard error where it has to fail."""
     command = [sys.executable, "-m", "launch", "slurm", str(folder), "--json", *words]
-    more = {name: cluster.environment[name] for name in ("PATH", "SLURM_CONF")}
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment(folder) | more | env, capture_output=True, text=True, timeout=120
-    )
+    env = environment(folder) | {name: cluster.environment[name] for name in ("PATH", "SLURM_CONF")} | env
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == code, done.stdout + done.stderr
     return done.stderr if code else json.loads(done.stdout.splitlines()[-1])
 

@@ -188,11 +188,9 @@ def make_hunyuan(work: Path) -> None:
     encoders = hunyuan_image_text_encoder
     save(work / "model.safetensors", fill(hunyuan_image_models.HYImageDiffusionTransformer()))
     save(work / "vae.safetensors", fill(hunyuan_image_vae.HunyuanVAE2D()), dtype=torch.float16)
-    qwen = fill(
-        encoders.Qwen2_5_VLForConditionalGeneration(encoders.Qwen2_5_VLConfig(text_config={}, vision_config={}))
-    )
+    qwen = encoders.Qwen2_5_VLForConditionalGeneration(encoders.Qwen2_5_VLConfig(text_config={}, vision_config={}))
     released = lambda name: name.replace("model.language_model.", "model.").replace("model.visual.", "visual.")  # noqa: E731
-    save(work / "text_encoder.safetensors", qwen, released, torch.bfloat16)
+    save(work / "text_encoder.safetensors", fill(qwen), released, torch.bfloat16)
     tokenizer = transformers.ByT5Tokenizer()
     tokenizer.save_pretrained(work / "tokenizers/google_byt5-small")
     in_cache(work / "hub", "google/byt5-small", tokenizer.save_pretrained)
@@ -395,23 +393,17 @@ def _workdir(made_by: Path, name: str) -> Path:
     work = Path(tempfile.mkdtemp(prefix=f"tiny-{name}-"))
     atexit.register(shutil.rmtree, work, ignore_errors=True)
     tiny.write_site(work)
-    complete_stand_in(work / "site/torchvision/transforms")
+    if (transforms := work / "site/torchvision/transforms").is_dir():  # a stand-in: what Anima alone uses of it
+        with (transforms / "__init__.py").open("a", encoding="utf-8") as file:
+            file.write("\nclass InterpolationMode:\n    NEAREST = 'nearest'\n")
+        with (transforms / "functional.py").open("a", encoding="utf-8") as file:
+            file.write("\ndef resize(image, size, interpolation):\n")
+            file.write("    return torch.nn.functional.interpolate(image, size=size, mode=interpolation)\n")
     (work / "sizes.json").write_text(json.dumps(FAMILIES[name].sizes), encoding="utf-8")
     for module, code in FAMILIES[name].extra.items():
         (work / f"{module}.py").write_text(code, encoding="utf-8")
     tiny_flux.make_files(tiny.installation(), work, __file__, name, **environment(name, work))
     return work
-
-
-def complete_stand_in(folder: Path) -> None:
-    """Add what Anima alone uses to the stand-in of torchvision, where there is one."""
-    if not folder.is_dir():
-        return
-    with (folder / "__init__.py").open("a", encoding="utf-8") as file:
-        file.write("\nclass InterpolationMode:\n    NEAREST = 'nearest'\n")
-    with (folder / "functional.py").open("a", encoding="utf-8") as file:
-        file.write("\ndef resize(image, size, interpolation):\n")
-        file.write("    return torch.nn.functional.interpolate(image, size=size, mode=interpolation)\n")
 
 
 def environment(name: str, work: Path, faults: str = "", **extra: str) -> dict[str, str]:

@@ -119,10 +119,11 @@ def _set(**names: object) -> Change:
     return lambda module: vars(module).update(names)
 
 
-def _qwen_encoder(load: str, embed: str, **names: object) -> Change:
-    """Return a change that replaces Qwen's text encoder: `load` makes it, `embed` encodes prompts."""
+def _qwen_encoder(load: str, embed: str, **names: Callable[[], object]) -> Change:
+    """Return a change that replaces Qwen's text encoder: `load` makes it, `embed` encodes prompts; and what `names` load."""
     encode = lambda _, __, prompts: (TextEncoder()(prompts), _mask(prompts))  # noqa: E731
-    return _set(**{load: _always(lambda: (None, TextEncoder())), embed: encode}, **names)
+    loads = {load: lambda: (None, TextEncoder()), **names}
+    return _set(**{name: _always(made) for name, made in loads.items()}, **{embed: encode})
 
 
 def _z_image(module: ModuleType) -> None:
@@ -205,9 +206,7 @@ AFTER: dict[str, Change] = {
     "zimage.zimage_utils": _qwen_encoder("load_qwen3", "get_text_embeds"),
     "flux_2.flux2_utils": _flux_2,
     "qwen_image.qwen_image_model": _sizes("QwenImageTransformer2DModel", **_QWEN),
-    "qwen_image.qwen_image_utils": _qwen_encoder(
-        "load_qwen2_5_vl", "get_qwen_prompt_embeds", load_vae=_always(QwenImageVae)
-    ),
+    "qwen_image.qwen_image_utils": _qwen_encoder("load_qwen2_5_vl", "get_qwen_prompt_embeds", load_vae=QwenImageVae),
     "wan.configs": _wan,
     "wan.modules.model": _sizes("WanModel", text_dim=TEXT),
     "wan.modules.vae": _set(WanVAE=WanVae),
@@ -239,9 +238,7 @@ _TRANSFORMERS: dict[str, Callable[[], Any]] = {
     "krea2": lambda: _module(".krea2.krea2_mmdit").SingleStreamDiT(
         _module(".krea2.krea2_utils").single_mmdit_large_wide
     ),
-    "flux_kontext": lambda: _module(".flux.flux_models").Flux(
-        _module(".flux.flux_models").configs_flux_dev_context.params
-    ),
+    "flux_kontext": lambda: (flux := _module(".flux.flux_models")).Flux(flux.configs_flux_dev_context.params),
 }
 
 

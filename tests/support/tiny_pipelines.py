@@ -179,16 +179,10 @@ def make(pipeline: str, folder: Path) -> Path:
                 named = json.loads((folder / part / "tokenizer_config.json").read_text())["tokenizer_class"]
                 index[part] = ["transformers", {"TokenizersBackend": "T5TokenizerFast"}.get(named, named)]
             else:
-                if hasattr(made, "eval"):
-                    randomize(made.eval())
+                for parameter in made.eval().parameters() if hasattr(made, "eval") else ():
+                    if not parameter.any():  # some layers of new models are zero: their output depends on nothing
+                        torch.nn.init.normal_(parameter, std=0.02)
                 made.save_pretrained(folder / part)
                 index[part] = [type(made).__module__.split(".")[0], type(made).__name__]
     (folder / "model_index.json").write_text(json.dumps(index))
     return folder
-
-
-def randomize(model) -> None:
-    """Some layers of new models are zero, so that their output does not depend on anything."""
-    for parameter in model.parameters():
-        if not parameter.any():
-            torch.nn.init.normal_(parameter, std=0.02)

@@ -45,9 +45,8 @@ def sigmas(requested: dict, batch: dict) -> list[float]:
     torch.manual_seed(requested["noise_seed"])
     noise = torch.randn_like(batch["latents"])
     flow = flux_train_utils.get_noisy_model_input_and_timesteps
-    return (
-        flow(args, scheduler(args), batch["latents"], noise, torch.device("cpu"), torch.float32)[2].flatten().tolist()
-    )
+    drawn = flow(args, scheduler(args), batch["latents"], noise, torch.device("cpu"), torch.float32)
+    return drawn[2].flatten().tolist()
 
 
 def loss(requested: dict, model, batch: dict, masked: bool = False) -> float:

@@ -31,12 +31,6 @@ def launcher(processes: int, backend: str = "diffusers", **fields: object) -> li
     return [] if made.gpus * made.nodes == 1 else ["-m", "accelerate.commands.accelerate_cli", *options]
 
 
-def at_node(words: list[str], node: int, port: int) -> list[str]:
-    """The launcher's words on machine `node`, with the values of the variables that the script reads."""
-    values = {command.NODE: str(node), command.MAIN_ADDRESS: "127.0.0.1", command.MAIN_PORT: str(port)}
-    return [values.get(word.removeprefix("$"), word) for word in words]
-
-
 def exported(processes: int, nodes: int = 1) -> dict[str, str]:
     """The variables with the number of processes, as the script exports them."""
     ours = ("HANGPROOF_WORLD", "PET_")
@@ -104,9 +98,11 @@ def train(backend: str, out: Path, processes: int, *more: str, fault: str = "", 
     variables["PYTHONPATH"] = os.pathsep.join([variables["PYTHONPATH"], str(TESTS)])
     rest = ["-m", "sd_scripts_patches", str(tiny.checkout() / script), *line]
     words = launcher(processes, backend, nodes=nodes, model=model)
-    port = free_port()
+    values, ranks = {command.MAIN_ADDRESS: "127.0.0.1", command.MAIN_PORT: str(free_port())}, []
+    for node in range(nodes):  # the script reads these variables on each machine
+        values[command.NODE] = str(node)
+        ranks.append([str(tiny.python()), *(values.get(word.removeprefix("$"), word) for word in words), *rest])
     with ThreadPoolExecutor(nodes) as pool:
-        ranks = [[str(tiny.python()), *at_node(words, node, port), *rest] for node in range(nodes)]
         first, *_ = pool.map(lambda line: run(line, variables, tiny.checkout()), ranks)
     return first
 

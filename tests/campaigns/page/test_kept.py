@@ -51,7 +51,8 @@ class Campaign:
         self.data, self.work, self.random = data, work, random.Random(seed)
         self.context = browser.new_context()
         self.saved: list[tuple[str, int]] = []  # image, number of the text
-        self.context.expose_binding("reportSaved", lambda _, found: self.note_saved(*found))
+        note_saved = lambda _, found: self.saved.append((found[0], int(found[1].split()[-1])))  # noqa: E731
+        self.context.expose_binding("reportSaved", note_saved)
         self.context.add_init_script(f"({SAVED_LOG})()")
         self.tabs = [self.context.new_page() for _ in range(2)]
         for page in self.tabs:
@@ -62,9 +63,6 @@ class Campaign:
         self.shown: list[str] = []  # dropped files that got a card
         self.ever: dict[str, set[str]] = {}  # image → all texts typed for it
         self.last: dict[str, tuple[int, float]] = {}  # field or image → tab and time of the last typing
-
-    def note_saved(self, image: str, text: str) -> None:
-        self.saved.append((image, int(text.split()[-1])))
 
     def next(self) -> int:
         self.number += 1
@@ -148,9 +146,8 @@ class Campaign:
             last[image] = max(number, last.get(image, 0))
         for image, number in last.items():
             assert disk[image], f"{image}: {number} was shown as saved; nothing is on disk"
-            assert int(disk[image].split()[-1]) >= number, (
-                f"{image}: {number} was shown as saved; {disk[image]!r} is on disk"
-            )
+            found = int(disk[image].split()[-1])
+            assert found >= number, f"{image}: {number} was shown as saved; {found} is on disk"
 
     def check_everything(self, server: Server) -> None:
         for page in self.tabs:
@@ -160,20 +157,15 @@ class Campaign:
         found = {item.id: item for item in draft.items(self.draft())}
         assert set(self.shown) <= {item.file for item in found.values()}, "every image that was shown is in the draft"
         for image, (certain, perhaps) in self.captions.items():
-            allowed = {f"text number {n}" for n in (certain, *perhaps) if n is not None} | (
-                {""} if certain is None else set()
-            )
+            allowed = {"" if n is None else f"text number {n}" for n in (certain, *perhaps)}
             assert found[image].caption in allowed, (found[image].file, found[image].caption, allowed)
         form = draft.form(self.draft())
         for key, (certain, perhaps) in self.fields.items():
             assert str(form.get(key)) in {str(certain), *perhaps}, (key, form.get(key), certain, perhaps)
         for page in self.tabs:  # a tab asks again for its page when another one has stored a caption
-
-            def shows_what_is_stored(page=page) -> bool:
-                shown = {c: t for c, t in captions(page, "card.dataset.id").items() if c in found}
-                return shown == {c: found[c].caption for c in shown}
-
-            until(shows_what_is_stored, "each tab shows the captions that are stored")
+            shown = lambda page=page: captions(page, "card.dataset.id").items()  # noqa: E731
+            stored = lambda shown=shown: all(t == found[c].caption for c, t in shown() if c in found)  # noqa: E731
+            until(stored, "each tab shows the captions that are stored")
 
 
 def check_runs(data: Path, user: Campaign) -> int:
@@ -188,10 +180,11 @@ def check_runs(data: Path, user: Campaign) -> int:
     return len(runs)
 
 
-def campaign(browser, data: Path, work: Path, kills: int, seed: int) -> None:
-    work.mkdir()
+@pytest.mark.timeout(3600)
+def test_killed_at_random_moments(browser, data, tmp_path):
+    seed = int(os.environ.get("PAGE_SEED") or random.SystemRandom().randrange(10**6))
     server = Server(data)
-    user = Campaign(browser, data, work, seed)
+    user = Campaign(browser, data, tmp_path, seed)
     try:
         server.wait_for_output("Hangproof is running at")
         for page in user.tabs:
@@ -199,7 +192,7 @@ def campaign(browser, data: Path, work: Path, kills: int, seed: int) -> None:
         choose_tiny(user.tabs[0])
         user.drop()
         user.tabs[0].locator(".hp-card").first.wait_for()
-        for kill in range(kills):
+        for kill in range(KILLS):
             killed = threading.Event()
 
             def kill_server(process=server.process, killed=killed) -> None:
@@ -222,15 +215,9 @@ def campaign(browser, data: Path, work: Path, kills: int, seed: int) -> None:
             kill_runs(data)  # those that Start made
             server = Server(data, port=server.port)
             server.wait_for_output("Hangproof is running at")
-            print(f"kill {kill + 1} of {kills} (seed {seed}): {len(user.saved)} saved marks, {user.number} actions")
+            print(f"kill {kill + 1} of {KILLS} (seed {seed}): {len(user.saved)} saved marks, {user.number} actions")
         user.check_everything(server)
         print(f"runs: {check_runs(data, user)}, images: {len(user.shown)}, texts: {user.number}")
     finally:
         server.stop()
         user.context.close()
-
-
-@pytest.mark.timeout(3600)
-def test_killed_at_random_moments(browser, data, tmp_path):
-    seed = int(os.environ.get("PAGE_SEED") or random.SystemRandom().randrange(10**6))
-    campaign(browser, data, tmp_path / "work", KILLS, seed)

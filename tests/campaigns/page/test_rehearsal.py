@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from ui_helpers import PACED, Server, photos, serving
+from ui_helpers import PACED, photos, serving
 from ui_page import RUN_S, a_tab, choose_tiny, drop, faint_texts, field, open_page, state_is, until
 
 from launch import rehearse
@@ -24,21 +24,6 @@ def two_browsers(browser) -> Iterator[tuple]:
             page.errors[:] = [text for text in page.errors if "fetch" not in text]
 
 
-def continue_draft(page, server: Server) -> None:
-    """Open the draft that another browser made."""
-    open_page(page, server)
-    page.get_by_role("button", name="Continue a draft").click()
-    with page.expect_navigation():
-        page.locator(".hp-recent button").first.click()
-    page.locator("body.hp-open").wait_for()
-    page.locator(".hp-card").first.wait_for()
-
-
-def open_rehearsal(page) -> None:
-    """Open the fold."""
-    page.locator("#rehearsal button.label-wrap").first.click()
-
-
 def rehearsal_is(page, state: str) -> None:
     """Wait until the page shows the rehearsal in this state."""
     page.locator(f".hp-rehearsal[data-state={state}]").wait_for(timeout=RUN_S * 1000)
@@ -54,10 +39,15 @@ def test_a_rehearsal_in_two_browsers_goes_on_while_the_server_is_killed(browser,
             for key, text in (("name", "bird"), ("trigger", "ohwx"), ("epochs", "1"), ("repeats", "2")):
                 field(one, key).fill(text)
                 field(one, key).blur()
-            continue_draft(other, server)
+            open_page(other, server)
+            other.get_by_role("button", name="Continue a draft").click()
+            with other.expect_navigation():
+                other.locator(".hp-recent button").first.click()
+            other.locator("body.hp-open").wait_for()
+            other.locator(".hp-card").first.wait_for()
             for page in (one, other):
                 page.evaluate("window.notReloaded = true")
-                open_rehearsal(page)
+                page.locator("#rehearsal button.label-wrap").first.click()
             one.locator("#rehearse").click()
             rehearsal_is(other, "running")  # without a reload
             until(lambda: field(other, "name").input_value() == "bird", "the form in the other browser")
@@ -81,7 +71,7 @@ def test_a_rehearsal_in_two_browsers_goes_on_while_the_server_is_killed(browser,
                 page.get_by_test_id("unsaved-banner").wait_for(state="hidden")
                 page.wait_for_function("!window.notReloaded")  # it has loaded itself again
                 page.locator("body.hp-open").wait_for()
-                open_rehearsal(page)
+                page.locator("#rehearsal button.label-wrap").first.click()
                 rehearsal_is(page, "passed")
                 assert {stage.get_attribute("data-state") for stage in page.locator(".hp-stage").all()} == {"done"}
             until(lambda: field(other, "name").input_value() == "typed without a server", "the typed text")

@@ -19,18 +19,11 @@ def test_every_patch_is_compatible_with_the_pinned_checkout(sd_scripts, capsys):
         assert finding["why"] and finding["targets"], finding
 
 
-def recorded(checkout):
-    """What is recorded of this checkout's commit. After another pin: tests/support/record_shapes.py CHECKOUT…"""
-    (facts,) = [facts for facts in record_shapes.load() if facts["commit"] == versions.commit(checkout)]
-    return facts
-
-
-def test_what_is_recorded_of_sd_scripts_is_what_the_checkout_has(sd_scripts):
-    assert record_shapes.record(sd_scripts) == recorded(sd_scripts)
-
-
-def test_what_is_recorded_of_musubi_tuner_is_what_the_checkout_has(musubi):
-    assert record_shapes.record(musubi) == recorded(musubi)
+def test_what_is_recorded_is_what_the_checkouts_have(sd_scripts, musubi):
+    """After another pin: tests/support/record_shapes.py CHECKOUT…"""
+    for checkout in (sd_scripts, musubi):
+        recorded = [facts for facts in record_shapes.load() if facts["commit"] == versions.commit(checkout)]
+        assert [record_shapes.record(checkout)] == recorded
 
 
 def test_every_patch_of_musubi_tuner_is_compatible(musubi, capsys):

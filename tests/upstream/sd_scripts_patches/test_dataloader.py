@@ -37,9 +37,8 @@ def fell_asleep(out, train, module: str, owner: str) -> None:
     result = train(f"{module}={out / 'fault.py'}", env)
     assert f"hangproof: TMPDIR ({temporary}) is too long" in result.log
     assert "HANG " in result.log, result.log[-3000:]
-    found = re.search(
-        r"hangproof: (waited 4 s for batch \d+ of the data loader from worker \d \(pid (\d+)\))", result.log
-    )
+    waited = r"hangproof: (waited 4 s for batch \d+ of the data loader from worker \d \(pid (\d+)\))"
+    found = re.search(waited, result.log)
     assert found and f"pid {found[2]}" in result.log.split("HANG ")[1].splitlines()[0], (
         "the worker that sleeps is named"
     )

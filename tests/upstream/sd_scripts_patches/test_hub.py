@@ -55,9 +55,8 @@ WEIGHTS = bytes(range(256)) * 12_000  # 3 MB
 
 def load(server, home: Path) -> subprocess.CompletedProcess[str]:
     env = os.environ | environment(server, home) | {"HANGPROOF_HUB_TIMEOUT_S": "5"}
-    return subprocess.run(
-        [str(tiny.python()), "-c", LOAD], cwd=tiny.ROOT, env=env, capture_output=True, text=True, timeout=300
-    )
+    command = [str(tiny.python()), "-c", LOAD]
+    return subprocess.run(command, cwd=tiny.ROOT, env=env, capture_output=True, text=True, timeout=300)
 
 
 def test_a_stalled_download_ends_the_process_is_resumed_and_what_arrives_damaged_is_deleted(newest, tmp_path):

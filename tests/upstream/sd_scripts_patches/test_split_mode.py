@@ -79,9 +79,8 @@ def test_the_larger_half_of_the_real_flux_is_less_than_three_fifths(work, tmp_pa
 
 def test_conflicting_arguments_stop_before_a_model_is_loaded(work, tmp_path):
     args = ("--split_mode", "--max_train_steps", "2", "--blocks_to_swap", "2", "--cpu_offload_checkpointing")
-    result = helpers.train(
-        work, tmp_path / "out", *args, "--network_args", "train_blocks=double", "in_dims=4,4,4,4,4", code=1
-    )
+    args += ("--network_args", "train_blocks=double", "in_dims=4,4,4,4,4")
+    result = helpers.train(work, tmp_path / "out", *args, code=1)
     assert "Building Flux" not in result.log
     for name in ("--blocks_to_swap", "--cpu_offload_checkpointing", "train_blocks=double", "in_dims"):
         assert re.search(rf"^ +{name}", result.log, re.M), name

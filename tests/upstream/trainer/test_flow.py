@@ -27,7 +27,7 @@ SAMPLINGS = [
     {"timestep_sampling": "sigma", "weighting_scheme": "logit_normal", "logit_mean": 0.3, "logit_std": 0.8},
     {"timestep_sampling": "sigma", "weighting_scheme": "mode", "mode_scale": 1.1, "discrete_flow_shift": 1.7},
 ]
-HUBER = {"timestep_sampling": "sigmoid", "huber_c": 0.2}
+HUBER = [{"loss_type": k, "huber_schedule": s} for k in ("huber", "smooth_l1") for s in ("constant", "exponential")]
 LOSSES = [
     {"timestep_sampling": "shift", "discrete_flow_shift": 3.1582, "model_prediction_type": "raw"},
     {"timestep_sampling": "shift", "model_prediction_type": "additive"},
@@ -35,11 +35,7 @@ LOSSES = [
     {"timestep_sampling": "shift", "apply_t5_attn_mask": True},
     *({**how, "model_prediction_type": "sigma_scaled"} for how in SAMPLINGS),
     {"timestep_sampling": "flux_shift", "loss_type": "l1"},
-    *(
-        {**HUBER, "loss_type": k, "huber_schedule": s}
-        for k in ("huber", "smooth_l1")
-        for s in ("constant", "exponential")
-    ),
+    *({"timestep_sampling": "sigmoid", "huber_c": 0.2, **how} for how in HUBER),
 ]
 
 
@@ -67,9 +63,8 @@ def both(newest, tmp_path_factory):
     }
     save_file(batch, folder / "batch.safetensors")
     transformer = models.load_denoiser(model, FAMILY, torch.float32, CPU, "", lambda done, total: None)
-    parameters = lora.add(
-        transformer, rank=3, alpha=2.0, blocks=FAMILY.blocks["all"], dropout=0.0, seed=1, cast_inputs=True
-    )
+    settings = {"rank": 3, "alpha": 2.0, "dropout": 0.0, "seed": 1, "cast_inputs": True}
+    parameters = lora.add(transformer, blocks=FAMILY.blocks["all"], **settings)
     with torch.no_grad():
         for number, (name, weight) in enumerate(sorted(parameters.items())):
             if ".lora_B." in name:  # zero until it is trained

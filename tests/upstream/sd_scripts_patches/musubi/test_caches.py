@@ -46,9 +46,8 @@ def test_damaged_caches_are_made_again_although_existing_ones_are_skipped(tmp_pa
     shutil.copytree(tiny.workdir() / "cache", tmp_path / "cache")
     (tmp_path / "cache/.000_0064x0064_zi.safetensors.99999.tmp").write_bytes(b"half")
     latents, text = (tmp_path / "cache" / name for name in ("000_0064x0064_zi.safetensors", "001_zi_te.safetensors"))
-    before = {
-        path: (resume_helpers.tensors(path), path.stat().st_mtime_ns) for path in (tmp_path / "cache").glob("00*")
-    }
+    caches = (tmp_path / "cache").glob("00*")
+    before = {path: (resume_helpers.tensors(path), path.stat().st_mtime_ns) for path in caches}
     latents.write_bytes(latents.read_bytes()[:-1000])
     text.write_bytes(text.read_bytes()[:-2] + b"\xff\x7f")  # NaN, in bfloat16 and in float32
     results = caching(tmp_path, "--skip_existing")

@@ -109,16 +109,13 @@ class Hang(NamedTuple):
     saves: bool = False
 
 
+SWAPS = {
+    "future": (FUTURE, r"block 3 of 4 to be swapped in \(block swap, 1 blocks\)"),
+    "copier": (COPIER, r"block 3 to be copied to the device \(block swap\)"),
+    "stream": (STREAM, r"all blocks to be copied to the device \(block swap\)"),
+}
 HANGS = {
-    "future": Hang(
-        partial(probe, source=OFFLOADER + FUTURE), 75, r"waited 1 s for block 3 of 4 to be swapped in \(block swap, 1 blocks\)"
-    ),
-    "copier": Hang(
-        partial(probe, source=OFFLOADER + COPIER), 75, r"waited 1 s for block 3 to be copied to the device \(block swap\)"
-    ),
-    "stream": Hang(
-        partial(probe, source=OFFLOADER + STREAM), 75, r"waited 1 s for all blocks to be copied to the device \(block swap\)"
-    ),
+    **{name: Hang(partial(probe, source=OFFLOADER + code), 75, f"waited 1 s for {what}") for name, (code, what) in SWAPS.items()},
     "cache on a FIFO": Hang(cache_fifo, 1, "TimeoutError: waited 2 s for cache file "),
     "image on a FIFO": Hang(image_fifo, 1, r"TimeoutError: waited 2 s for image \S+003.png"),
     "slow samples of a bar without items": Hang(

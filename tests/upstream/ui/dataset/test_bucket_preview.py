@@ -30,9 +30,8 @@ def test_each_image_goes_into_the_bucket_of_sd_scripts(bucket_manager, resolutio
     rules = bucket_preview._settings(spec)
     assert rules.enable_bucket and rules.resolution == (resolution, resolution)
     rules = Rules(**{**rules.__dict__, "bucket_no_upscale": no_upscale})
-    theirs = bucket_manager(
-        no_upscale, rules.resolution, rules.min_bucket_reso, rules.max_bucket_reso, rules.bucket_reso_steps
-    )
+    limits = (rules.min_bucket_reso, rules.max_bucket_reso, rules.bucket_reso_steps)
+    theirs = bucket_manager(no_upscale, rules.resolution, *limits)
     if not no_upscale:
         theirs.make_buckets()
     draw, compared = random.Random(7), 0
