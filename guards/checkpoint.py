@@ -203,7 +203,7 @@ def verify(folder: str | os.PathLike[str], deep: bool = False) -> VerifyResult:
     """Compare a state with its guard file. Never raises OSError: what cannot be read is in `error`.
 
     deep: also check that the weights are finite, and that the optimizer's file, if there is one, loads (imports torch).
-    Where that cannot be checked, the hashes count.
+    Where that cannot be checked, `error` says why.
     """
     folder = Path(folder)
     try:
@@ -228,9 +228,11 @@ def verify(folder: str | os.PathLike[str], deep: bool = False) -> VerifyResult:
             return VerifyResult(error=f"{folder.name}: it was replaced or deleted during the verification")
         return VerifyResult(tuple(problems), error="" if problems else errors[0])
     for name in guard["files"] if deep else ():
-        with contextlib.suppress(OSError, MemoryError):
+        try:
             problems += filter(None, [file_contents.damage(folder / name)])
-    return VerifyResult(tuple(problems))
+        except (OSError, MemoryError, ImportError) as error:
+            errors.append(f"{folder / name}: its content cannot be checked: {error or 'out of memory'}")
+    return VerifyResult(tuple(problems), error="" if problems or not errors else errors[0])
 
 
 def problems(folder: str | os.PathLike[str], deep: bool = False) -> list[str]:

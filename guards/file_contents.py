@@ -20,7 +20,7 @@ class DamagedFile(RuntimeError):
 
 
 def damage(path: Path) -> str:
-    """What is wrong inside a file of a state; "" for nothing. Raises OSError or MemoryError: it cannot be read."""
+    """What is wrong inside a file of a state; "" for nothing. Raises OSError, MemoryError, ImportError (of torch)."""
     if path.suffix == ".safetensors":
         return tensor_damage(path)
     return optimizer_damage(path) if path.suffix in (".bin", ".pt") and path.name.startswith("optimizer") else ""
@@ -33,16 +33,17 @@ def optimizer_damage(path: Path) -> str:
 
     try:
         import torch
-    except Exception:  # noqa: BLE001 - missing, damaged, or built for another numpy or CUDA
-        return ""
+    except Exception as error:  # missing, damaged, or built for another numpy or CUDA
+        raise ImportError(f"torch does not load: {error}") from error
     try:
         # torch maps only files in its zip format, and then needs no memory for their tensors.
         torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except (*TORN, RuntimeError, pickle.UnpicklingError, zipfile.BadZipFile) as error:
         text = (str(error).splitlines() or [""])[0] or type(error).__name__
         # "DefaultCPUAllocator: can't allocate memory", "Cannot allocate memory (12)"
-        full = isinstance(error, RuntimeError) and ("alloc" in text or "memory" in text)
-        return "" if full else f"{path.name}: does not load: {text}"
+        if isinstance(error, RuntimeError) and ("alloc" in text or "memory" in text):
+            raise MemoryError(text) from error
+        return f"{path.name}: does not load: {text}"
     return ""
 
 

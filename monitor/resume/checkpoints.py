@@ -44,14 +44,17 @@ ROOM = 1 << 20  # bytes that a state needs beside those of its snapshot: headers
 FAILED_COUNT = 2  # failures in a row without a new step, from which on only the disk is trusted
 
 
-def verify(state: Path, standstill_s: float, pause: Callable[[float], None]) -> VerifyResult:
+def verify(state: Path, standstill_s: float, pause: Callable[[float], None], log: Log = str) -> VerifyResult:
     """The result for `state`. `pause(seconds)` is called while there is none yet, and may raise.
 
-    standstill_s: without a byte read, a check has failed; one that reads may take as long as it needs.
+    standstill_s: without a byte read, a check has failed; one that reads may take as long as it needs. log: is told
+    when only its hashes could be checked, which needs no torch.
     """
     result = _checked(["verify", str(state), "--deep"], math.inf, standstill_s, pause)
-    # Where the deep check failed: hashes need no torch.
-    return _checked(["verify", str(state)], math.inf, standstill_s, pause) if result.error else result
+    if not result.error:
+        return result
+    log(f"{state.name}: only its hashes are checked: {result.error}")
+    return _checked(["verify", str(state)], math.inf, standstill_s, pause)
 
 
 def verify_lora(path: Path, standstill_s: float, left_s: float, pause: Callable[[float], None]) -> VerifyResult:
@@ -62,10 +65,10 @@ def verify_lora(path: Path, standstill_s: float, left_s: float, pause: Callable[
 def _checked(words: list[str], left_s: float, standstill_s: float, pause: Callable[[float], None]) -> VerifyResult:
     job = Subjob(python("guards.checkpoint", *words, "--json"), left_s, standstill_s=standstill_s)
     job.wait(pause)
-    answer = job.answer() if job.code in (0, 1) else None
+    answer = job.answer() if job.code in (0, 1, 3) else None
     if answer is None or not isinstance(answer.get("problems"), list):
         return VerifyResult(error=job.error or "the check gave no result")
-    return VerifyResult(tuple(answer["problems"]))
+    return VerifyResult(tuple(answer["problems"]), answer["error"])
 
 
 def states(folders: list[Path]) -> dict[Path, int]:
@@ -99,7 +102,7 @@ def choose(
     for point in sorted([*guarded, *snapshots], key=lambda point: -point.step):
         state = point.record or point.path
         assert state is not None
-        result = verify(state, verify_s, pause)
+        result = verify(state, verify_s, pause, log)
         reason = result.error or "; ".join(result.problems)
         if not reason:
             chosen = point

@@ -80,13 +80,19 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("broken", BROKEN)
-def test_where_torch_cannot_check_the_optimizer_the_hashes_count(tmp_path, monkeypatch, broken):
+def test_where_torch_cannot_check_the_optimizer_it_says_so_and_hashes_and_weights_are_checked(
+    tmp_path, monkeypatch, broken
+):
     state = make(tmp_path, 10, optimizer=b"PK")
     (tmp_path / "torch.py").write_text(BROKEN[broken])
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "torch", raising=False)
-    found = ["optimizer.bin: does not load: PytorchStreamReader failed"] if broken == "damage" else []
-    assert checkpoint.problems(state, deep=True) == found
+    result = checkpoint.verify(state, deep=True)
+    if broken == "damage":
+        assert result.problems == ("optimizer.bin: does not load: PytorchStreamReader failed",)
+    else:
+        assert not result.problems and "optimizer.bin: its content cannot be checked" in result.error
+    assert checkpoint.verify(state).usable
     os.truncate(state / "model.safetensors", 30)
     assert "truncated" in checkpoint.problems(state, deep=True)[0]
 

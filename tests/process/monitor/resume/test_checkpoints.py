@@ -65,7 +65,13 @@ def test_a_check_that_fails_falls_back_to_hashes_and_is_never_a_verdict(tmp_path
     """A broken torch in the monitor's environment, or no memory for the deep check, made every checkpoint "bad"."""
     path = saved_state(tmp_path, 10, "optimizer.bin")  # which the deep check loads with torch
     (tmp_path / "broken").mkdir()
-    (tmp_path / "broken" / "torch.py").write_text("import os; os._exit(9)")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "broken"))
-    point = checkpoints.choose([tmp_path], 60)
-    assert point.path == path and not point.bad
+    for broken, reason in (
+        ("import os; os._exit(9)", "exit status 9"),
+        ("1 / 0", "torch does not load: division by zero"),
+    ):
+        (tmp_path / "broken" / "torch.py").write_text(broken)
+        said = list[str]()
+        point = checkpoints.choose([tmp_path], 60, log=said.append)
+        assert point.path == path and not point.bad
+        assert len(said) == 1 and "only its hashes are checked" in said[0] and reason in said[0]
