@@ -127,7 +127,7 @@ class Attempt:
         # A record that is being replaced, or that a kill has torn, cannot be read: the last one of its rank counts.
         known = {beat.rank: beat for beat in (*self.beats, *heartbeat.read_all(self.heartbeats))}
         beats = self.beats = [known[rank] for rank in sorted(known)]
-        script_alive, living = self._script_alive(), self._living(beats)
+        script_alive, living = self.script_alive(), self._living(beats)
         self._orphaned |= bool(living) and not script_alive
         if beats and not living and script_alive:
             self._measure_activity(now.mono_s)
@@ -146,7 +146,7 @@ class Attempt:
             ended=not script_alive and not living,
         )
 
-    def _script_alive(self) -> bool:
+    def script_alive(self) -> bool:
         """Is the script's shell alive? Collects its exit code once it is not."""
         if self._popen is not None:
             return self._popen.poll() is None
@@ -204,10 +204,10 @@ class Attempt:
     def kill(self, grace_s: float, kill_wait_s: float) -> KillResult:
         """Kill whatever is left of the attempt; the ranks at once: they had their time to save, or hang."""
         result = kill(self.tree, grace_s, kill_wait_s, at_once=[b.pid for b in self.beats])
-        self._script_alive()
+        self.script_alive()
         return result
 
     def close(self) -> None:
         """Remove its private folder. Only once all its processes are gone."""
-        self._script_alive()
+        self.script_alive()
         platform.drop_private(self.heartbeats)

@@ -203,6 +203,7 @@ class Standby:
         self._tries = 0 if self.off else limits.tries_count  # starts that may fail in a row
         self._gate: BinaryIO = io.BytesIO()
         self._next_s = 0.0  # of the next look at it; no start before
+        self._waits = False  # it was ready at the last look
 
     @property
     def ready(self) -> bool:
@@ -223,7 +224,11 @@ class Standby:
         if view.now_s < self._next_s or not (attempt or may_begin):
             return
         self._next_s = view.now_s + LOOK_S
-        members, free, needed = self.pids(), machine.available_bytes(), limits.reserve_bytes // 2
+        waited, self._waits = self._waits, self.ready
+        # While it waits, its processes stay what they are; a scan of all processes would take milliseconds.
+        settled = attempt is not None and waited and attempt.script_alive()
+        members = set(attempt.tree.members) if attempt is not None and settled else self.pids()
+        free, needed = machine.available_bytes(), limits.reserve_bytes // 2
         if attempt is None:  # more than what it may not fall below later
             needed = limits.reserve_bytes + min(platform.private_bytes(*trains.tree.members), AT_MOST_BYTES)
         if free is not None and free < needed:
@@ -239,7 +244,8 @@ class Standby:
         if failed:  # tried again at the next look, a few times in a row
             self._tries -= 1
             self.drop(failed if self._tries else f"{failed} ({limits.tries_count} times)")
-        platform.kill_first(self.pids())  # short of memory, the kernel kills it and not the training
+        if not settled:  # short of memory, the kernel kills it and not the training
+            platform.kill_first(self.pids())
 
     def _begin(self, number: int, text: str, inherit: tuple[int, ...]) -> str:
         """Start it; "" or why it cannot be started."""

@@ -54,7 +54,7 @@ def test_a_rank_lives_while_a_process_of_its_number_and_start_is_there(make_loop
 def test_what_a_dead_script_or_dead_ranks_leave_is_noticed(make_loop, trained, monkeypatch):
     own, alive, looks = process_info(os.getpid()), [True], []
     made = trained(make_loop())
-    monkeypatch.setattr(made, "_script_alive", lambda: alive[0])
+    monkeypatch.setattr(made, "script_alive", lambda: alive[0])
     monkeypatch.setattr(made, "_measure_activity", lambda now_s: looks.append("activity"))
     monkeypatch.setattr(made.tree, "refresh", lambda: looks.append("tree"))
     assert made.poll(platform.now(), 0.0).ranks_gone and looks == ["activity"], "the script may still copy something"

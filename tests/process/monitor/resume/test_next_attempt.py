@@ -92,6 +92,26 @@ def test_it_is_dropped_where_it_would_train_something_else_and_when_memory_becom
     assert pids and not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids)
 
 
+def test_while_it_waits_the_machine_is_not_searched_for_its_processes_but_its_end_is_noticed(alone, monkeypatch):
+    standby, trains, text = alone
+    standby._begin(2, text, ())
+    view = SimpleNamespace(now_s=time.monotonic(), beats=[])
+
+    def look():
+        standby._next_s = 0.0
+        standby.tick(view, trains, (text, ""), ())
+        return standby.ready
+
+    wait_for(look, 60, "a standby")
+    look()
+    with monkeypatch.context() as patch:
+        patch.setattr(platform, "scan", Mock(side_effect=AssertionError))
+        assert look()
+    for pid in standby.pids():
+        os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: not look() and "ended by itself" in standby.off, 60, "the end of the standby")
+
+
 def test_a_standby_is_tried_again_after_a_while_and_at_once_after_a_restart(alone, monkeypatch):
     """Looks that can start nothing do not postpone the next start. After the third failure no more are started."""
     standby, trains, _ = alone
