@@ -154,7 +154,8 @@ def _install():
         left_alone = pure[label].split()
         names = [n for n, v in vars(base).items() if callable(v) and not n.startswith("_") and n not in left_alone]
         changed = {name: wrapped(f"{label}.{name}", getattr(base, name)) for name in names}
-        return type(base.__name__, (base,), {**changed, "__module__": base.__module__})
+        # Without slots of its own it would have a __weakref__, which socket.socket, made from it, brings itself.
+        return type(base.__name__, (base,), {**changed, "__module__": base.__module__, "__slots__": ()})
 
     def chaos_open(*args, **kwargs):
         error = check("open")
