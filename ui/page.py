@@ -168,6 +168,7 @@ def build(login: bool = False) -> gr.Blocks:
             draft_id,
             [draft_id, *new.outputs, *run.outputs, new.intro, tabs, *timers],
             js=new_lora.DRAFT,
+            show_progress_on=run.notice,  # see run_page.build
             **QUIET,
         ).then(None, [draft_id, new.images, *new.fields], new.fields, js=new_lora.RESTORE, **QUIET).then(
             None, None, None, js=run_page.OPENED, **QUIET

@@ -1,5 +1,5 @@
-// The charts of a run. The value is what ui/run/charts.py makes of its numbers, again and again while it trains: {run, share, all, data,
-// lines, marks, table}; {run: ""} where there is nothing. Every text is set with textContent.
+// The charts of a run. The value is what ui/run/charts.py makes of its numbers, again and again while it trains, as JSON: {run, share, all,
+// data, lines, marks, table}; {run: ""} where there is nothing. Every text is set with textContent.
 const charts = new Map(); // by the key of a quantity, such as the loss
 let run = "";
 let range = null; // null: everything
@@ -37,7 +37,7 @@ function readCursor(x) {
 }
 // One chart for each quantity; the GPUs of a quantity share it. A chart stays while its lines grow: so do the focus and a drag.
 function draw() {
-  const { all, data, lines = [], marks, share = 1, ...value } = props.value || {};
+  const { all, data, lines = [], marks, share = 1, ...value } = JSON.parse(props.value || "{}");
   section.hidden = !value.run;
   if (value.run !== run) range = null;
   run = value.run;

@@ -120,10 +120,12 @@ def build() -> RunPage:
     outputs = [selected, seen, *(parts[name] for name in PARTS), halt, go, total, copy]
 
     shown = [selected, seen, search]
-    again: dict[str, Any] = {"fn": refresh, "inputs": shown, "outputs": outputs, **QUIET}
+    # Gradio copies the values of every component that shows an event's progress, twice an event, even where it is hidden.
+    quiet = {**QUIET, "show_progress_on": notice}
+    again: dict[str, Any] = {"fn": refresh, "inputs": shown, "outputs": outputs, **quiet}
     timer.tick(queue=False, **again)
     search.input(trigger_mode="always_last", **again)
-    parts["list"].act(pick, search, [*outputs, notice, confirmed], **QUIET)
+    parts["list"].act(pick, search, [*outputs, notice, confirmed], **quiet)
     for name in ("actions", "queue"):
         parts[name].act(on_press, selected, notice, **QUIET).then(**again)
     halt.click(None, None, halt, js=STOPPING, **QUIET)
@@ -216,6 +218,8 @@ def render(selected: str, seen: str, search: str = "") -> list[Any]:
     for name, value in parts.items():
         text = value if isinstance(value, str) else str(value.get("revision", value))
         digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
+        if name == "charts":  # as text: Gradio copies what is inside an object again and again while a page is open
+            value = json.dumps(value)
         out.append(gr.skip() if known.get(name) == digest else value)
         known[name] = digest
     return [selected, json.dumps(known), *out]
