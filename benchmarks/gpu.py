@@ -354,7 +354,7 @@ for name in ("without", "as chosen", "each step"):
         if memory is not None:
             memory.wait()
             costs_ms = [round(1e3 * cost, 2) for cost in memory._costs]
-            out[name] |= {"off": memory.off, "failed": memory._failed, "valid": len(snapshots.headers(ring)), "costs_ms": costs_ms}
+            out[name] |= {"off": memory.off, "failed": memory._failed, "valid": len(checkpoint.guards(ring)), "costs_ms": costs_ms}
 print(json.dumps(out))
 """
 

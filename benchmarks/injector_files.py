@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from guards import checkpoint, snapshot_files, snapshots, state_saves
+from guards import checkpoint, snapshot_files, state_saves
 from guards.heartbeat import Heartbeat
 
 WEIGHTS = "model.safetensors"
@@ -155,7 +155,7 @@ def kill_in_save(_: Heartbeat) -> None:
 
 
 def _records() -> list[Path]:
-    found = list(snapshots.headers(Path(os.environ[snapshot_files.RING])))
+    found = list(checkpoint.guards(Path(os.environ[snapshot_files.RING])))
     if not found:
         raise AssertionError("this fault needs a snapshot, and there is none yet")
     return found

@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import math
 import os
 import re
 import shutil
@@ -100,6 +101,27 @@ def atomic_write(path: str | os.PathLike[str], data: bytes | str, sync: bool = T
     path = Path(path)
     with writing_file(path, sync, path.with_name(f".{path.name}.{os.getpid()}.tmp")) as temporary:
         temporary.write_bytes(data.encode("utf-8") if isinstance(data, str) else data)
+
+
+def append_text(path: str | os.PathLike[str], text: str) -> None:
+    """Append a line in a single write, on a line of its own even where the one before was cut off. Raises OSError."""
+    data = (text + "\n").encode("utf-8", "replace")  # a path that is not UTF-8 holds surrogates
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o644)
+    try:
+        if os.lseek(descriptor, 0, os.SEEK_END):
+            os.lseek(descriptor, -1, os.SEEK_END)
+            if os.read(descriptor, 1) != b"\n":
+                data = b"\n" + data
+        if os.write(descriptor, data) < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(path))
+    finally:
+        os.close(descriptor)
+
+
+def append_line(path: str | os.PathLike[str], record: Mapping[str, object]) -> None:
+    """Append one JSON line. NaN and infinity, which JSON lacks, become null. Raises OSError."""
+    clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
+    append_text(path, json.dumps(clean, ensure_ascii=False, allow_nan=False))
 
 
 def _digest(path: Path, kind: str) -> str:
@@ -278,7 +300,12 @@ def verify_lora(path: str | os.PathLike[str]) -> VerifyResult:
 
 
 def states(output_dir: str | os.PathLike[str], name: str | None = None) -> dict[Path, int]:
-    """State folders of a run (of LoRA `name`) with their guards' steps, newest first; without a readable guard -1, last.
+    """The state folders that `guards` finds with their steps, newest first; without a readable guard -1, last."""
+    return {path: guard["step"] if guard else -1 for path, guard in guards(output_dir, name).items()}
+
+
+def guards(output_dir: str | os.PathLike[str], name: str | None = None) -> dict[Path, dict[str, Any] | None]:
+    """State folders (of LoRA `name`) with the content of their guard files, newest first; None without a readable one, last.
 
     The trainer may rename or delete states meanwhile: one that vanishes is left out, one that cannot be read is listed.
     {} where there is no `output_dir`. OSError where it cannot be listed, because then {} would mean "no checkpoint".
@@ -287,7 +314,7 @@ def states(output_dir: str | os.PathLike[str], name: str | None = None) -> dict[
         names = os.listdir(output_dir)
     except FileNotFoundError:
         return {}
-    found = []
+    found = list[tuple[int, float, Path, dict[str, Any] | None]]()
     for entry in names:
         match = _STATE.match(entry)
         if not match or entry.startswith(".") or name not in (None, match["name"]):
@@ -298,12 +325,12 @@ def states(output_dir: str | os.PathLike[str], name: str | None = None) -> dict[
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError:
-            found.append((-1, 0.0, path))
+            found.append((-1, 0.0, path, None))
             continue
         if stat.S_ISDIR(status.st_mode):
             guard = guard_of(path)
-            found.append((guard["step"] if guard else -1, status.st_mtime, path))
-    return {path: step for step, _, path in sorted(found, key=lambda f: f[:2], reverse=True)}
+            found.append((guard["step"] if guard else -1, status.st_mtime, path, guard))
+    return {path: guard for _, _, path, guard in sorted(found, key=lambda f: f[:2], reverse=True)}
 
 
 def newest_valid(output_dir: str | os.PathLike[str], name: str | None = None, deep: bool = False) -> Path | None:

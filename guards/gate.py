@@ -1,9 +1,9 @@
 """The gate: a training process that the monitor starts early (a standby attempt) waits here until it is needed.
 
 It has imported everything and touched nothing: no GPU, no file of the run, no network, no heartbeat. It waits in one
-blocking read of a pipe, which costs no processor time. The monitor writes one line: the state to resume from, more
-variables, the log. The end of the pipe says that the monitor has dropped it or is dead, however it died: then the
-process ends quietly.
+blocking read of a pipe, which costs no processor time. The monitor writes one line of JSON: "resume", the state to resume
+from; "environment", more variables; "log". The end of the pipe says that the monitor has dropped it or is dead, however
+it died: then the process ends quietly.
 
     HANGPROOF_GATE           the descriptor of the pipe; unset: nobody waits
     HANGPROOF_GATE_STAND_IN  what the script has in the place of the state, which is not known before
@@ -60,8 +60,3 @@ def wait(arguments: list[str]) -> list[str]:
             os.dup2(log.fileno(), stream)
     (folder / PASSED).touch(mode=0o600)
     return [word.replace(stand_in, found["resume"]) for word in arguments]
-
-
-def message(resume: str, environment: dict[str, str], log: str) -> bytes:
-    """The line that opens the gate. At most PIPE_BUF bytes are written at once: it comes completely or not at all."""
-    return json.dumps({"resume": resume, "environment": environment, "log": log}).encode() + b"\n"

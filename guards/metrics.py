@@ -11,9 +11,6 @@ next one.
 from __future__ import annotations
 
 import contextlib
-import errno
-import json
-import math
 import os
 import sys
 import time
@@ -21,31 +18,12 @@ from collections.abc import Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 
+from guards.checkpoint import append_line
+
 
 def utc_now() -> str:
     """The current UTC time for people: ISO 8601 with milliseconds."""
     return datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def append_text(path: str | os.PathLike[str], text: str) -> None:
-    """Append a line in a single write, on a line of its own even where the one before was cut off. Raises OSError."""
-    data = (text + "\n").encode("utf-8", "replace")  # a path that is not UTF-8 holds surrogates
-    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o644)
-    try:
-        if os.lseek(descriptor, 0, os.SEEK_END):
-            os.lseek(descriptor, -1, os.SEEK_END)
-            if os.read(descriptor, 1) != b"\n":
-                data = b"\n" + data
-        if os.write(descriptor, data) < len(data):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(path))
-    finally:
-        os.close(descriptor)
-
-
-def append_line(path: str | os.PathLike[str], record: Mapping[str, object]) -> None:
-    """Append one JSON line. NaN and infinity, which JSON lacks, become null. Raises OSError."""
-    clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
-    append_text(path, json.dumps(clean, ensure_ascii=False, allow_nan=False))
 
 
 def say(message: str) -> None:

@@ -38,7 +38,7 @@ TENSORS, FILES = "tensors.safetensors", "files.pickle"
 _ALIGN = 64
 _FLOATS = {"float64": "F64", "float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 """What the search for NaN has to know by safetensors' names. Other types have torch's names."""
-_TYPES = {name: kind for kind, name in _FLOATS.items()}
+_TYPES = dict(zip(_FLOATS.values(), _FLOATS, strict=True))
 _DAMAGE = (pickle.UnpicklingError, EOFError, AttributeError, ImportError, IndexError, TypeError, ValueError)
 
 

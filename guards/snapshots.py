@@ -40,7 +40,7 @@ from pathlib import Path
 from typing import Any
 
 from guards import checkpoint, limits, machine, snapshot_files
-from guards.reading import boot_id, read_text
+from guards.reading import boot_id
 from guards.snapshot_files import RESUMED, RING, File, Layout, Plan, SnapshotError
 
 SPEC = "HANGPROOF_SNAPSHOTS_SPEC"
@@ -102,7 +102,8 @@ class Snapshots:
         self.run = run
         self.identity = {"run": run, "spec": spec, "boot": boot_id()}
         self._attempt = attempt
-        known = [_Slot(path, guard["step"]) for path, guard in headers(folder).items()] if folder else []
+        found = checkpoint.guards(folder) if folder else {}
+        known = [_Slot(path, guard["step"]) for path, guard in found.items() if guard is not None]
         self._slots = [*known, *(_Slot() for _ in range(KEPT))][:KEPT]
         self._resumed = True  # perhaps from one of them
         self._durations: deque[float] = deque(maxlen=21)  # seconds of steps
@@ -330,23 +331,3 @@ class Snapshots:
             shutil.rmtree(slot.folder, ignore_errors=True)
         shutil.rmtree(self._next, ignore_errors=True)
         slot.folder, slot.step, slot.layout, slot.mapped, slot.tensors = None, -1, None, None, []
-
-
-def headers(folder: Path) -> dict[Path, dict[str, Any]]:
-    """The guard files of the complete snapshots in a folder, newest first. What they guard is not checked."""
-    guards = {path: checkpoint.guard_of(path) for path in checkpoint.states(folder)}
-    return {path: guard for path, guard in guards.items() if guard is not None and "run" in guard}
-
-
-def bytes_of(guard: dict[str, Any]) -> int:
-    """The memory that a snapshot takes."""
-    return sum(entry["size"] for entry in guard["files"].values())
-
-
-def status(folder: Path) -> dict[str, Any]:
-    """For people: {"step", "bytes", "every", "off"} of a folder of snapshots; `step` None before the first one."""
-    off = read_text(folder / OFF)
-    newest = next(iter(headers(folder).values()), None)
-    if newest is None or off:
-        return {"step": None, "bytes": 0, "every": 0, "off": off}
-    return {"step": newest["step"], "bytes": bytes_of(newest), "every": newest["every"], "off": ""}

@@ -18,12 +18,13 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from guards.checkpoint import atomic_write
-from guards.metrics import append_line, utc_now
+from guards.checkpoint import append_line, atomic_write
+from guards.metrics import utc_now
 from guards.reading import boot_id, read_json
 
 KINDS = {"sample": "sample images", "save": "a checkpoint", "state": "a checkpoint"}
 """What each kind asks for, in the words of messages. The order is that in which several are done."""
+FILES = {"sample": "sample.request", "save": "save.request", "state": "state.request"}
 EVENTS = "events.jsonl"  # as in monitor/run_folder.py
 EVENT = "request"  # the kind of its lines
 POLL_S = 0.2  # least time between two looks: at most three calls of stat in that time
@@ -31,10 +32,8 @@ TRIES = 2  # a request that the training died at so often is refused
 
 
 def path_of(folder: str | os.PathLike[str], kind: str) -> Path:
-    """The file of a request. KeyError for a kind that is not in KINDS."""
-    if kind not in KINDS:
-        raise KeyError(kind)
-    return Path(folder) / f"{kind}.request"
+    """The file of a request. KeyError for an unknown kind."""
+    return Path(folder) / FILES[kind]
 
 
 def ask(folder: str | os.PathLike[str], kind: str) -> str:

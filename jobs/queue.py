@@ -240,4 +240,4 @@ def next_can_start() -> bool:
 
 def ensure_worker() -> bool:
     """Start the queue's process where a run can start and none works; whether one was started. Never raises."""
-    return next_can_start() and not is_held(outputs() / WORKER_LOCK) and wake_queue()
+    return next_can_start() and not is_held(outputs() / WORKER_LOCK) and wake_queue(outputs())

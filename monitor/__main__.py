@@ -117,7 +117,7 @@ def _command(words: list[str]) -> int:
 def _child(words: list[str]) -> int:
     """The monitor. `words`: the keeper's pid, options, the folder.
 
-    Options: --beat=DESCRIPTOR to beat into, --restarted, --received=SIGNAL for each so far.
+    Options: --outputs=FOLDER of all runs, --beat=DESCRIPTOR to beat into, --restarted, --received=SIGNAL for each so far.
     """
     import traceback
     from pathlib import Path
@@ -141,7 +141,9 @@ def _child(words: list[str]) -> int:
         from monitor.supervisor import supervise
 
         received = [int(word.partition("=")[2]) for word in options if word.startswith("--received=")]
-        return supervise(Path(folder), echo, int(parent_pid), "--restarted" in known, received)
+        return supervise(
+            Path(folder), Path(known["--outputs"]), echo, int(parent_pid), "--restarted" in known, received
+        )
     except MonitorError as error:
         print(f"monitor: {error}", file=sys.stderr)
         # An earlier start did succeed: the keeper tries again, unless somebody has started another monitor meanwhile.
@@ -158,17 +160,19 @@ def _child(words: list[str]) -> int:
 
 def become(folder: str) -> int:
     """Replace this process with the keeper of `folder`; on Windows, be it: its exit code. Raises OSError."""
-    from guards.limits import LimitError
     from monitor import config
     from monitor.process.spawned import MARKS
+    from monitor.run_folder import notify_file
+    from runs.paths import outputs_dir
 
     for name in MARKS:  # a shell may export them: no process but the training's may look like the training
         os.environ.pop(name, None)
+    os.environ["HANGPROOF_NOTIFY"] = str(notify_file())
     try:
         silent_s = max(config.load().watch.silent_s, CONFIRM_S)
-    except (config.ConfigError, LimitError):
+    except config.ConfigError:
         silent_s = HEALTHY_S  # the monitor says what is wrong with the limits, and ends
-    words = [f"{silent_s:g}", folder]
+    words = [f"{silent_s:g}", str(outputs_dir()), folder]
     if sys.platform == "win32":
         return keep(words)
     sys.stdout.flush()
@@ -179,9 +183,9 @@ def become(folder: str) -> int:
 def keep(words: list[str]) -> int:
     """Run the monitor until it ends by itself; its exit code. 1 after TRIES_COUNT kills or failures in a row.
 
-    words: the seconds after which a monitor is silent, the run's folder.
+    words: the seconds after which a monitor is silent, the folder of all runs, the run's folder.
     """
-    base_s, folder = float(words[0]), words[1]
+    base_s, outputs, folder = float(words[0]), words[1], words[2]
     run = os.path.basename(folder)
     received: list[int] = []
     child: list[subprocess.Popen[bytes]] = []
@@ -206,7 +210,7 @@ def keep(words: list[str]) -> int:
         beats = -1
         try:
             known = len(received)  # a signal may come while no monitor listens
-            words = ["--restarted"] * (failures + silences > 0)
+            words = [f"--outputs={outputs}", *["--restarted"] * (failures + silences > 0)]
             process, beats = _start(folder, [*words, *(f"--received={number}" for number in received[:known])])
             child[:] = [process]
             for number in received[known:]:

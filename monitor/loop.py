@@ -66,7 +66,7 @@ class Loop(Run):
             folder.on_event = self.notifier.event
         self.slowdown = Slowdown(self)
         self.status = StatusWriter(self, parent_pid)
-        self.learned = {} if folder.foreign else load_learned(folder.spec)
+        self.learned = {} if folder.foreign else load_learned(folder.folder, folder.spec)
         shown = Ledger.of(read_json(folder.own / STATUS))  # of each second; monitor.json is saved when much changes
         self.state.ledger = max(self.state.ledger, shown, key=lambda one: one.wall_s)
         self.state.ledger.price_per_hour = amount(folder.spec.get("price_per_hour"))
@@ -337,8 +337,10 @@ class Loop(Run):
                     state.snapshots = ""
                 if final:
                     state.current, state.failing, state.shutdown = None, False, None
-                    for kind in step_requests.waiting(self.folder.folder) if self.leads else ():
-                        step_requests.refuse(self.folder.folder, kind, state.best_step, f"the run is {self.at.state}")
+                    for kind, name in step_requests.FILES.items() if self.leads else ():
+                        if (self.folder.folder / name).exists():
+                            reason = f"the run is {self.at.state}"
+                            step_requests.refuse(self.folder.folder, kind, state.best_step, reason)
                 self.notifier.poll(last_message_s)
                 while not (state.save(self.folder) and self.write_status(force=True)) and time.monotonic() < until_s:
                     time.sleep(ERROR_PAUSE_S)
@@ -347,8 +349,8 @@ class Loop(Run):
                 self.folder.event("ledger", line)
                 print_line(f"{self.folder.name}: {line}", sys.stdout)
                 self.notifier.poll(last_message_s)
-                ended = self.leads and self.at.state is not State.PREEMPTED
-                if ended and (kept := drop_copied(self.folder.folder)):
+                local = state.save_dir and self.leads and self.at.state is not State.PREEMPTED
+                if local and (kept := drop_copied(self.folder.folder)):
                     self.folder.log(kept)
         except Exception:  # noqa: BLE001 - the end of the process
             self.folder.log(f"error while closing\n{traceback.format_exc()}")

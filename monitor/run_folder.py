@@ -21,8 +21,7 @@ from typing import Any, TextIO
 import tomllib
 
 import runs
-from guards.checkpoint import atomic_write
-from guards.metrics import append_text
+from guards.checkpoint import append_text, atomic_write
 from guards.reading import read_json as read_json
 from monitor.process import platform, spawned
 from monitor.process.spawned import helper, python
@@ -76,10 +75,13 @@ def notify_file() -> Path:
     return Path(given).expanduser() if given else config_dir() / "notify.toml"
 
 
-def wake_queue() -> bool:
-    """Start the queue's process where runs wait; whether it was. It ends at once where another works. Never raises."""
+def wake_queue(outputs: Path) -> bool:
+    """Start the queue's process where runs wait in the folder of all runs; whether it was. Never raises.
+
+    It ends at once where another works.
+    """
     try:
-        if not (read_json(outputs_dir() / QUEUE) or {}).get("entries"):
+        if not (read_json(outputs / QUEUE) or {}).get("entries"):
             return False
         helper(python("jobs", "queue", "work"), subprocess.DEVNULL)
         return True

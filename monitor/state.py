@@ -36,10 +36,9 @@ from monitor.process import platform
 from monitor.process.platform import LOCK, is_held
 from monitor.run_folder import JOB, STATE, STATUS, MonitorError, RunFolder, read_json
 from runs.files import checksum
-from runs.paths import outputs_dir
 
 VERSION = 2
-LEARNED = ".learned.json"  # in outputs/: durations that completed runs recorded
+LEARNED = ".learned.json"  # beside the runs: durations that completed runs recorded
 STALE_S = 30.0  # status.json is written once a second
 
 
@@ -365,13 +364,12 @@ def learned_key(spec: dict[str, Any]) -> str:
     return "|".join([*parts, gpu.model() or "cpu"])
 
 
-def load_learned(spec: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """Durations that earlier runs of this kind recorded in this data root; {} for the first."""
-    return (read_json(outputs_dir() / LEARNED) or {}).get(learned_key(spec), {})
+def load_learned(folder: Path, spec: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """Durations that earlier runs of this kind recorded beside the run in `folder`; {} for the first."""
+    return (read_json(folder.parent / LEARNED) or {}).get(learned_key(spec), {})
 
 
-def store_learned(spec: dict[str, Any], durations: dict[str, dict[str, float]]) -> None:
+def store_learned(folder: RunFolder, durations: dict[str, dict[str, float]]) -> None:
     """Keep durations for the next run of this kind. OSError when they cannot be written."""
-    path = outputs_dir() / LEARNED
-    path.parent.mkdir(parents=True, exist_ok=True)
-    atomic_write(path, json.dumps({**(read_json(path) or {}), learned_key(spec): durations}, indent=1))
+    path = folder.folder.parent / LEARNED
+    atomic_write(path, json.dumps({**(read_json(path) or {}), learned_key(folder.spec): durations}, indent=1))

@@ -21,8 +21,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from guards.checkpoint import append_line
 from guards.heartbeat import Beat
-from guards.metrics import append_line
 from monitor import gpu
 from monitor.attempt import Attempt
 from monitor.detect.probe import Missing, Sample, growths, take

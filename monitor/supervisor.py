@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from guards import limits
 from monitor import config, recovery, start
 from monitor.attempt import Attempt
 from monitor.detect.probe import Probe
@@ -48,15 +47,17 @@ from monitor.state import (
     store_learned,
 )
 from monitor.store import LeaseState, StoreAgent
-from runs.staging import identity
 
 NO_STEP_SAVE_S = 2.0  # a stop before the first step: there is nothing to save
 
 
-def supervise(folder: Path, echo: bool, parent_pid: int | None, restarted: bool, received: Sequence[int]) -> int:
+def supervise(
+    folder: Path, outputs: Path, echo: bool, parent_pid: int | None, restarted: bool, received: Sequence[int]
+) -> int:
     """Watch the run in `folder` until its end; the exit code of `monitor run`.
 
     Args:
+        outputs: the folder of all runs, with the queue that goes on afterwards.
         echo: show the log on standard error.
         parent_pid: the process that restarts this one when it is killed; `restarted`: it just did.
         received: signals that the parent received before this process could.
@@ -85,11 +86,11 @@ def supervise(folder: Path, echo: bool, parent_pid: int | None, restarted: bool,
         loop = Loop(run_folder, turn, parent_pid, received)
         loop.state.keeper = keeper
         return loop.run_until_final()
-    except (config.ConfigError, limits.LimitError) as error:
+    except config.ConfigError as error:
         raise MonitorError(str(error)) from error
     finally:
         lock.release()
-        wake_queue()
+        wake_queue(outputs)
 
 
 def turn(loop: Loop) -> Transition:
@@ -233,9 +234,6 @@ def opening(loop: Loop) -> Transition:
     state.failing, state.shutdown, state.reason = False, None, None
     state.spec_hash = state.spec_hash or spec_hash(loop.folder.folder)
     state.started_at = state.started_at or platform.now().utc
-    if loop.leads and not loop.folder.foreign:
-        with contextlib.suppress(OSError):  # made while the disk can be written, for the mitigation `save_local`
-            identity(loop.folder.folder)
     return Transition(State.QUEUED, "waiting for a free GPU" if loop.queue.devices else "preparing the start")
 
 
@@ -461,7 +459,7 @@ def completed(loop: Loop, note: str = "") -> Transition:
     lora = loop.folder.lora
     if not loop.folder.foreign:
         try:
-            store_learned(loop.folder.spec, loop.watch.learned())
+            store_learned(loop.folder, loop.watch.learned())
         except OSError as error:
             loop.folder.log(f"learned durations are not kept: {error}")
     made = (f"; LoRA: {lora.name}" if lora else "") + (f"; {note}" if note else "")

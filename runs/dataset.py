@@ -141,7 +141,7 @@ def _plain(text: str) -> str:
     from slugify import slugify
 
     stem = slugify(text, lowercase=False, regex_pattern=r"[^-a-zA-Z0-9_]+", max_length=80).strip("-_")
-    return f"image-{stem}" if stem.upper() in RESERVED_NAMES else stem
+    return f"image-{stem}" if RESERVED_NAMES.fullmatch(stem) else stem
 
 
 def folder_names(images: Iterable[tuple[str, int]]) -> list[str]:

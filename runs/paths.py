@@ -18,7 +18,7 @@ __all__ = ["ROOT", "data_root"]
 
 MAX_SLUG = 80
 SWEEPS = ".sweeps"  # in outputs/
-RESERVED_NAMES = {"CON", "PRN", "AUX", "NUL", *(f"{port}{n}" for port in ("COM", "LPT") for n in range(10))}
+RESERVED_NAMES = re.compile(r"CON|PRN|AUX|NUL|(COM|LPT)[0-9]", re.I)
 
 
 def outputs_dir() -> Path:
@@ -116,7 +116,7 @@ def slug(name: str) -> str:
     text = slugify(name, lowercase=False, regex_pattern=r"[^-a-zA-Z0-9_]+", max_length=MAX_SLUG).strip("-")
     if not re.search(r"[a-zA-Z0-9]", text):
         raise RunError("Use at least one letter or digit")
-    if text.upper() in RESERVED_NAMES:
+    if RESERVED_NAMES.fullmatch(text):
         raise RunError(f"Windows reserves the name {text}; choose another name")
     return text
 

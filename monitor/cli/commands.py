@@ -42,6 +42,7 @@ from monitor.run_folder import (
 from monitor.state import FINAL, WATCHED, AttemptRecord, RunState, State, is_abandoned, nothing_left, read_status
 from runs.growing import json_objects
 from runs.manage import size_text
+from runs.paths import outputs_dir
 
 START_S = 20.0
 APART_S = 2.0  # between the two samples of `diagnose`
@@ -303,7 +304,7 @@ def resume_all(args: argparse.Namespace) -> Answer:
             print(f"monitor: {error}", file=sys.stderr)
     if not started and not failed:
         print("no interrupted run")
-    if wake_queue():
+    if wake_queue(outputs_dir()):
         print("the queue goes on")
     return 1 if failed else 0, started
 

@@ -29,6 +29,7 @@ from typing import Any
 
 from guards import checkpoint, snapshot_files, snapshots
 from guards.checkpoint import VerifyResult
+from guards.reading import read_text
 from monitor.process import platform
 from monitor.process.platform import LOCK, is_held
 from monitor.process.spawned import Subjob, python
@@ -217,9 +218,9 @@ def usable_snapshots(
     before_step, after_step: only snapshots of steps between these. room: its state will be made beside it.
     """
     found = list[ResumePoint]()
-    for path, guard in snapshots.headers(Path(folder)).items() if folder else ():
+    for path, guard in checkpoint.guards(folder).items() if folder else ():
         reason = ""
-        if guard["step"] <= after_step:
+        if guard is None or "run" not in guard or guard["step"] <= after_step:
             continue
         if guard["run"] != str(run):
             reason = f"it belongs to {guard['run']}"
@@ -229,7 +230,7 @@ def usable_snapshots(
             reason = "it was written before the machine was started"
         elif guard["step"] >= before_step:
             reason = "the failure may have damaged the memory that it holds"
-        elif room and shutil.disk_usage(folder).free < snapshots.bytes_of(guard) + ROOM:
+        elif room and shutil.disk_usage(folder).free < _bytes_of(guard) + ROOM:
             reason = f"{memory()} is full, and the state that is made from it has no room there"
         if reason:
             log(f"the snapshot of step {guard['step']} is not used: {reason}")
@@ -239,11 +240,23 @@ def usable_snapshots(
     return found
 
 
-def memory_summary(folder: str, off: str) -> dict[str, Any] | None:
-    """For status.json: {"step", "bytes", "every", "off"}; None without snapshots. off: why there is no folder."""
-    if not folder:
-        return {"step": None, "bytes": 0, "every": 0, "off": off} if off else None
-    return snapshots.status(Path(folder))
+def _bytes_of(guard: dict[str, Any]) -> int:
+    """The memory that a snapshot takes."""
+    return sum(entry["size"] for entry in guard["files"].values())
+
+
+def memory_summary(folder: str, off: str = "") -> dict[str, Any] | None:
+    """For status.json: {"step", "bytes", "every", "off"}, `step` None before the first one; None without snapshots.
+
+    off: why there is no folder.
+    """
+    if not folder and not off:
+        return None
+    off = read_text(Path(folder) / snapshots.OFF) if folder else off
+    newest = None if off else next(iter(checkpoint.guards(folder).values()), None)
+    if newest is None:
+        return {"step": None, "bytes": 0, "every": 0, "off": off}
+    return {"step": newest["step"], "bytes": _bytes_of(newest), "every": newest["every"], "off": ""}
 
 
 def clear_memory(folder: str) -> None:

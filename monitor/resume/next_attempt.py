@@ -193,6 +193,11 @@ def never(folder: RunFolder, limits: config.Section) -> str:
     return next((reason for reason, applies in reasons.items() if applies), "")
 
 
+def message(resume: str, environment: dict[str, str], log: str) -> bytes:
+    """The line that opens the gate. At most PIPE_BUF bytes are written at once: it comes completely or not at all."""
+    return json.dumps({"resume": resume, "environment": environment, "log": log}).encode() + b"\n"
+
+
 class Standby:
     """The standby attempt of one run. `off`: why there is none."""
 
@@ -289,7 +294,7 @@ class Standby:
                 attempt.announce(script, resume, before=read_text(attempt.heartbeats / OUTPUT))
                 platform.kill_first(attempt.tree.members, False)
                 environment, log = {**more, "HANGPROOF_RESUME": str(resume)}, self.folder.folder / TRAINING_LOG
-                self._gate.write(gate.message(str(resume), environment, str(log)))
+                self._gate.write(message(str(resume), environment, str(log)))
                 while not passed.exists() and time.monotonic() < until_s:
                     platform.sleep(0.02)
             if passed.exists():
@@ -344,7 +349,7 @@ def respond(folder: Path, request: dict[str, Any]) -> dict[str, Any]:
         runs.RunError, presets.PresetError: the spec or a mitigation is wrong.
     """
     import runs
-    from runs import mitigate
+    from runs import mitigate, staging
     from runs.pin import write_inputs
     from runs.scripts import rendered
 
@@ -383,6 +388,8 @@ def respond(folder: Path, request: dict[str, Any]) -> dict[str, Any]:
     if spec_edited(folder):
         how = f"stop the run, write it again with `python -m runs render {folder.name}`, and start it"
         notes.append(f"run.toml was edited; every attempt still runs job.json. To change what is trained, {how}")
+    with contextlib.suppress(OSError):  # made while the disk can be written, for the mitigation `save_local`
+        staging.identity(folder)
     edited = write_inputs(folder, job)
     if edited and not list(folder.glob("train.attempt-*")):  # later ones write them with their changes
         notes.append(f"{' and '.join(edited)} said something else; written again, as job.json has it")

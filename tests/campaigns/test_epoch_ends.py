@@ -29,7 +29,7 @@ import tiny_sd_scripts
 import trainer_helpers
 from seeds import seed
 
-from guards import checkpoint, snapshot_files, snapshots
+from guards import checkpoint, snapshot_files
 from sd_scripts_patches import trainer_state
 from trainer import tiny_flux
 
@@ -139,7 +139,7 @@ def ended_at(run: Run, out: Path, points: list[tuple[int, str, int]], steps: int
             saves = {"step": {"save_every_n_steps": str(step)}, "epoch": {"save_every_n_epochs": str(epoch)}}
             train(run, out, f"{kind} {step}", {**flags, **resume, **saves.get(kind, {})}, **variables)
             if kind == "snapshot":
-                path, guard = next(iter(snapshots.headers(memory).items()))
+                path, guard = next(iter(checkpoint.guards(memory).items()))
                 state, found = memory / snapshot_files.RESUMED / path.name, guard["step"]
             else:
                 state = checkpoint.newest_valid(out / "made")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from guards import snapshot_files, snapshots
+from guards import checkpoint, snapshot_files
 from guards.snapshot_files import File
 from guards.snapshots import Snapshots
 
@@ -36,7 +36,7 @@ def take(snapshots_, step, files):
 
 
 def newest(ring):
-    return next(iter(snapshots.headers(ring)))
+    return next(iter(checkpoint.guards(ring)))
 
 
 def restored(ring):

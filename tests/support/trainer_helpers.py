@@ -87,14 +87,14 @@ def fork(argv: list[str], fault: str = "", **extra: str) -> subprocess.Completed
 
 def attempt_of(work: dict, name: str, number: int, ring: Path | None, resume: Path | None, env: dict, **changed):
     """One attempt, as the monitor starts it: from the newest snapshot in `ring`, where there is one, else from `resume`."""
-    from guards import snapshot_files, snapshots
+    from guards import checkpoint, snapshot_files
 
     output = work["folder"] / name
     output.mkdir(exist_ok=True)
     more = {"HANGPROOF_HEARTBEAT": str(work["folder"] / f"beats-{name}"), "HANGPROOF_RUN": str(output)}
     if ring:
         more[snapshot_files.RING] = str(ring)
-        if found := next(iter(snapshots.headers(ring)), None):
+        if found := next(iter(checkpoint.guards(ring)), None):
             resume = ring / snapshot_files.RESUMED / found.name
     argv = flags(work["model"], work["config"], output, resume=resume, **changed)
     return fork(argv, **more, **env, HANGPROOF_ATTEMPT=str(number))

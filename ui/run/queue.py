@@ -90,7 +90,7 @@ def _left_s(shown: view.View) -> float | None:
 def _estimate(shown: view.View) -> float | None:
     from runs.dataset import counts
 
-    durations = load_learned(shown.spec)
+    durations = load_learned(shown.folder, shown.spec)
     step_s = durations.get("step", {}).get("median")
     try:
         planned = runs.planned_steps(runs.load(shown.folder), counts(runs.datasets_dir() / shown.folder.name))

@@ -15,6 +15,7 @@ from monitor_helpers import wait_for
 from benchmarks import toy_loop
 from guards import gate
 from guards.heartbeat import Heartbeat
+from monitor.resume.next_attempt import message
 
 LIMIT_S = 120
 
@@ -66,7 +67,7 @@ def test_it_resumes_from_the_state_in_the_message_with_the_variables_and_the_log
     state = waiting.output / "toy-step00000003-state"
     wait_for(waiting.ready.exists, LIMIT_S)
     waiting.log.write_text("before\n")
-    os.write(waiting.writer, gate.message(str(state), {"TOY_FAULTS": "", "TOY_LATE": "1"}, str(waiting.log)))
+    os.write(waiting.writer, message(str(state), {"TOY_FAULTS": "", "TOY_LATE": "1"}, str(waiting.log)))
     assert waiting.process.wait(LIMIT_S) == 0, waiting.log.read_text()
     assert (waiting.private / gate.PASSED).exists()
     assert (waiting.output / "toy.safetensors").read_bytes() == toy_loop.expected(6)

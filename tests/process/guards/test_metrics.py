@@ -6,7 +6,8 @@ import os
 import sys
 import time
 
-from guards.metrics import Metrics, append_line
+from guards.checkpoint import append_line
+from guards.metrics import Metrics
 
 
 def test_a_line_that_a_kill_cut_off_does_not_swallow_the_next(tmp_path):

@@ -12,15 +12,16 @@ import torch
 from monitor_helpers import wait_for
 from snapshot_helpers import raw, restored, take, writer
 
-from guards import machine, snapshot_files, snapshots
+from guards import checkpoint, machine, snapshot_files, snapshots
 from guards.snapshot_files import File
 from guards.snapshots import Snapshots
+from monitor.resume.checkpoints import memory_summary
 
 pytestmark = pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="no /dev/shm")
 
 
 def steps(ring):
-    return [guard["step"] for guard in snapshots.headers(ring).values()]
+    return [guard["step"] for guard in checkpoint.guards(ring).values()]
 
 
 def test_a_snapshot_keeps_the_values_of_its_step(ring):
@@ -59,10 +60,10 @@ def test_the_two_newest_are_kept_and_an_attempt_that_resumes_earlier_forgets_the
     for step in (1, 2, 7, 8):
         take(ours, step, raw(b"%d" % step))
     assert steps(ring) == [8, 7]
-    found = snapshots.status(ring)
+    found = memory_summary(str(ring))
     assert (found["step"], found["off"]) == (8, "") and found["bytes"] > 0 and found["every"] >= 1
     take(writer(ring, attempt=2), 5, raw(b"again"))
-    assert [(guard["step"], guard["attempt"]) for guard in snapshots.headers(ring).values()] == [(5, 2)]
+    assert [(guard["step"], guard["attempt"]) for guard in checkpoint.guards(ring).values()] == [(5, 2)]
     assert len(list(ring.iterdir())) == 1
     folder = restored(ring)
     assert folder.is_dir()
@@ -82,7 +83,7 @@ def test_what_cannot_be_held_turns_it_off_and_gives_the_memory_back(ring, capfd,
         take(ours, 2, [File("a.pt", "torch", {"a": lambda: 0})])
     assert reason in ours.off and not ours.active and not ours.due()
     assert list(ring.iterdir()) == [ring / snapshots.OFF]
-    assert snapshots.status(ring)["off"] == ours.off and ours.off in capfd.readouterr().out
+    assert memory_summary(str(ring))["off"] == ours.off and ours.off in capfd.readouterr().out
 
 
 @pytest.mark.parametrize("short_of", ["memory", "/dev/shm", None])
@@ -121,7 +122,7 @@ def test_the_frequency_follows_from_the_cost(ring, monkeypatch):
 def test_several_processes_have_no_snapshots(ring):
     for rank in ("0", "1"):
         assert not Snapshots.from_env({snapshot_files.RING: str(ring), "RANK": rank, "WORLD_SIZE": "2"}).active
-        assert "several processes" in snapshots.status(ring)["off"]
+        assert "several processes" in memory_summary(str(ring))["off"]
     for env in ({}, {snapshot_files.RING: str(ring / "gone")}):
         assert not Snapshots.from_env(env).active
 
@@ -148,9 +149,9 @@ def test_a_kill_at_any_moment_leaves_a_snapshot_that_is_right(ring):
     """SIGKILL in mid-snapshot, all that the process does. Each folder with a guard file holds values of one step."""
     with children.start(KILLED, ring) as process:
         process.stdout.readline()
-        wait_for(lambda: (snapshots.status(ring)["step"] or 0) >= 3, 60, "three snapshots")
+        wait_for(lambda: (memory_summary(str(ring))["step"] or 0) >= 3, 60, "three snapshots")
         process.send_signal(signal.SIGKILL)
-    found = snapshots.headers(ring)
+    found = checkpoint.guards(ring)
     assert found, "one of the two is always complete"
     for path, guard in found.items():
         (file,) = snapshot_files.read(path)

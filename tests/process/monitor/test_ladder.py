@@ -56,7 +56,7 @@ def test_a_certain_cause_is_changed_at_the_first_restart_and_the_spec_stays_the_
     learned = json.loads((folder.parent / ".learned.json").read_text())  # for the next run of this kind
     assert "tiny-flux" in (key := state.learned_key(RunFolder(folder).spec)) and list(learned) == [key]
     assert learned[key]["step"]["n"] >= 30 and 0.01 < learned[key]["step"]["median"] < 1
-    assert state.load_learned({"model": "another"}) == {}
+    assert state.load_learned(folder, {"model": "another"}) == {}
 
 
 def test_a_training_that_nobody_watches_is_listed_and_can_be_stopped(tmp_path):

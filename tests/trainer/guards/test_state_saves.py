@@ -11,7 +11,7 @@ from monitor_helpers import wait_for
 from snapshot_helpers import raw
 from trainer_helpers import attempt_of, good, metrics, sha
 
-from guards import checkpoint, reading, snapshots, state_saves
+from guards import checkpoint, reading, state_saves
 from guards.heartbeat import Heartbeat, read
 from guards.snapshots import Snapshots
 from guards.state_saves import StateSaves
@@ -120,7 +120,7 @@ def test_kills_in_the_middle_of_a_save_leave_a_state_or_a_snapshot(work, ring):
     for number in (1, 2):
         done = train(work, output.name, f"0.01 kill@{number + 1}", ring, number, **settings)
         assert done.returncode == -9, done.stderr[-2000:]
-        assert snapshots.headers(ring) or checkpoint.newest_valid(output)
+        assert checkpoint.guards(ring) or checkpoint.newest_valid(output)
         for state in checkpoint.states(output):
             assert checkpoint.problems(state, deep=True) == []
     good(train(work, output.name, ring=ring, number=3, **settings))

@@ -181,7 +181,7 @@ def test_the_loop_turns_to_the_end_whatever_fails_and_then_lets_everything_go(ma
     monkeypatch.setattr(loop, "drop_copied", lambda folder: f"what was saved locally is not all in {folder}")
     results = [Transition(State.QUEUED), ZeroDivisionError("a bug"), start.Interrupted(), Transition(State.STARTING),
                Transition(State.STOPPING, "saving"), Transition(State.STOPPED, "at step 5")]  # fmt: skip
-    run.state.shutdown = Shutdown("stopped")
+    run.state.shutdown, run.state.save_dir = Shutdown("stopped"), "/var/tmp"
     run.state.snapshots = str(platform.private_folder("ring", run.folder.folder))
     attempt = trained(run)
     run.attach(attempt)

@@ -13,7 +13,7 @@ from monitor.run_folder import MonitorError
 def test_a_keeper_that_cannot_receive_signals_says_so_and_starts_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(keeper.signal, "signal", Mock(side_effect=OSError(12, "Cannot allocate memory")))
     monkeypatch.setattr(keeper, "_start", lambda folder, options: pytest.fail("a monitor was started"))
-    assert keeper.keep(["9", str(tmp_path)]) == 1
+    assert keeper.keep(["9", str(tmp_path.parent), str(tmp_path)]) == 1
     sentence = f"monitor: {tmp_path.name}: cannot receive signals: Cannot allocate memory; start it again\n"
     assert capsys.readouterr().err == sentence
 
@@ -22,7 +22,7 @@ def test_a_keeper_that_cannot_receive_signals_says_so_and_starts_nothing(tmp_pat
 def test_a_monitor_that_fails_before_it_has_begun_is_started_again(call, monkeypatch, capsys):
     """Exit code 1 would mean that the run cannot be supervised, and the keeper would leave it unwatched."""
     monkeypatch.setattr(call, Mock(side_effect=OSError(28, "No space left on device")))
-    assert keeper._child([str(os.getpid()), "folder"]) == keeper.EXIT_ERROR
+    assert keeper._child([str(os.getpid()), "--outputs=.", "folder"]) == keeper.EXIT_ERROR
     assert "No space left on device" in capsys.readouterr().err
 
 

@@ -133,13 +133,15 @@ def test_an_event_is_kept_logged_and_passed_on_and_a_full_disk_is_said_once_a_li
 
 @pytest.mark.parametrize(("queue", "begun"), [(None, 0), ({"entries": []}, 0), ({"entries": ["x"]}, 1)])
 def test_the_queue_is_woken_where_a_run_waits(tmp_path, monkeypatch, queue, begun):
-    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path))
     (tmp_path / "outputs").mkdir()
     if queue is not None:
         (tmp_path / "outputs" / ".queue.json").write_text(json.dumps(queue))
     commands = []
     monkeypatch.setattr(run_folder, "helper", lambda command, out: commands.append(command[1:]))
-    assert run_folder.wake_queue() is bool(begun) and commands == [["-m", "jobs", "queue", "work"]] * begun
+    assert (
+        run_folder.wake_queue(tmp_path / "outputs") is bool(begun)
+        and commands == [["-m", "jobs", "queue", "work"]] * begun
+    )
 
 
 def test_a_line_that_nobody_takes_is_dropped_and_where_messages_go_is_named(tmp_path, monkeypatch):

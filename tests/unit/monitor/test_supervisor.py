@@ -304,14 +304,14 @@ def test_a_monitor_begins_once_and_lets_go_at_the_end(make_loop, monkeypatch, ca
     folder, keeper, woken = run.folder.folder, platform.process_info(os.getppid()), []
     request = folder / "stop.request"
     loops: list[Loop] = []
-    monkeypatch.setattr(supervisor, "wake_queue", lambda: woken.append(is_held(folder / LOCK)))
+    monkeypatch.setattr(supervisor, "wake_queue", lambda outputs: woken.append((outputs, is_held(folder / LOCK))))
     monkeypatch.setattr(Loop, "run_until_final", lambda loop: loops.append(loop) or 7 + is_held(folder / LOCK))
 
     def supervised(restarted: bool, **saved) -> int:
         RunState(**saved).save(run.folder)
         request.write_text("{}")
         os.utime(request, (time.time() - 60,) * 2)
-        return supervisor.supervise(folder, False, keeper.pid, restarted, [signal.SIGINT])
+        return supervisor.supervise(folder, folder.parent, False, keeper.pid, restarted, [signal.SIGINT])
 
     assert supervised(False) == 8 and not request.exists(), "that was meant for a monitor of before"
     (loop,) = loops
@@ -329,7 +329,7 @@ def test_a_monitor_begins_once_and_lets_go_at_the_end(make_loop, monkeypatch, ca
     monkeypatch.setenv("HANGPROOF_LIMITS", "/no/such/file")
     with pytest.raises(MonitorError, match="/no/such/file"):
         supervised(True)
-    assert woken == [False] * 8
+    assert woken == [(folder.parent, False)] * 8
 
 
 def test_the_evidence_of_a_probe_decides_and_a_trial_is_not_hung_without(make_loop):

@@ -16,11 +16,10 @@ from monitor_helpers import events, wait_for
 from run_facts import status
 from standby_helpers import Run
 
-from guards import gate
 from monitor import config
 from monitor.attempt import Attempt
 from monitor.process import platform
-from monitor.resume.next_attempt import LOOK_S, STAND_IN, Standby, never
+from monitor.resume.next_attempt import LOOK_S, STAND_IN, Standby, message, never
 from monitor.run_folder import RunFolder
 
 pytestmark = pytest.mark.skipif(not platform.LINUX, reason="the standby attempt needs Linux")
@@ -149,4 +148,4 @@ def test_a_script_that_must_not_run_twice_at_once_has_no_standby(alone, monkeypa
 
 def test_the_message_is_written_at_once_or_not_at_all():
     variables = {f"HANGPROOF_SNAPSHOTS_{i}": "x" * 200 for i in range(4)}
-    assert len(gate.message("/" + "x" * 1000, variables, "/" + "y" * 1000)) <= 4096
+    assert len(message("/" + "x" * 1000, variables, "/" + "y" * 1000)) <= 4096

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from trainer_helpers import attempt_of, environment, good, metrics, sha
 
-from guards import snapshot_files, snapshots
+from guards import checkpoint, snapshot_files
+from monitor.resume.checkpoints import memory_summary
 
 COMMON = {"max_train_steps": 16, "save_every_n_steps": 8, "lr_scheduler": "cosine", "lr_warmup_steps": 4}
 COMMON |= {"network_dropout": 0.1, "save_state": True}
@@ -16,7 +17,7 @@ pytestmark = pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no /dev/s
 
 def attempt(work, name, number, ring=None, fault=""):
     """One attempt, and the step of the snapshot that it goes on from."""
-    found = next(iter(snapshots.headers(ring).values()), None) if ring else None
+    found = next(iter(checkpoint.guards(ring).values()), None) if ring else None
     return attempt_of(work, name, number, ring, None, {"fault": fault}, **COMMON), found["step"] if found else 0
 
 
@@ -46,17 +47,17 @@ def test_kills_at_random_change_no_digit(work, ring):
     assert resumed == sorted(resumed) and last > max(1, resumed[1]), "attempts went on from later records"
     for name in ("tiny.safetensors", "tiny-state/model.safetensors", "tiny-state/optimizer.bin"):
         assert sha(work["folder"] / "killed" / name) == sha(work["folder"] / "plain" / name), name
-    assert snapshots.status(ring)["off"] == "" and snapshots.status(ring)["step"] >= last
+    assert memory_summary(str(ring))["off"] == "" and memory_summary(str(ring))["step"] >= last
 
 
 def test_a_snapshot_that_is_bad_ends_the_attempt_with_the_reason_and_is_gone(work, ring):
     done, _ = attempt(work, "bad", 1, ring, "kill@3+0.5")
     assert done.returncode == -9
-    path = next(iter(snapshots.headers(ring)))
+    path = next(iter(checkpoint.guards(ring)))
     with open(path / snapshot_files.TENSORS, "r+b") as file:
         file.seek(9000)
         file.write(b"damage")
     done, _ = attempt(work, "bad", 2, ring)
     assert done.returncode == 1 and "wrong checksum" in done.stderr
-    assert path not in snapshots.headers(ring)
+    assert path not in checkpoint.guards(ring)
     assert "TEST_FAULT" not in environment()

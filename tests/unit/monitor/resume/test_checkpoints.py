@@ -92,7 +92,7 @@ def test_a_snapshot_whose_state_has_no_room_beside_it_is_refused(run, monkeypatc
     monkeypatch.undo()
     assert newest(ring, run)[0].step == 6
     monkeypatch.setattr("guards.checkpoint.writing", Mock(side_effect=OSError(28, "No space left on device")))
-    path = next(iter(snapshots.headers(Path(ring))))
+    path = next(iter(checkpoint.guards(Path(ring))))
     with pytest.raises(SnapshotError, match="the next attempt resumes elsewhere") as raised:
         snapshot_files.restore(Path(ring) / snapshot_files.RESUMED / path.name, {snapshot_files.RING: ring})
     assert not path.exists() and "No space" not in str(raised.value)
@@ -100,7 +100,7 @@ def test_a_snapshot_whose_state_has_no_room_beside_it_is_refused(run, monkeypatc
 
 def test_the_other_snapshot_is_taken_when_the_newest_is_damaged(run):
     ring = ring_of(run, 6, 7)
-    (next(iter(snapshots.headers(Path(ring)))) / snapshot_files.FILES).write_bytes(b"?")
+    (next(iter(checkpoint.guards(Path(ring)))) / snapshot_files.FILES).write_bytes(b"?")
     record, refused = newest(ring, run)
     assert record.step == 6 and "truncated" in refused[0]
 
@@ -165,7 +165,7 @@ def test_the_snapshots_of_another_container_that_shares_the_memory_stay(run):
     (ring / ours.OWNER).write_text("/data/outputs/elsewhere\nmnt:[1]")
     ours.touch_memory(str(ring))
     ours.sweep_memory()
-    assert snapshots.headers(ring)
+    assert checkpoint.guards(ring)
     os.utime(ring / ours.OWNER, (time.monotonic() - 2 * ours.SILENT_S,) * 2)
     ours.sweep_memory()
     assert not ring.exists()

@@ -97,6 +97,7 @@ def test_a_script_of_which_two_must_not_run_at_once_says_why(data, tmp_path, fie
     script = folder / "train.sh"
     script.write_text(script.read_text().replace("set -eu\n", f"set -eu\n{line}"))
     next_attempt.respond(folder, {"want": "problems"})  # the start takes over what was edited
+    assert len((folder / ".run-id").read_text()) == 32  # for `save_local`: later the disk may refuse it
     found = next_attempt.respond(folder, {"want": "text", "resume": folder / STAND_IN})
     assert (found["alone"], found["save_dir"]) == (reason, fields.get("save_dir", ""))
     assert line in found["text"] and STAND_IN in found["text"]
