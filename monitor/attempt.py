@@ -14,15 +14,20 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from guards import heartbeat, snapshot_files, snapshots
 from guards.heartbeat import Beat
 from monitor.detect.probe import Missing, Sample, growths, take
-from monitor.process import platform
+from monitor.phrases import count
+from monitor.process import platform, spawned
 from monitor.process.platform import Moment, ProcessInfo
 from monitor.process.spawned import MARKS, RUN, TOKEN, KillResult, Tree, kill
 from monitor.run_folder import TRAINING_LOG, RunFolder
 from monitor.state import AttemptRecord, ExitStatus, Observation
+
+if TYPE_CHECKING:
+    from monitor.recovery import Run
 
 _WRAPPER = 'printf %s "$$" >"$3"; bash "$1"; code=$?; printf %s "$code" >"$2"; exit "$code"'
 _OURS = (*MARKS, snapshot_files.RING, snapshots.SPEC, snapshots.LIMIT)
@@ -211,3 +216,58 @@ class Attempt:
         """Remove its private folder. Only once all its processes are gone."""
         self.script_alive()
         platform.drop_private(self.heartbeats)
+
+
+class Unkillable(Exception):
+    """Processes that SIGKILL did not end: no second writer may start while they live."""
+
+    def __init__(self, processes: Sequence[ProcessInfo]):
+        super().__init__(", ".join(f"{p.name} ({p.pid})" for p in processes))
+
+
+def kill_processes(
+    run: Run, attempt: Attempt, grace_s: float | None = None, kill_wait_s: float | None = None
+) -> KillResult:
+    """Kill what is left of the attempt and wait until its GPU memory is free, all within `run.remaining_s()`.
+
+    Without times, those after a failure. Raises Unkillable: a process lives on.
+    """
+    grace_s = run.config.end.grace_s if grace_s is None else grace_s
+    kill_wait_s = run.config.end.kill_wait_s if kill_wait_s is None else kill_wait_s
+    left_s = run.remaining_s()
+    result = attempt.kill(min(grace_s, left_s), min(kill_wait_s, max(1.0, left_s - grace_s)))
+    if result.killed:
+        names = ", ".join(f"{p.name} ({p.pid})" for p in result.killed)
+        run.folder.event("killed", f"killed {count(len(result.killed), 'process')} in {result.took_s:.1f} s: {names}")
+        timeout_s = min(run.config.end.gpu_memory_s, run.remaining_s())
+        if held := run.gpus.wait_free({p.pid for p in result.killed}, timeout_s):
+            run.folder.log(f"the GPU still holds memory of killed processes: {sorted(held)}")
+    if run.incident is not None and run.state.failing:
+        known = {p["pid"] for p in run.incident.killed}
+        run.incident.killed += [{"name": p.name, "pid": p.pid} for p in result.killed if p.pid not in known]
+        if result.survivors:
+            run.incident.save(run.folder)
+    if result.survivors:
+        raise Unkillable(result.survivors)
+    return result
+
+
+def kill_leftovers(run: Run, living: Attempt | None = None) -> None:
+    """Kill every process that an earlier attempt left, and the standby of a killed monitor. living: is spared.
+
+    Raises:
+        Unkillable: one lives on.
+        OSError: the processes of this machine cannot be read; then nothing may be started.
+    """
+    left = {p.pid: p for p in spawned.with_environment(spawned.RUN, str(run.folder.folder))}
+    recorded = Attempt.adopt(run.folder, run.state.current) if run.state.current and living is None else None
+    left |= recorded.tree.members if recorded else {}
+    spared = run.standby.pids() | set(living.tree.refresh() if living else ())
+    left = {pid: process for pid, process in left.items() if pid not in spared}
+    if not left:
+        return
+    names = ", ".join(f"{p.name} ({p.pid})" for p in left.values())
+    run.folder.event("killed", f"killing what an earlier attempt left: {names}")
+    result = spawned.kill(Tree("", members=left), run.config.end.grace_s, run.config.end.kill_wait_s)
+    if result.survivors:
+        raise Unkillable(result.survivors)

@@ -17,17 +17,17 @@ from dataclasses import replace
 from typing import Any
 
 from guards import step_requests
-from monitor import config, recovery, start
-from monitor.attempt import Attempt
+from monitor import config, recovery
+from monitor.attempt import Attempt, Unkillable, kill_processes
 from monitor.detect.probe import Probe
 from monitor.detect.progress import Watch
 from monitor.diagnose.causes import Evidence
 from monitor.diagnose.slow import Slowdown
 from monitor.ledger import Ledger, amount
 from monitor.process import platform
+from monitor.recovery import Interrupted, Run
 from monitor.resume import checkpoints
 from monitor.run_folder import STATUS, RunFolder, print_line, read_json
-from monitor.start import Run
 from monitor.state import EXIT_CODES, EXIT_FAILED, FINAL, WATCHED, Observation, State, Transition, load_learned
 from monitor.status_writer import Notifier, StatusWriter
 from runs.staging import drop_copied
@@ -90,7 +90,7 @@ class Loop(Run):
                     platform.reap()
                     self.enter(self.turn(self))
                     self.failing_since = None
-                except start.Interrupted:
+                except Interrupted:
                     continue
                 except Exception:  # noqa: BLE001 - the top of the loop: logged, and the next turn tries again
                     self.unexpected()
@@ -173,7 +173,7 @@ class Loop(Run):
         """Wait for a subprocess; Interrupted when a signal or a stop request came."""
         self.pause_at_end(seconds)
         if self.at.state is not State.OPENING and (self.signals or self.folder.stop_request() is not None):
-            raise start.Interrupted
+            raise Interrupted
 
     def pause_at_end(self, seconds: float) -> None:
         """Wait while the run ends: what must be done before is not interrupted."""
@@ -196,7 +196,7 @@ class Loop(Run):
         first_new, state.best_step = state.best_step + 1, view.step
         before, self.last_step_s = self.last_step_s, view.now_s
         gap_s = self.last_step_s - before if before is not None else 0.0
-        state.history, refunded = recovery.after_progress(state.history, gap_s, self.config.restart)
+        state.history, refunded = state.history.after_progress(gap_s, self.config.restart)
         if refunded:
             self.folder.log("ten minutes of new steps: all restarts are available again")
         recovery.close_incident(self, view, first_new)
@@ -249,8 +249,8 @@ class Loop(Run):
     def stop_at_fault(self, error: str) -> None:
         """The monitor itself is broken: stop the run with that reason; its checkpoints are kept."""
         if self.attempt is not None:
-            with contextlib.suppress(start.Unkillable):
-                recovery.kill_processes(self, self.attempt)
+            with contextlib.suppress(Unkillable):
+                kill_processes(self, self.attempt)
         reason = f"the monitor cannot watch this run: {error}; see monitor.log. Checkpoints are kept"
         self.enter(Transition(State.FAILED, reason))
 
@@ -274,7 +274,7 @@ class Loop(Run):
         """Reach a final state; the newest steps are on the disk, and what the store lacks is copied, before that."""
         self.standby.close()
         reason = end.message
-        if end.state is not State.COMPLETED and (unkept := start.keep_newest(self, self.pause_at_end)):
+        if end.state is not State.COMPLETED and (unkept := checkpoints.keep_newest(self, self.pause_at_end)):
             reason = f"{reason}; {unkept}"
         if missing := self.flush_store():
             reason = f"{reason}; {missing}"

@@ -4,7 +4,7 @@ it.
 Each function can be called again after an error in its middle. What must not happen twice (counting the failure) is
 committed to the RunState in one step at the end.
 
-Restart or stop is a pure rule (`after_failure`): progress counts, not restarts. A failure has a fingerprint (phase,
+Restart or stop is a pure rule (`History.after_failure`): progress counts, not restarts. A failure has a fingerprint (phase,
 step, cause). The first failure since new steps were made is answered at once: nothing is gained by waiting, and the
 time from the hang to the next new step is what a user pays. After that, waiting may help (another program's memory, a
 network), so 10 s, 20 s, 40 s … 300 s. The third failure with one fingerprint and no new step ends the run, unless its
@@ -14,26 +14,103 @@ so a run of three days with a hang an hour finishes.
 
 from __future__ import annotations
 
+import math
+import os
 import shutil
 import socket
-from dataclasses import replace
+import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from guards import checkpoint
 from guards.checkpoint import writing_file
-from guards.heartbeat import REQUEST_TERM
-from monitor.attempt import Attempt
-from monitor.config import Section
+from guards.heartbeat import REQUEST_TERM, Beat
+from monitor import gpu
+from monitor.attempt import Attempt, kill_leftovers, kill_processes
+from monitor.config import Config
+from monitor.detect.progress import Watch
 from monitor.diagnose import causes
 from monitor.diagnose.causes import LORA_DAMAGED, Evidence
 from monitor.diagnose.incident import Incident
-from monitor.phrases import PHASES, count
+from monitor.gpu import GpuQueue
+from monitor.phrases import PHASES, count, duration
 from monitor.process import platform
-from monitor.process.spawned import KillResult
+from monitor.process.spawned import helper, python
 from monitor.resume import checkpoints, next_attempt
-from monitor.start import VERIFY_TRIES_COUNT, Run, Unkillable, keep_newest, wait
-from monitor.state import EXIT_AGAIN, EXIT_BUDGET, ExitStatus, History, Observation, State, Transition
+from monitor.resume.next_attempt import Standby
+from monitor.run_folder import TRAINING_LOG, MonitorError, RunFolder
+from monitor.state import EXIT_AGAIN, EXIT_BUDGET, ExitStatus, Observation, ResumePoint, RunState, State, Transition
+from monitor.store import StoreAgent
 
-MIXED_COUNT = 2  # failures of changing fingerprints are allowed this many more than one that repeats
+# Before a start that failed for a passing reason is tried again: doubled each time.
+FIRST_WAIT_S, LAST_WAIT_S = 1.0, 60.0
+VERIFY_TRIES_COUNT = 5
+NEEDS_GPU = "HANGPROOF_NEEDS_GPU"  # 1: this machine was rented for its GPU; 0: train without one all the same
+
+
+class Interrupted(Exception):
+    """A signal or a stop request arrived during a wait; the supervisor handles it first."""
+
+
+class Run:
+    """What supervisor and recovery share about one run."""
+
+    def __init__(self, folder: RunFolder, config: Config):
+        """Raises MonitorError: the saved state cannot be read."""
+        self.folder, self.config = folder, config
+        self.state = RunState.load(folder)
+        self.gpus = gpu.Gpus()
+        self.queue = GpuQueue(folder.name, folder.spec, self.gpus.listed)
+        self.prewarm = next_attempt.Prewarm(folder, config.check.render_s)
+        self.standby = Standby(folder, config.standby, config.end.kill_wait_s)
+        self.store = StoreAgent(folder, config.store) if folder.spec.get("store") else None
+        self.watch = Watch(config, self.state.durations)
+        self.at = Transition(State.OPENING)
+        self.attempt: Attempt | None = None  # the one that is watched, and how it was seen last
+        self.view: Observation | None = None
+        self.slow: dict[str, Any] = {}  # why its steps take longer (`diagnose/slow.py`); {} while they do not
+        self.incident: Incident | None = None  # the last one, until a new step closes it
+        self.tries = 0  # starts in a row that failed for a passing reason
+        self.failing_since_s = self.wait_limit_s = 0.0  # when the first of them failed, and how long they may go on
+        self.unkept: str | None = None  # at the end: why the newest steps are in memory only, "" for on the disk
+
+    def pause(self, seconds: float) -> None:
+        """Wait, and keep the status fresh; Interrupted when a signal or a stop request came."""
+        raise NotImplementedError
+
+    def report(self, state: State, message: str) -> None:
+        """Show a state while a long step of it is under way."""
+        raise NotImplementedError
+
+    @property
+    def several(self) -> bool:
+        """Several machines train this run together."""
+        return self.folder.machine is not None
+
+    @property
+    def leads(self) -> bool:
+        """This machine writes the run's files: it is the only one, or that of rank 0."""
+        return not self.folder.machine
+
+    @property
+    def keeps_snapshots(self) -> bool:
+        """Its training may keep snapshots in memory."""
+        return not (self.folder.foreign or self.several) and self.config.restart.snapshots_bytes > 0
+
+    def state_folders(self) -> list[Path]:
+        """Where states are: the run's folder and, where there is one, the folder that they are written to first.
+
+        Of several machines, the others do not see that one: what was not copied from it is trained again.
+        """
+        first = Path(self.state.save_dir) if self.state.save_dir and not self.several else None
+        return [self.folder.folder] + ([first] if first and first.is_dir() else [])
+
+    def remaining_s(self) -> float:
+        """Seconds until the machine is taken away; infinite without a SIGTERM."""
+        shutdown = self.state.shutdown
+        gone_by_s = shutdown.gone_by_s if shutdown else None
+        return math.inf if gone_by_s is None else max(0.0, gone_by_s - time.monotonic())
 
 
 def recover(run: Run, attempt: Attempt, evidence: Evidence | None, progress_s: float = 0.0) -> Transition:
@@ -78,10 +155,10 @@ def recover(run: Run, attempt: Attempt, evidence: Evidence | None, progress_s: f
     mark = f"{evidence.phase}/{evidence.step}/{cause.name}"  # the same failure twice has the same fingerprint
     new_steps = state.best_step > state.best_before
     limits = run.config.restart
-    history, stop, wait_s = after_failure(state.history, mark, new_steps, bool(change), limits, cause.wait_s)
+    history, stop, wait_s = state.history.after_failure(mark, new_steps, bool(change), limits, cause.wait_s)
     stop = stop if cause.restart else cause.explanation
     if stop:
-        keep_newest(run, run.pause)  # the message names the checkpoint that is kept
+        checkpoints.keep_newest(run, run.pause)  # the message names the checkpoint that is kept
         code = EXIT_BUDGET if cause.restart else None
         result = Transition(State.FAILED, _close_given_up(run, incident, stop), code=code)
     else:
@@ -191,33 +268,6 @@ def _close_given_up(run: Run, incident: Incident, reason: str) -> str:
     return " ".join([*filter(None, parts), f"See incidents/{incident.number}/report.md"])
 
 
-def kill_processes(
-    run: Run, attempt: Attempt, grace_s: float | None = None, kill_wait_s: float | None = None
-) -> KillResult:
-    """Kill what is left of the attempt and wait until its GPU memory is free, all within `run.remaining_s()`.
-
-    Without times, those after a failure. Raises Unkillable: a process lives on.
-    """
-    grace_s = run.config.end.grace_s if grace_s is None else grace_s
-    kill_wait_s = run.config.end.kill_wait_s if kill_wait_s is None else kill_wait_s
-    left_s = run.remaining_s()
-    result = attempt.kill(min(grace_s, left_s), min(kill_wait_s, max(1.0, left_s - grace_s)))
-    if result.killed:
-        names = ", ".join(f"{p.name} ({p.pid})" for p in result.killed)
-        run.folder.event("killed", f"killed {count(len(result.killed), 'process')} in {result.took_s:.1f} s: {names}")
-        timeout_s = min(run.config.end.gpu_memory_s, run.remaining_s())
-        if held := run.gpus.wait_free({p.pid for p in result.killed}, timeout_s):
-            run.folder.log(f"the GPU still holds memory of killed processes: {sorted(held)}")
-    if run.incident is not None and run.state.failing:
-        known = {p["pid"] for p in run.incident.killed}
-        run.incident.killed += [{"name": p.name, "pid": p.pid} for p in result.killed if p.pid not in known]
-        if result.survivors:
-            run.incident.save(run.folder)
-    if result.survivors:
-        raise Unkillable(result.survivors)
-    return result
-
-
 def stopped_on_request(status: ExitStatus, view: Observation) -> bool:
     """It saved and exited because the monitor asked, and not because something else sent it SIGTERM."""
     return status.outcome == "stopped" and not any(b.request == REQUEST_TERM for b in view.beats)
@@ -258,37 +308,180 @@ def _fetch_lora(run: Run) -> None:
         run.folder.log(f"the LoRA stays in {source.parent}: it cannot be copied: {error}")
 
 
-# ---- restart or stop ----
+# ---- the start of an attempt ----
 
 
-def after_progress(history: History, seconds: float, restart: Section) -> tuple[History, bool]:
-    """The history after `seconds` of new steps, and whether the full allowance of restarts was just given back."""
-    new_steps_s = history.new_steps_s + seconds
-    if new_steps_s < restart.refund_s or not history.restarts:
-        return replace(history, new_steps_s=new_steps_s), False
-    return replace(history, restarts=0, new_steps_s=0.0), True
+def wait(seconds: float, message: str) -> Transition:
+    """The next start comes after so many seconds."""
+    return Transition(State.BACKOFF, message, time.monotonic() + seconds)
 
 
-def after_failure(
-    history: History, mark: str, new_steps: bool, changes: bool, restart: Section, least_wait_s: float = 0.0
-) -> tuple[History, str, float]:
-    """The history after a failure; the reason to end the run, "" to restart it; the seconds to wait before that.
+def already_started(run: Run) -> Attempt | None:
+    """The attempt that `start_attempt` had started when an error of the monitor cut it short: it is watched, or its end judged."""
+    record = run.state.current
+    if record is None or record.number != run.state.attempt or run.several:
+        return None
+    attempt = Attempt.adopt(run.folder, record)
+    if attempt is None:
+        return None
+    _report_start(run, attempt, "continues")
+    return attempt
 
-    Args:
-        mark: the failure's fingerprint.
-        new_steps: the attempt that failed got further than any before it.
-        changes: the restart changes something.
-        least_wait_s: what the cause needs (a full disk, a GPU that is being reset).
+
+def start_attempt(run: Run) -> Attempt | Transition:
+    """Start the next attempt from the newest checkpoint that verifies; what the system refuses is tried again.
+
+    Raises:
+        Unkillable: a process of an earlier attempt lives on.
     """
-    failures = {} if new_steps else dict(history.failures)
-    failures[mark] = failures.get(mark, 0) + 1
-    counted = replace(history, failures=failures)
-    same, in_all = failures[mark], sum(failures.values())
-    if same >= restart.without_progress_count and not changes:
-        return counted, f"the same failure {same} times without a new step", 0.0
-    if in_all >= restart.without_progress_count + MIXED_COUNT and not changes:
-        return counted, f"{in_all} failures in a row without a new step", 0.0
-    if history.restarts >= restart.in_all_count:
-        return counted, f"all {history.restarts} restarts are used up", 0.0
-    wait_s = 0.0 if in_all == 1 else min(restart.backoff_first_s * 2 ** (in_all - 2), restart.backoff_last_s)
-    return replace(counted, restarts=history.restarts + 1), "", max(wait_s, least_wait_s)
+    try:
+        return _start_attempt(run)
+    except OSError as error:
+        message = f"attempt {run.state.attempt + 1} cannot be started: {error.strerror or error}"
+        return _try_again(run, message, run.config.restart.start_s)
+
+
+def _start_attempt(run: Run) -> Attempt | Transition:
+    state, folders = run.state, run.state_folders()
+    kill_leftovers(run)
+    for folder in folders if run.leads else ():
+        checkpoint.sweep(folder)
+    if (no_gpu := gpu_missing(run)) is not None:
+        return no_gpu
+    if missing := checkpoints.room_missing(folders):
+        if state.attempt:
+            return _try_again(run, missing, run.config.restart.disk_wait_s, EXIT_BUDGET)
+        return Transition(State.FAILED, f"{missing}, then start the run again")
+    if run.incident is None and not os.environ.get(next_attempt.CHECKED):
+        try:
+            problems = next_attempt.start_problems(run.folder, run.config.check.render_s, run.pause)
+        except MonitorError as error:
+            problems = [str(error)]
+        if problems:
+            return Transition(State.FAILED, "; ".join(problems))
+
+    if run.keeps_snapshots:
+        state.snapshots, state.snapshots_off = checkpoints.memory_folder(run.folder.folder, state.snapshots)
+    point = checkpoints.resume_point(run, folders)
+    checkpoints.report_bad(run, point)
+    if point.unsure and (point.path is None or run.tries + 1 < VERIFY_TRIES_COUNT):
+        path, reason = point.unsure[0]
+        message = f"{path.name} cannot be verified: {reason}. It is kept; the run does not start over"
+        return _try_again(run, message, run.config.restart.start_s)
+    if not run.leads:  # all machines train the same: what is changed is decided on the first one
+        leader = RunState.load(RunFolder(run.folder.folder))
+        state.changes, state.changes_at_save = leader.changes, leader.changes_at_save
+    number, changes = state.attempt + 1, state.changes
+    if number == 1 and point.path is not None:
+        number = 2  # attempt 1 is train.sh itself, which starts at step 0
+    try:
+        rendered = run.prewarm.render(number, point.path, changes, state.changes_at_save, run.pause)
+    except MonitorError as error:
+        return Transition(State.FAILED, f"attempt {number} cannot be started: {error}")
+    if not rendered.compatible:
+        point, state.best_step = checkpoints.start_over(run, point), 0
+
+    try:
+        variables = checkpoints.memory_variables(run)
+        standby = run.standby.release(rendered.script, point.path, variables, lambda attempt: _record(run, attempt))
+        attempt = standby or _start_cold(run, number, rendered, point, variables)
+    except OSError:
+        state.current = None
+        raise
+    run.tries = 0
+    state.ledger.starts(point.step)
+    state.attempt, state.changes_at_save, state.save_dir = number, [c["name"] for c in changes], rendered.save_dir
+    state.best_before, state.resumed_step, state.current = state.best_step, point.step, attempt.record
+    state.save(run.folder)
+    if run.incident is not None:
+        run.incident.resumed_from, run.incident.from_memory = point.step, point.record is not None
+        run.incident.standby = standby is not None
+        run.incident.save(run.folder)
+    where = "a snapshot in memory" if point.record else point.path.name if point.path else ""
+    source = f"from step {point.step} ({where})" if point.path else "from the start"
+    how = ", which had been started early" if standby else ""
+    _report_start(run, attempt, source, how, **({"changes": state.changes_at_save} if changes else {}))
+    return attempt
+
+
+def _report_start(run: Run, attempt: Attempt, source: str, how: str = "", **known: Any) -> None:
+    """The event of an attempt that has started, and what begins with it. known: more of the event."""
+    kind, number = "restarted" if run.incident is not None else "started", attempt.record.number
+    message = f"attempt {number} {source}, pid {attempt.pid}{how}"
+    run.folder.event(kind, message, attempt=number, step=run.state.resumed_step, **known)
+    if run.leads and run.folder.spec.get("trackers") == "trackio":
+        start_tracker(run.folder)
+
+
+def start_tracker(folder: RunFolder) -> None:
+    """Start the process that logs the run to trackio. Never raises: a tracker cannot stop a run."""
+    try:
+        with open(folder.folder / "trackio.log", "ab") as log:
+            helper(python("monitor.trackio_feed", str(folder.folder)), log)
+    except OSError as error:
+        folder.log(f"trackio could not be started: {error.strerror or error}; the run continues without it")
+
+
+def _record(run: Run, attempt: Attempt) -> None:
+    """Write what a later monitor needs to adopt this attempt."""
+    run.state.current = attempt.record
+    run.state.save(run.folder)
+
+
+def _start_cold(
+    run: Run, number: int, rendered: next_attempt.Rendered, point: ResumePoint, variables: dict[str, str]
+) -> Attempt:
+    """Start the script. OSError: it cannot be started, and nothing runs."""
+    # Recorded before it starts: a monitor that is killed in between leaves a training that the next one can find.
+    attempt = Attempt.prepare(run.folder, number)
+    _record(run, attempt)
+    resume = {"HANGPROOF_RESUME": str(point.path)} if point.path else {}
+    try:
+        attempt.announce(rendered.script, point.path)
+        attempt.start(rendered.script, run.folder.own / TRAINING_LOG, {**variables, **resume}, run.queue.handles())
+    except OSError:
+        attempt.close()
+        raise
+    return attempt
+
+
+def gpu_missing(run: Run) -> Transition | None:
+    """Why the run does not start on this machine, which has fewer GPUs than it needs; None when it may start.
+
+    A stopped pod can come back without its GPU, and a training on its CPU would take weeks at the full price. A run
+    that has trained on a GPU can be continued elsewhere (exit code 5); one that was to have its first GPU here is wrong
+    here (4).
+    """
+    wish, trained_on = os.environ.get(NEEDS_GPU, ""), run.state.gpu
+    if wish == "0" or not (trained_on or wish == "1"):
+        return None
+    needed, found = int(run.folder.spec.get("gpus", 1)), run.gpus.count(run.pause)
+    if found is None or found >= needed:
+        return None
+    here = "this machine has none" if not found else f"this machine has {count(found, 'GPU')}"
+    before = f"the run has trained on {trained_on}, and" if trained_on else f"the run needs {count(needed, 'GPU')}, and"
+    what = "nothing is trained on the CPU. Start it on a machine with a GPU" if not found else f"it needs {needed}"
+    reason = f"{before} {here}: {what} (or set {NEEDS_GPU}=0)"
+    return Transition(State.PREEMPTED, reason) if trained_on else Transition(State.FAILED, reason, code=EXIT_BUDGET)
+
+
+def note_gpu(run: Run, beats: Sequence[Beat]) -> None:
+    """Record that the training uses a GPU, as its ranks say."""
+    if not run.state.gpu and any(str(b.about.get("device", "")).startswith("cuda") for b in beats):
+        run.state.gpu = gpu.model() or "a GPU"
+        run.state.save(run.folder)
+
+
+def _try_again(run: Run, message: str, limit_s: float, code: int | None = None) -> Transition:
+    """A reason that may pass (no memory to fork, a full disk): wait longer each time, at most `limit_s`.
+
+    code: the exit code after that.
+    """
+    now_s = time.monotonic()
+    if not run.tries or run.wait_limit_s != limit_s:
+        run.tries, run.failing_since_s, run.wait_limit_s = 0, now_s, limit_s
+        run.folder.event("backoff", message)
+    run.tries += 1
+    if (waited_s := now_s - run.failing_since_s) >= limit_s:
+        return Transition(State.FAILED, f"{message} (tried {run.tries} times in {duration(waited_s)})", code=code)
+    return wait(min(FIRST_WAIT_S * 2 ** (run.tries - 1), LAST_WAIT_S), message)

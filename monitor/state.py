@@ -22,7 +22,7 @@ import contextlib
 import enum
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from guards.checkpoint import atomic_write
 from guards.heartbeat import Beat
 from guards.reading import read_bytes
 from monitor import gpu
+from monitor.config import Section
 from monitor.ledger import Ledger
 from monitor.process import platform
 from monitor.process.platform import LOCK, is_held
@@ -39,6 +40,11 @@ from runs.files import checksum
 
 VERSION = 2
 LEARNED = ".learned.json"  # beside the runs: durations that completed runs recorded
+# What a run takes along to another machine, of RunState's fields.
+CARRIED = (
+    *("attempt", "restarts", "best_step", "planned", "started_at", "gpu"),
+    *("changes", "changes_at_save", "cause_counts", "ledger"),
+)
 STALE_S = 30.0  # status.json is written once a second
 
 
@@ -192,13 +198,47 @@ class ResumePoint:
     python: str = ""  # the interpreter that made that
 
 
+MIXED_COUNT = 2  # failures of changing fingerprints are allowed this many more than one that repeats
+
+
 @dataclass(frozen=True)
 class History:
-    """The failures so far, as the rule for restarts needs them (recovery.py)."""
+    """The failures so far, and the rule for restarts (recovery.py says why it is that)."""
 
     restarts: int = 0  # since the last refund
     failures: dict[str, int] = field(default_factory=dict)  # fingerprint -> failures since the last new step
     new_steps_s: float = 0.0  # seconds of new steps since the last refund
+
+    def after_progress(self, seconds: float, restart: Section) -> tuple[History, bool]:
+        """The failures after `seconds` of new steps, and whether the full allowance of restarts was just given back."""
+        new_steps_s = self.new_steps_s + seconds
+        if new_steps_s < restart.refund_s or not self.restarts:
+            return replace(self, new_steps_s=new_steps_s), False
+        return replace(self, restarts=0, new_steps_s=0.0), True
+
+    def after_failure(
+        self, mark: str, new_steps: bool, changes: bool, restart: Section, least_wait_s: float = 0.0
+    ) -> tuple[History, str, float]:
+        """The history after a failure; the reason to end the run, "" to restart it; the seconds to wait before that.
+
+        Args:
+            mark: the failure's fingerprint.
+            new_steps: the attempt that failed got further than any before it.
+            changes: the restart changes something.
+            least_wait_s: what the cause needs (a full disk, a GPU that is being reset).
+        """
+        failures = {} if new_steps else dict(self.failures)
+        failures[mark] = failures.get(mark, 0) + 1
+        counted = replace(self, failures=failures)
+        same, in_all = failures[mark], sum(failures.values())
+        if same >= restart.without_progress_count and not changes:
+            return counted, f"the same failure {same} times without a new step", 0.0
+        if in_all >= restart.without_progress_count + MIXED_COUNT and not changes:
+            return counted, f"{in_all} failures in a row without a new step", 0.0
+        if self.restarts >= restart.in_all_count:
+            return counted, f"all {self.restarts} restarts are used up", 0.0
+        wait_s = 0.0 if in_all == 1 else min(restart.backoff_first_s * 2 ** (in_all - 2), restart.backoff_last_s)
+        return replace(counted, restarts=self.restarts + 1), "", max(wait_s, least_wait_s)
 
 
 @dataclass(frozen=True)
@@ -277,6 +317,33 @@ class RunState:
         if self.unsaved and folder.replace(STATE, self.unsaved, sync=True):
             self.unsaved = ""
         return not self.unsaved
+
+    def adopt_restored(self, folder: RunFolder) -> str:
+        """Continue the state of the machine that trained last, as the store had it; why nothing is left, or "".
+
+        What depends on a machine (its attempt, its durations, its failures) is left behind.
+        """
+        try:
+            before = RunState.load(folder)
+            names = [change["name"] for change in before.changes] + before.changes_at_save
+            if not all(name.isidentifier() for name in names):
+                raise ValueError("a mitigation has an invalid name")
+            if not all(
+                isinstance(getattr(before, name), int) for name in ("attempt", "restarts", "best_step", "planned")
+            ):
+                raise ValueError("a count is not a number")
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            folder.log(f"the monitor.json in the store cannot be used and is ignored: {error}")
+            return ""
+        for name in CARRIED:
+            setattr(self, name, getattr(before, name))
+        self.best_before = self.best_step
+        self.ledger.follows()
+        self.save(folder)
+        same = before.spec_hash == spec_hash(folder.folder)
+        if before.state is State.COMPLETED and same and folder.lora is not None:
+            return f"already completed on another machine ({before.best_step} steps); LoRA: {folder.lora.name}"
+        return ""
 
     def renew(self, spec_hash: str) -> None:
         """The user starts a finished run again: the allowance is full; changes stay unless the run was made again."""

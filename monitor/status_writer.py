@@ -29,9 +29,9 @@ from monitor.detect.probe import Missing, Sample, growths, take
 from monitor.process import platform
 from monitor.process.platform import Moment
 from monitor.process.spawned import Subjob, python
+from monitor.recovery import Run
 from monitor.resume import checkpoints
 from monitor.run_folder import METRICS, machines, notify_file
-from monitor.start import Run
 from monitor.state import State
 
 EVERY_S = 1.0

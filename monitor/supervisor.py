@@ -18,8 +18,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from monitor import config, recovery, start
-from monitor.attempt import Attempt
+from monitor import config, recovery
+from monitor.attempt import Attempt, Unkillable, kill_leftovers, kill_processes
 from monitor.detect.probe import Probe
 from monitor.detect.progress import HUNG, OVER, SLOW, SUSPECT
 from monitor.diagnose import causes
@@ -97,7 +97,7 @@ def turn(loop: Loop) -> Transition:
     """What the requests and the state ask for next."""
     try:
         return handle_requests(loop) or lease_lost(loop) or spent(loop) or STATES[loop.at.state](loop)
-    except start.Unkillable as error:
+    except Unkillable as error:
         return loop.unkillable(str(error))
 
 
@@ -169,7 +169,7 @@ def stopping(loop: Loop) -> Transition:
         return loop.at
     end, hurried = loop.config.end, loop.remaining_s() < math.inf
     grace_s, kill_s = (end.preempt_grace_s, end.preempt_kill_s) if hurried else (end.stop_grace_s, end.kill_wait_s)
-    killed = recovery.kill_processes(loop, loop.attempt, grace_s, kill_s)
+    killed = kill_processes(loop, loop.attempt, grace_s, kill_s)
     status = loop.attempt.exit_status(loop.observe(loop.attempt, fresh=True).beats)
     if status.done(loop.folder.foreign, killed=bool(killed.killed)) and not recovery.complete(loop):
         return completed(loop)
@@ -184,7 +184,7 @@ def left(loop: Loop) -> Transition:
             loop.attempt.close()
         loop.state.shutdown = loop.state.current = loop.attempt = None
         return Transition(State.BACKOFF, "restarting with the changed run", time.monotonic())
-    start.keep_newest(loop, loop.pause_at_end)
+    checkpoints.keep_newest(loop, loop.pause_at_end)
     newest = checkpoints.newest(loop.state_folders())
     where = f"step {loop.state.best_step}" + (f"; checkpoint: {newest.name}" if newest else ", without a checkpoint")
     if shutdown.ending == "spent":
@@ -210,7 +210,7 @@ def opening(loop: Loop) -> Transition:
     if not fresh:
         recovery.load_incident(loop)
     if not living:
-        start.kill_leftovers(loop)
+        kill_leftovers(loop)
         with contextlib.suppress(OSError):
             for text in spawned.orphans():
                 loop.folder.log(text)
@@ -219,7 +219,7 @@ def opening(loop: Loop) -> Transition:
         if loop.store is not None:
             loop.store.admitted = True  # it held the lease when this training began
         if living:
-            start.kill_leftovers(loop, attempt)
+            kill_leftovers(loop, attempt)
             message = f"adopted the running training (attempt {attempt.record.number}, pid {attempt.pid})"
             loop.folder.event("started", message)
         if state.shutdown is not None:
@@ -245,7 +245,7 @@ def queued(loop: Loop) -> Transition:
         return Transition(State.QUEUED, loop.queue.message)
     if (store := loop.store) is not None and not store.admitted and (wait := admission(loop, store)) is not None:
         return wait
-    result = start.already_started(loop) or start.start_attempt(loop)
+    result = recovery.already_started(loop) or recovery.start_attempt(loop)
     if isinstance(result, Attempt):
         loop.attach(result)
         return Transition(State.STARTING, f"Starting from step {loop.state.resumed_step}")
@@ -263,7 +263,7 @@ def admission(loop: Loop, store: StoreAgent) -> Transition | None:
         if view.restored_step is not None:
             message = f"fetched step {view.restored_step} from the store, written by {view.restored_from}"
             loop.folder.event("restored", message, step=view.restored_step)
-            if reason := start.adopt_restored(loop):
+            if reason := loop.state.adopt_restored(loop.folder):
                 return Transition(State.COMPLETED, reason)
         return None
     if view.lease is LeaseState.UNUSABLE:
@@ -298,7 +298,7 @@ def lease_lost(loop: Loop) -> Transition | None:
     if view.lease is not LeaseState.LOST or (loop.at.give_up_s and time.monotonic() < loop.at.due_s):
         return None
     if loop.attempt is not None:
-        recovery.kill_processes(loop, loop.attempt)
+        kill_processes(loop, loop.attempt)
     return Transition(State.FAILED, view.message, code=EXIT_BUDGET)
 
 
@@ -358,7 +358,7 @@ def progressing(loop: Loop, attempt: Attempt, view: Observation, verdict: Verdic
         store.request_save(view.step, loop.watch.step_s(), save_s)
     begins = loop.at.state is State.STARTING and not any(b.count for b in view.beats)
     if loop.at.state is State.STARTING and not begins:
-        start.note_gpu(loop, view.beats)
+        recovery.note_gpu(loop, view.beats)
     return loop.at if begins else Transition(State.RUNNING)
 
 
@@ -412,7 +412,7 @@ def script_ended(loop: Loop, attempt: Attempt) -> Transition:
     status = attempt.exit_status(view.beats)
     done = status.done(loop.folder.foreign, killed=False)
     if done or recovery.stopped_on_request(status, view):
-        recovery.kill_processes(loop, attempt)
+        kill_processes(loop, attempt)
         problem = recovery.complete(loop) if done else ""
         if not done and loop.several:
             # Its ranks were asked on another machine. Only the first can be needed again: it knows if that was its user.
@@ -443,7 +443,7 @@ def recover(loop: Loop, attempt: Attempt, evidence: causes.Evidence | None, prog
     """Hand the failure to `recovery.recover`, which says what follows."""
     if loop.trial:
         loop.evidence = evidence
-        recovery.kill_processes(loop, attempt)
+        kill_processes(loop, attempt)
         return Transition(State.FAILED, "it failed")
     result = recovery.recover(loop, attempt, evidence, progress_s)
     loop.drop_probe()

@@ -34,9 +34,9 @@ from monitor.phrases import duration
 from monitor.process import platform
 from monitor.process.platform import ProcessInfo
 from monitor.process.spawned import Tree
+from monitor.recovery import Run
 from monitor.resume import next_attempt
 from monitor.run_folder import read_json
-from monitor.start import Run
 from monitor.state import Observation, Verdict
 
 TABLE: list[dict[str, Any]] = tomllib.loads(Path(__file__).with_name("slow.toml").read_text(encoding="utf-8"))["cause"]

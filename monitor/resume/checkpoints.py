@@ -21,11 +21,12 @@ import math
 import os
 import re
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from guards import checkpoint, snapshot_files, snapshots
 from guards.checkpoint import VerifyResult
@@ -35,6 +36,9 @@ from monitor.process.platform import LOCK, is_held
 from monitor.process.spawned import Subjob, python
 from monitor.run_folder import STATE, read_json
 from monitor.state import ResumePoint, spec_hash
+
+if TYPE_CHECKING:
+    from monitor.recovery import Run
 
 Log = Callable[[str], object]
 UNGUARDED = "it has no guard file, so it was not written completely"
@@ -203,28 +207,29 @@ def sweep_memory() -> None:
             drop_memory(str(folder))
 
 
-def memory_variables(folder: str, run: Path, limit_bytes: int) -> dict[str, str]:
+def memory_variables(run: Run) -> dict[str, str]:
     """The variables of an attempt; {} without a folder."""
-    if not folder:
+    folder, limit_bytes = run.state.snapshots, run.config.restart.snapshots_bytes
+    if run.several or not folder:
         return {}
-    return {snapshot_files.RING: folder, snapshots.SPEC: spec_hash(run), snapshots.LIMIT: str(limit_bytes)}
+    spec = spec_hash(run.folder.folder)
+    return {snapshot_files.RING: folder, snapshots.SPEC: spec, snapshots.LIMIT: str(limit_bytes)}
 
 
-def usable_snapshots(
-    folder: str, run: Path, log: Log, before_step: float = math.inf, after_step: int = -1, room: bool = True
-) -> list[ResumePoint]:
-    """The snapshots that can be resumed from once they verify; `log` is told why others cannot.
+def usable_snapshots(run: Run, after_step: int = -1, room: bool = True) -> list[ResumePoint]:
+    """The snapshots that can be resumed from once they verify; why others cannot is in the log.
 
-    before_step, after_step: only snapshots of steps between these. room: its state will be made beside it.
+    after_step: only those of later steps. room: its state will be made beside it.
     """
-    found = list[ResumePoint]()
+    found, folder, incident = list[ResumePoint](), run.state.snapshots, run.incident
+    before_step = incident.evidence.step if incident is not None and incident.cause.damages_memory else math.inf
     for path, guard in checkpoint.guards(folder).items() if folder else ():
         reason = ""
         if guard is None or "run" not in guard or guard["step"] <= after_step:
             continue
-        if guard["run"] != str(run):
+        if guard["run"] != str(run.folder.folder):
             reason = f"it belongs to {guard['run']}"
-        elif guard["spec"] != spec_hash(run):
+        elif guard["spec"] != spec_hash(run.folder.folder):
             reason = "the run was made again since"
         elif guard["boot"] != snapshots.boot_id():
             reason = "it was written before the machine was started"
@@ -233,7 +238,7 @@ def usable_snapshots(
         elif room and shutil.disk_usage(folder).free < _bytes_of(guard) + ROOM:
             reason = f"{memory()} is full, and the state that is made from it has no room there"
         if reason:
-            log(f"the snapshot of step {guard['step']} is not used: {reason}")
+            run.folder.log(f"the snapshot of step {guard['step']} is not used: {reason}")
         else:
             state = Path(folder) / snapshot_files.RESUMED / path.name
             found.append(ResumePoint(state, guard["step"], record=path, python=guard["python"]))
@@ -264,3 +269,59 @@ def clear_memory(folder: str) -> None:
     if folder:
         for path in [*Path(folder).glob("*-state"), Path(folder) / snapshot_files.RESUMED]:
             shutil.rmtree(path, ignore_errors=True)
+
+
+# ---- of a run ----
+
+
+def resume_point(run: Run, folders: list[Path]) -> ResumePoint:
+    """The newest state that can be resumed from: a snapshot in memory, or a checkpoint on the disk."""
+    trusted = run.keeps_snapshots and sum(run.state.history.failures.values()) < FAILED_COUNT
+    found = usable_snapshots(run) if trusted else []
+    return choose(folders, run.config.check.verify_s, run.pause, found, run.folder.log)
+
+
+def keep_newest(run: Run, pause: Callable[[float], None]) -> str:
+    """Write the newest snapshot to the run's folder when no checkpoint there is as new, before the memory is freed.
+
+    Returns "", or why its steps are in memory only, which is not freed then. `pause` may raise; call it again then.
+    """
+    if not run.state.snapshots or run.unkept is not None:
+        return run.unkept or ""
+    on_disk = max(states(run.state_folders()).values(), default=0)
+    found, unkept = usable_snapshots(run, on_disk, room=False), ""
+    point = choose([], run.config.check.verify_s, pause, found)
+    if point.record is not None:
+        interpreter = point.python if Path(point.python).is_file() else sys.executable
+        command = [interpreter, "-m", "guards.snapshot_files", str(point.record), str(run.folder.folder)]
+        job = Subjob(command, min(run.config.end.stop_save_s, run.remaining_s()))
+        job.wait(pause)
+        if job.answer() is None:
+            unkept = f"the newest steps, to step {point.step}, could not be written to the disk ({job.error}); "
+            unkept += "they stay in memory until this machine is restarted, and a new start goes on from them"
+        else:
+            run.folder.log(f"the snapshot of step {point.step} was written to the disk")
+    run.unkept = unkept
+    return unkept
+
+
+def report_bad(run: Run, point: ResumePoint) -> None:
+    for path, reason in point.bad:
+        run.folder.event("checkpoint_bad", f"{path.name}: {reason}", path=str(path))
+    for path, reason in point.unsure:
+        run.folder.log(f"{path.name} cannot be verified now and is kept: {reason}")
+    if run.incident is not None:
+        run.incident.bad_checkpoints += [f"{p.name} ({reason})" for p, reason in point.bad]
+
+
+def start_over(run: Run, point: ResumePoint) -> ResumePoint:
+    """The changed run cannot resume its states: they are kept aside, and the training starts at step 0."""
+    for state in states(run.state_folders()) if run.leads else ():
+        with contextlib.suppress(FileNotFoundError):
+            aside = checkpoint.set_aside(state, "saved before a change of the run that is incompatible with it")
+            message = f"{state.name} is incompatible with the changed run; kept as {aside.name}"
+            run.folder.event("checkpoint_bad", message)
+    clear_memory(run.state.snapshots)
+    if run.incident is not None:
+        run.incident.changed.append("the training starts over: its checkpoints are incompatible with this change")
+    return ResumePoint(None, 0, point.bad)

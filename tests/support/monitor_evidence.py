@@ -16,8 +16,8 @@ from monitor.diagnose.incident import Incident
 from monitor.diagnose.ranks import UNKNOWN
 from monitor.loop import Loop
 from monitor.process import platform
+from monitor.recovery import Run
 from monitor.run_folder import RunFolder
-from monitor.start import Run
 from monitor.state import AttemptRecord, State, Transition
 from monitor.supervisor import turn
 

@@ -18,7 +18,7 @@ import children
 import pytest
 from monitor_helpers import ROOT, wait_for
 
-from monitor import gpu, start
+from monitor import gpu, recovery
 from monitor.gpu import GpuQueue
 from monitor.process import platform
 
@@ -243,7 +243,7 @@ def test_a_gpu_stays_with_a_training_that_outlives_its_monitor(queued, make_loop
     waits, run = queued("waits"), make_loop("")
     (run.folder.folder / "train.sh").write_text("sleep 60")
     wait_for(run.queue.acquire)
-    attempt = start.start_attempt(run)
+    attempt = recovery.start_attempt(run)
     run.queue.release()  # as the end of the monitor does
     try:
         assert not waits.acquire() and waits.message == "waiting for GPU 0: the run 'toy' uses it"

@@ -11,9 +11,10 @@ from monitor_evidence import beat, open_incident
 from monitor_helpers import events
 
 from guards import step_requests
-from monitor import config, loop, start
+from monitor import config, loop
 from monitor.diagnose.incident import Incident
 from monitor.process import platform
+from monitor.recovery import Interrupted
 from monitor.state import Observation, RunState, Shutdown, State, Transition, read_status
 
 END = config.load().end
@@ -78,7 +79,7 @@ def test_the_end_of_a_run_says_what_is_not_kept_and_closes_its_incident(make_loo
     open_incident(run).outcome = "gave up" if end.code else ""
     run.state.failing = failing
     run.view = Observation(0.0, 0.0, (beat(step=33),))
-    monkeypatch.setattr(start, "keep_newest", lambda run, pause: "not kept")
+    monkeypatch.setattr(loop.checkpoints, "keep_newest", lambda run, pause: "not kept")
     monkeypatch.setattr(run, "flush_store", lambda: "3 files")
     step_requests.ask(run.folder.folder, "save")
     run.enter(end)
@@ -163,12 +164,12 @@ def test_a_wait_ends_for_a_stop_once_what_an_earlier_monitor_left_is_known(make_
     run.signals = [signal.SIGTERM]
     run.pause(0.0)
     run.at = Transition(State.STARTING)
-    with pytest.raises(start.Interrupted):
+    with pytest.raises(Interrupted):
         run.pause(0.0)
     run.signals = []
     run.pause(0.0)
     (run.folder.folder / "stop.request").write_text("{}")
-    with pytest.raises(start.Interrupted):
+    with pytest.raises(Interrupted):
         run.pause(0.0)
     assert run.remaining_s() == math.inf
 
@@ -179,7 +180,7 @@ def test_the_loop_turns_to_the_end_whatever_fails_and_then_lets_everything_go(ma
         monkeypatch.setattr(loop, name, 0.0)
     monkeypatch.setattr(run, "listen", lambda: None)  # this process keeps its signals
     monkeypatch.setattr(loop, "drop_copied", lambda folder: f"what was saved locally is not all in {folder}")
-    results = [Transition(State.QUEUED), ZeroDivisionError("a bug"), start.Interrupted(), Transition(State.STARTING),
+    results = [Transition(State.QUEUED), ZeroDivisionError("a bug"), Interrupted(), Transition(State.STARTING),
                Transition(State.STOPPING, "saving"), Transition(State.STOPPED, "at step 5")]  # fmt: skip
     run.state.shutdown, run.state.save_dir = Shutdown("stopped"), "/var/tmp"
     run.state.snapshots = str(platform.private_folder("ring", run.folder.folder))

@@ -1,6 +1,7 @@
-"""What the recovery decides, without a run."""
+"""What the recovery decides, what keeps a run from its start and what a start takes over, without a training."""
 
 import struct
+import sys
 import time
 from copy import deepcopy
 from types import SimpleNamespace
@@ -11,12 +12,14 @@ from monitor_helpers import events
 
 from guards.heartbeat import REQUEST_TERM
 from monitor import config, recovery
+from monitor.attempt import Unkillable, kill_processes
 from monitor.diagnose.incident import Incident
+from monitor.process import spawned
 from monitor.process.platform import ProcessInfo
 from monitor.process.spawned import KillResult
-from monitor.resume import next_attempt
-from monitor.start import Unkillable
-from monitor.state import History, Observation, RunState, Shutdown, State, Transition
+from monitor.resume import checkpoints, next_attempt
+from monitor.run_folder import MonitorError
+from monitor.state import History, Observation, ResumePoint, RunState, Shutdown, State, Transition, spec_hash
 
 CONFIG = config.load()
 HEADER = b'{"t":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
@@ -36,21 +39,21 @@ def test_failures_are_answered_at_once_then_after_longer_and_the_last_ends_the_r
     history = History()
     for failure, wait_s in zip(failures, [*waits_s, None], strict=True):
         before, copied = history, deepcopy(history)
-        history, reason, waited_s = recovery.after_failure(history, *failure, CONFIG.restart)
+        history, reason, waited_s = history.after_failure(*failure, CONFIG.restart)
         assert (reason, waited_s) == ("", wait_s) if wait_s is not None else stop in reason
         assert before == copied, "an error in the middle of recover() must not count a failure twice"
 
 
 def test_ten_minutes_of_new_steps_give_the_allowance_back():
-    history, refunded = recovery.after_progress(History(restarts=CONFIG.restart.in_all_count), 599, CONFIG.restart)
+    history, refunded = History(restarts=CONFIG.restart.in_all_count).after_progress(599, CONFIG.restart)
     assert not refunded
-    history, refunded = recovery.after_progress(history, 1, CONFIG.restart)
+    history, refunded = history.after_progress(1, CONFIG.restart)
     assert refunded
-    assert recovery.after_failure(history, "step/99/stuck", True, False, CONFIG.restart)[1] == ""
+    assert history.after_failure("step/99/stuck", True, False, CONFIG.restart)[1] == ""
 
 
 def test_a_cause_that_needs_time_gets_it_on_the_first_failure_too():
-    assert recovery.after_failure(History(), "x", True, False, CONFIG.restart, least_wait_s=30)[2] == 30
+    assert History().after_failure("x", True, False, CONFIG.restart, least_wait_s=30)[2] == 30
 
 
 def test_a_lora_that_does_not_verify_is_never_called_completed(make_loop, tmp_path):
@@ -177,10 +180,10 @@ def test_what_is_killed_is_named_and_what_lives_on_starts_no_second_writer(make_
     open_incident(loop)
     loop.state.failing = True
     with pytest.raises(Unkillable, match=r"python \(8\)"):
-        recovery.kill_processes(loop, attempt)
+        kill_processes(loop, attempt)
     assert Incident.load(loop.incident.folder).killed == [{"name": "python", "pid": 8}]
     loop.state.shutdown = Shutdown("preempted", gone_by_s=time.monotonic() + 4)
-    recovery.kill_processes(loop, attempt, 3.0, 30.0)
+    kill_processes(loop, attempt, 3.0, 30.0)
     end = CONFIG.end
     assert given[0] == (end.grace_s, end.kill_wait_s) and given[1] == (3.0, pytest.approx(1.0, abs=0.5))
     assert waits[0] == ({8}, end.gpu_memory_s) and waits[1][0] == {7} and waits[1][1] <= 4
@@ -224,3 +227,173 @@ def test_the_next_monitor_takes_up_an_open_incident(make_loop, trained):
     recovery.load_incident(again)
     assert again.incident is None and not again.state.failing and again.state.incident == ""
     assert "cannot be continued" in (loop.folder.folder / "monitor.log").read_text()
+
+
+def test_a_start_that_the_system_refuses_is_tried_up_to_the_limit_with_growing_waits(make_loop, monkeypatch):
+    clock, run = [100.0], make_loop()
+    monkeypatch.setattr(recovery, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    waits, limit_s = [], CONFIG.restart.start_s
+    while (wait := recovery._try_again(run, "no descriptor", limit_s, 4)).state is State.BACKOFF:
+        waits.append(wait.due_s - clock[0])
+        clock[0] = wait.due_s
+    assert waits[:8] == [1, 2, 4, 8, 16, 32, 60, 60] and limit_s <= clock[0] - 100 < limit_s + 60
+    assert wait == Transition(State.FAILED, wait.message, code=4)
+    assert wait.message.startswith(f"no descriptor (tried {len(waits) + 1} times in 1")
+    assert recovery._try_again(run, "a full disk", limit_s + 1).due_s == clock[0] + 1, "another reason starts over"
+    assert [event["message"] for event in events(run.folder.folder, "backoff")] == ["no descriptor", "a full disk"]
+
+
+@pytest.mark.parametrize(
+    ("wish", "trained_on", "found", "gpus", "state", "words"),
+    [
+        ("", "", 0, 1, None, ""),
+        ("0", "a GPU", 0, 1, None, ""),
+        ("1", "", None, 1, None, ""),  # the driver does not answer
+        ("1", "", 1, 1, None, ""),
+        ("", "A40", 0, 1, State.PREEMPTED, "the run has trained on A40, and this machine has none: nothing is trained"),
+        ("1", "", 0, 1, State.FAILED, "the run needs 1 GPU, and this machine has none: nothing is trained on the CPU"),
+        ("1", "", 1, 2, State.FAILED, "the run needs 2 GPUs, and this machine has 1 GPU: it needs 2 (or set"),
+    ],
+)
+def test_a_run_that_needs_a_gpu_has_one(make_loop, monkeypatch, wish, trained_on, found, gpus, state, words):
+    run = make_loop(f"gpus = {gpus}\n")
+    monkeypatch.setenv(recovery.NEEDS_GPU, wish)
+    monkeypatch.setattr(run.gpus, "count", lambda pause: found)
+    run.state.gpu = trained_on
+    result = recovery.gpu_missing(run)
+    assert (result.state if result else None) is state
+    if result is not None:
+        assert words in result.message and result.code == (4 if state is State.FAILED else None)
+
+
+def test_the_gpu_that_a_training_uses_is_recorded_once(make_loop):
+    run = make_loop()
+    recovery.note_gpu(run, [beat(about={"device": "cpu"}), beat(about={})])
+    assert run.state.gpu == ""
+    recovery.note_gpu(run, [beat(), beat(about={"device": "cuda:0"})])
+    assert run.state.gpu and RunState.load(run.folder).gpu == run.state.gpu
+    run.state.gpu = "RTX 4090"
+    recovery.note_gpu(run, [beat(about={"device": "cuda:0"})])
+    assert run.state.gpu == "RTX 4090"
+
+
+def test_the_state_of_another_machine_is_continued_without_what_depends_on_that_machine(make_loop):
+    there = make_loop()
+    folder, change = there.folder.folder, {"name": "workers_0", "sentence": "no workers"}
+    before = RunState(
+        State.FAILED, attempt=3, restarts=2, best_step=40, changes=[change], changes_at_save=["batch_1"], failing=True,
+        spec_hash=spec_hash(folder), durations={"step": {"n": 3}}, cause_counts={"oom": 1},
+    )  # fmt: skip
+    before.ledger.steps = 40
+
+    def adopted(**changed):
+        for name, value in changed.items():
+            setattr(before, name, value)
+        (folder / "monitor.json").unlink(missing_ok=True)
+        here = make_loop()
+        before.save(here.folder)
+        return here.state.adopt_restored(here.folder), here.state
+
+    reason, state = adopted()
+    assert reason == "" and (state.attempt, state.restarts, state.best_step, state.best_before) == (3, 2, 40, 40)
+    assert state.changes == [change] and state.cause_counts == {"oom": 1} and state.ledger.steps == 40
+    assert not state.durations and not state.failing
+    (folder / "toy.safetensors").write_bytes(b"x")
+    assert adopted()[0] == ""
+    assert adopted(state=State.COMPLETED)[0] == "already completed on another machine (40 steps); LoRA: toy.safetensors"
+    assert RunState.load(there.folder).best_before == 40, "saved"
+    assert adopted(spec_hash="another")[0] == ""
+    for wrong in ({"best_step": "x"}, {"best_step": 40, "changes_at_save": ["$(rm)"]}):
+        reason, state = adopted(**wrong)
+        assert reason == "" and state.best_step == 0
+    assert "cannot be used and is ignored" in (folder / "monitor.log").read_text()
+
+
+def test_where_states_are_and_how_long_the_machine_stays(make_loop, tmp_path):
+    run, second = make_loop(), make_loop("nodes = 2\n", machine=1)
+    own = run.folder.folder
+    assert run.leads and not run.several and second.several and not second.leads and make_loop("", machine=0).leads
+    assert run.state_folders() == [own]
+    for one in (run, second):
+        one.state.save_dir = str(tmp_path / "local")
+    assert run.state_folders() == [own], "it is not there"
+    (tmp_path / "local").mkdir()
+    assert run.state_folders() == [own, tmp_path / "local"] and second.state_folders() == [own]
+    assert run.remaining_s() == float("inf")
+    run.state.shutdown = Shutdown("preempted", gone_by_s=time.monotonic() + 50)
+    assert 40 < run.remaining_s() <= 50
+    run.state.shutdown = Shutdown("preempted", gone_by_s=time.monotonic() - 50)
+    assert run.remaining_s() == 0
+
+
+def test_what_prevents_a_start_is_said_and_a_full_disk_may_pass(make_loop, monkeypatch):
+    run = make_loop('name = "toy"\n')
+    wrong = lambda *_: (_ for _ in ()).throw(MonitorError("run.toml: no tier"))  # noqa: E731
+    for problems, said in ((lambda *_: ["no model", "no tier"], "no model; no tier"), (wrong, "run.toml: no tier")):
+        monkeypatch.setattr(next_attempt, "start_problems", problems)
+        assert recovery.start_attempt(run) == Transition(State.FAILED, said)
+    monkeypatch.setenv(next_attempt.CHECKED, "1")  # whoever started the monitor has looked
+    monkeypatch.setattr(run.prewarm, "render", wrong)
+    assert recovery.start_attempt(run).message == "attempt 1 cannot be started: run.toml: no tier"
+    monkeypatch.setattr(checkpoints, "room_missing", lambda folders: "the disk is full")
+    assert recovery.start_attempt(run) == Transition(State.FAILED, "the disk is full, then start the run again")
+    run.state.attempt = 1
+    assert recovery.start_attempt(run).state is State.BACKOFF and run.wait_limit_s == CONFIG.restart.disk_wait_s
+    monkeypatch.setenv(recovery.NEEDS_GPU, "1")
+    monkeypatch.setattr(run.gpus, "count", lambda pause: 0)
+    assert "the run needs 1 GPU" in recovery.start_attempt(run).message
+
+
+def test_the_newest_snapshot_is_written_to_the_disk_before_its_memory_is_freed(make_loop, monkeypatch, tmp_path):
+    run, asked = make_loop(), []
+    pause = lambda seconds: None  # noqa: E731
+    assert checkpoints.keep_newest(run, pause) == "" and run.unkept is None
+    run.state.snapshots = str(tmp_path)
+    saved_state(run.folder.folder, 10)
+    monkeypatch.setattr(
+        checkpoints, "usable_snapshots", lambda run, after_step, room: asked.append((after_step, room)) or []
+    )
+    point = ResumePoint(None)
+    monkeypatch.setattr(checkpoints, "choose", lambda *_: point)
+    assert checkpoints.keep_newest(run, pause) == "" and asked == [(10, False)]
+    for code, said in ((0, ""), (1, "the newest steps, to step 25, could not be written to the disk")):
+        run.unkept, point = None, ResumePoint(None, 25, record=tmp_path / "record", python=str(tmp_path / "python"))
+        (tmp_path / "python").write_text(f"#!/bin/sh\n[ {code} = 1 ] || echo '{{}}'\nexit {code}\n")
+        (tmp_path / "python").chmod(0o755)
+        assert (
+            checkpoints.keep_newest(run, pause).startswith(said) and checkpoints.keep_newest(run, pause) == run.unkept
+        )
+        assert bool(run.unkept) is bool(code)
+    assert "the snapshot of step 25 was written to the disk" in (run.folder.folder / "monitor.log").read_text()
+
+
+def test_a_tracker_that_cannot_be_started_costs_the_run_nothing(make_loop, monkeypatch):
+    run, commands = make_loop('trackers = "trackio"\n'), []
+    attempt = SimpleNamespace(record=SimpleNamespace(number=1), pid=7)
+    monkeypatch.setattr(recovery, "helper", lambda command, log: commands.append((command, log.name)))
+    recovery._report_start(run, attempt, "from the start")
+    folder = run.folder.folder
+    assert commands == [([sys.executable, "-m", "monitor.trackio_feed", str(folder)], str(folder / "trackio.log"))]
+    monkeypatch.setattr(recovery, "helper", lambda *_: (_ for _ in ()).throw(OSError(12, "Cannot allocate memory")))
+    recovery.start_tracker(run.folder)
+    assert "trackio could not be started: Cannot allocate memory" in (folder / "monitor.log").read_text()
+    recovery._report_start(make_loop(), attempt, "from the start")
+    assert len(commands) == 1
+
+
+def test_processes_that_cannot_be_killed_let_nothing_start(make_loop, monkeypatch):
+    run = make_loop("")
+    one = ProcessInfo(7, 1.0, 1, "D", "python", 0.0, 0)
+    spared, given = ProcessInfo(8, 1.0, 1, "S", "bash", 0.0, 0), []
+    monkeypatch.setattr(spawned, "with_environment", lambda name, value: [one, spared])
+    monkeypatch.setattr(run.standby, "pids", lambda: {8})
+    end = CONFIG.end
+
+    def kill(tree, *limits):
+        given.append((dict(tree.members), limits))
+        return KillResult((one,), (one,), 1.0)
+
+    monkeypatch.setattr(spawned, "kill", kill)
+    with pytest.raises(Unkillable, match=r"python \(7\)"):
+        recovery.start_attempt(run)
+    assert given == [({7: one}, (end.grace_s, end.kill_wait_s))]

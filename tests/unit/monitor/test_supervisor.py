@@ -11,10 +11,11 @@ import pytest
 from monitor_evidence import beat, saved_state
 from monitor_helpers import events
 
-from monitor import config, recovery, start, state, supervisor
+from monitor import config, recovery, state, supervisor
 from monitor.loop import Loop
 from monitor.process import platform
 from monitor.process.platform import LOCK, is_held
+from monitor.process.spawned import KillResult
 from monitor.run_folder import MonitorError
 from monitor.state import ExitStatus, Observation, RunState, Shutdown, Signals, State, Transition, Verdict, spec_hash
 from monitor.store import LeaseState, StoreView
@@ -126,9 +127,9 @@ def test_a_stopped_run_says_where_and_with_which_checkpoint(make_loop, trained):
 def test_a_stop_waits_for_the_checkpoint_until_its_deadline_or_a_hang(make_loop, trained, monkeypatch):
     run, view = make_loop(), Observation(time.monotonic(), 0.0, (beat(),))
     run.attempt, killed = trained(run, outcome="stopped"), []
-    result = recovery.KillResult((), (), 0.0)
+    result = KillResult((), (), 0.0)
     monkeypatch.setattr(run, "observe", lambda attempt, fresh=False: view)
-    monkeypatch.setattr(recovery, "kill_processes", lambda run, attempt, *times_s: killed.append(times_s) or result)
+    monkeypatch.setattr(supervisor, "kill_processes", lambda run, attempt, *times_s: killed.append(times_s) or result)
     run.at = waits = Transition(State.STOPPING, "saving", time.monotonic() + 99)
     for verdict, ended in (("ok", False), ("suspect", False), ("slow", True), ("hung", True), ("over", True)):
         monkeypatch.setattr(run.watch, "observe", lambda seen, verdict=verdict: Verdict(verdict))
@@ -173,7 +174,9 @@ def test_what_the_store_had_is_continued_and_a_lost_lease_ends_the_run(make_loop
     run, restored = make_loop(), dict(ready=True, restored_step=20, restored_from="pod-1")
     views = [StoreView(ready=True), StoreView(**restored), StoreView(**restored)]
     store = SimpleNamespace(poll=lambda: views[0], admitted=False)
-    monkeypatch.setattr(start, "adopt_restored", lambda run: "already completed" if len(views) == 1 else "")
+    monkeypatch.setattr(
+        RunState, "adopt_restored", lambda state, folder: "already completed" if len(views) == 1 else ""
+    )
     assert supervisor.admission(run, store) is None and not events(run.folder.folder)
     assert views.pop(0) and supervisor.admission(run, store) is None and store.admitted
     assert events(run.folder.folder, "restored")[0]["message"] == "fetched step 20 from the store, written by pod-1"
@@ -186,7 +189,7 @@ def test_what_the_store_had_is_continued_and_a_lost_lease_ends_the_run(make_loop
     run.at = Transition(State.RUNNING, due_s=time.monotonic() + 99, give_up_s=time.monotonic() + 999)
     assert supervisor.lease_lost(run) is None, "what cannot be killed is tried again later"
     killed = []
-    monkeypatch.setattr(recovery, "kill_processes", lambda run, attempt: killed.append(attempt))
+    monkeypatch.setattr(supervisor, "kill_processes", lambda run, attempt: killed.append(attempt))
     run.at, run.attempt = Transition(State.RUNNING), trained(run)
     assert supervisor.lease_lost(run).state is State.FAILED and killed == [run.attempt]
 
@@ -290,7 +293,7 @@ def test_a_start_waits_for_its_time_its_gpu_and_its_store(make_loop, trained, mo
     waiting = turn(run)
     assert waiting.state is State.QUEUED and "the driver has not listed its GPUs yet" in waiting.message
     run.queue.held, started = True, [Transition(State.BACKOFF, "no memory"), trained(run)]
-    monkeypatch.setattr(start, "start_attempt", lambda run: started.pop(0))
+    monkeypatch.setattr(recovery, "start_attempt", lambda run: started.pop(0))
     run.store = Mock(admitted=False, poll=StoreView, unreachable_s=lambda: 0.0, holds=False, summary=dict)
     assert turn(run).message == "connecting to the store" and len(started) == 2
     run.store.admitted = True

@@ -16,7 +16,6 @@ from guards import checkpoint, snapshot_files, snapshots
 from guards.checkpoint import VerifyResult
 from guards.snapshot_files import File, SnapshotError
 from guards.snapshots import Snapshots
-from monitor import start
 from monitor.process import platform
 from monitor.resume import checkpoints as ours
 from monitor.state import History, ResumePoint
@@ -46,9 +45,30 @@ def ring_of(run, *steps, spec="spec", of=None):
     return ring
 
 
-def newest(ring, run, **more):
+def run_of(folder, ring, failures=1, damages=False, limit=1 << 30, log=str):
+    """A run with these snapshots after a failure at step 7."""
+    state = SimpleNamespace(history=History(failures={"x": failures}), snapshots=ring, snapshots_off="")
+    incident = SimpleNamespace(cause=SimpleNamespace(damages_memory=damages), evidence=SimpleNamespace(step=7))
+    folder = SimpleNamespace(folder=folder, foreign=False, log=log)
+    config = SimpleNamespace(restart=SimpleNamespace(snapshots_bytes=limit), check=SimpleNamespace(verify_s=60.0))
+    return SimpleNamespace(
+        folder=folder,
+        state=state,
+        incident=incident,
+        config=config,
+        several=False,
+        keeps_snapshots=limit > 0,
+        pause=time.sleep,
+    )
+
+
+def chosen(run, ring, **more):
+    return ours.resume_point(run_of(run, ring, **more), [run])
+
+
+def newest(ring, run, damages=False):
     refused = list[str]()
-    records = ours.usable_snapshots(ring, run, refused.append, **more)
+    records = ours.usable_snapshots(run_of(run, ring, damages=damages, log=refused.append))
     point = ours.choose([], 60.0, time.sleep, records, refused.append)
     return point if point.record else None, refused
 
@@ -57,7 +77,7 @@ def test_the_newest_snapshot_is_taken_and_becomes_the_state_to_resume_from(run):
     ring = ring_of(run, 4, 5)
     record, refused = newest(ring, run)
     assert (record.step, refused) == (5, [])
-    variables = ours.memory_variables(ring, run, 1000)
+    variables = ours.memory_variables(run_of(run, ring, limit=1000))
     snapshot_files.restore(record.path, variables)
     assert (record.path / "weights.bin").read_bytes() == b"5" and checkpoint.problems(record.path) == []
     assert Snapshots.from_env(variables).limit_bytes == 1000
@@ -80,7 +100,7 @@ def test_a_snapshot_of_another_run_of_other_settings_or_of_another_boot_is_refus
 
 
 def test_after_a_fault_that_may_have_damaged_memory_a_snapshot_from_before_it_is_taken(run):
-    record, refused = newest(ring_of(run, 6, 7), run, before_step=7)
+    record, refused = newest(ring_of(run, 6, 7), run, damages=True)
     assert record.step == 6 and len(refused) == 1
 
 
@@ -105,16 +125,6 @@ def test_the_other_snapshot_is_taken_when_the_newest_is_damaged(run):
     assert record.step == 6 and "truncated" in refused[0]
 
 
-def choose(run, ring, failures=1, damages=False, limit=1 << 30):
-    """The point from which a run is resumed after a failure at step 7."""
-    state = SimpleNamespace(history=History(failures={"x": failures}), snapshots=ring, snapshots_off="")
-    incident = SimpleNamespace(cause=SimpleNamespace(damages_memory=damages), evidence=SimpleNamespace(step=7))
-    folder = SimpleNamespace(folder=run, foreign=False, log=lambda line: None)
-    config = SimpleNamespace(restart=SimpleNamespace(snapshots_bytes=limit), check=SimpleNamespace(verify_s=60.0))
-    known = dict(folder=folder, state=state, incident=incident, config=config, several=False, pause=time.sleep)
-    return start._choose(SimpleNamespace(**known), [run])
-
-
 def test_bad_states_are_set_aside_and_what_cannot_be_verified_stays(tmp_path, monkeypatch):
     good, unsure, bad = (saved_state(tmp_path, step) for step in (0, 20, 30))
     torn, unreadable = tmp_path / "toy-step00000040-state", tmp_path / "toy-step00000050-state"
@@ -134,14 +144,14 @@ def test_bad_states_are_set_aside_and_what_cannot_be_verified_stays(tmp_path, mo
 def test_memory_or_disk_the_newer_one_counts(run):
     ring = ring_of(run, 6, 7)
     saved_state(run, 5)
-    point = choose(run, ring)
+    point = chosen(run, ring)
     assert (point.step, point.path.parent.parent, point.record.parent) == (7, Path(ring), Path(ring))
-    assert choose(run, ring, damages=True).step == 6
+    assert chosen(run, ring, damages=True).step == 6
     for known in (dict(failures=2), dict(damages=True, failures=2), dict(limit=0)):
-        disk = choose(run, ring, **known)
+        disk = chosen(run, ring, **known)
         assert (disk.step, disk.path.parent, disk.record) == (5, run, None)
     saved_state(run, 8)
-    assert (choose(run, ring).step, choose(run, ring).record) == (8, None)
+    assert (chosen(run, ring).step, chosen(run, ring).record) == (8, None)
 
 
 def test_a_run_that_ends_or_is_gone_leaves_nothing_in_memory(run):

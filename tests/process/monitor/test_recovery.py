@@ -7,8 +7,8 @@ import psutil
 from monitor_evidence import open_incident, saved_state
 from monitor_helpers import events, wait_for
 
-from monitor import config, start
-from monitor.attempt import Attempt
+from monitor import config, recovery
+from monitor.attempt import Attempt, kill_leftovers
 from monitor.diagnose.incident import Incident
 from monitor.process import platform
 from monitor.resume import checkpoints, next_attempt
@@ -38,7 +38,7 @@ def test_an_attempt_starts_from_the_newest_good_state_and_its_record_is_saved(ma
     (run.folder.folder / "toy.tmp").mkdir()
     run.state.best_step, run.state.changes, run.tries = 25, [{"name": "one", "sentence": "s"}], 2
     open_incident(run)
-    attempt = start.start_attempt(run)
+    attempt = recovery.start_attempt(run)
     try:
         assert isinstance(attempt, Attempt) and attempt.record.number == 2, "attempt 1 is train.sh from step 0"
         saved = RunState.load(run.folder)
@@ -55,23 +55,23 @@ def test_an_attempt_starts_from_the_newest_good_state_and_its_record_is_saved(ma
         assert f"HANGPROOF_RESUME={good}" in variables and "HANGPROOF_ATTEMPT=2" in variables
         assert f"attempt 2: train.sh, from {good}" in (run.folder.folder / "training.log").read_text()
         # An error of the monitor cuts it short here: the attempt that was started goes on.
-        again = start.already_started(run)
+        again = recovery.already_started(run)
         assert again.record == attempt.record
         assert events(run.folder.folder, "restarted")[1]["message"].startswith("attempt 2 continues, pid ")
         run.state.attempt = 3
-        assert start.already_started(run) is None
+        assert recovery.already_started(run) is None
         # Another start kills it first.
         run.state.attempt = 2
-        assert start.start_attempt(run).record.number == 3
+        assert recovery.start_attempt(run).record.number == 3
         (killed,) = events(run.folder.folder, "killed")
         assert killed["message"].startswith("killing what an earlier attempt left: ")
         assert str(attempt.pid) in killed["message"]
         assert not psutil.pid_exists(attempt.pid) or psutil.Process(attempt.pid).status() == "zombie"
     finally:
-        start.kill_leftovers(run)
-        assert start.kill_leftovers(run) is None and len(events(run.folder.folder, "killed")) == 2
+        kill_leftovers(run)
+        assert kill_leftovers(run) is None and len(events(run.folder.folder, "killed")) == 2
     run.state.current = None
-    assert start.already_started(run) is None
+    assert recovery.already_started(run) is None
 
 
 def test_the_first_attempt_starts_at_step_0_and_a_script_that_cannot_run_is_tried_again(make_loop, monkeypatch):
@@ -79,10 +79,10 @@ def test_the_first_attempt_starts_at_step_0_and_a_script_that_cannot_run_is_trie
     script(run)
     with monkeypatch.context() as patch:
         patch.setattr(platform, "popen", lambda *_, **__: (_ for _ in ()).throw(OSError(12, "Cannot allocate memory")))
-        refused = start.start_attempt(run)
+        refused = recovery.start_attempt(run)
     assert refused.state is State.BACKOFF and refused.message == "attempt 1 cannot be started: Cannot allocate memory"
     assert run.state.current is None and run.state.attempt == 0
-    attempt = start.start_attempt(run)
+    attempt = recovery.start_attempt(run)
     assert isinstance(attempt, Attempt) and attempt.record.number == 1
     ended(attempt)
     assert "HANGPROOF_RESUME" not in (run.folder.folder / "env.txt").read_text()
@@ -94,7 +94,7 @@ def test_without_trackio_an_event_says_how_to_install_it(make_loop, tmp_path, mo
     (tmp_path / "trackio.py").write_text("raise ImportError('No module named trackio')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     run = make_loop("")
-    start.start_tracker(run.folder)
+    recovery.start_tracker(run.folder)
     wait_for(lambda: "pip install trackio" in (run.folder.folder / "events.jsonl").read_text(), what="the event")
 
 
@@ -107,7 +107,7 @@ def test_a_state_that_cannot_be_verified_now_is_waited_for_and_never_means_step_
         monkeypatch.setattr(checkpoints, "choose", lambda *_, point=point: point)
         run.tries, run.wait_limit_s = tries, LIMITS.start_s
         run.failing_since_s = time.monotonic()
-        result = start.start_attempt(run)
+        result = recovery.start_attempt(run)
         assert isinstance(result, Attempt) is starts, (chosen, tries)
         if not starts:
             assert result.state is State.BACKOFF
@@ -121,7 +121,7 @@ def test_a_change_that_states_do_not_fit_keeps_them_aside_and_starts_over(make_l
     path, state = script(run), saved_state(run.folder.folder, 10)
     monkeypatch.setattr(run.prewarm, "render", lambda *_: Rendered(path, "", compatible=False))
     run.state.best_step = 30
-    attempt = start.start_attempt(run)
+    attempt = recovery.start_attempt(run)
     ended(attempt)
     assert not state.exists() and (state.parent / f"{state.name}.bad").is_dir()
     assert (run.state.best_step, run.state.resumed_step) == (0, 0)
@@ -136,7 +136,7 @@ def test_another_machine_takes_its_changes_from_the_first(make_loop, monkeypatch
     second, seen = make_loop("nodes = 2\n", machine=1), []
     monkeypatch.setenv(next_attempt.CHECKED, "1")
     monkeypatch.setattr(second.prewarm, "render", lambda *given: seen.append(given) or Rendered(script(second)))
-    attempt = start.start_attempt(second)
+    attempt = recovery.start_attempt(second)
     ended(attempt)
     assert seen[0][2] == first.state.changes and seen[0][3] == ["batch_1"]
-    assert start.already_started(second) is None, "all machines start again"
+    assert recovery.already_started(second) is None, "all machines start again"
