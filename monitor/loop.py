@@ -8,28 +8,34 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
+import shutil
 import signal
+import socket
 import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 from guards import step_requests
-from monitor import config, recovery
+from guards.checkpoint import append_line
+from guards.heartbeat import Beat
+from monitor import config, gpu, recovery
 from monitor.attempt import Attempt, Unkillable, kill_processes
-from monitor.detect.probe import Probe
+from monitor.detect.probe import Missing, Probe, Sample, growths, take
 from monitor.detect.progress import Watch
 from monitor.diagnose.causes import Evidence
 from monitor.diagnose.slow import Slowdown
 from monitor.ledger import Ledger, amount
 from monitor.process import platform
+from monitor.process.platform import Moment
 from monitor.recovery import Interrupted, Run
 from monitor.resume import checkpoints
-from monitor.run_folder import STATUS, RunFolder, print_line, read_json
+from monitor.run_folder import METRICS, STATUS, Notifier, RunFolder, machines, print_line, read_json
 from monitor.state import EXIT_CODES, EXIT_FAILED, FINAL, WATCHED, Observation, State, Transition, load_learned
-from monitor.status_writer import Notifier, StatusWriter
 from runs.staging import drop_copied
 
 IDLE_POLL_S = 0.2  # between two steps of a run that has no living attempt
@@ -37,6 +43,10 @@ UNKILLABLE_POLL_S = 5.0
 LAST_MESSAGE_S = 10.0  # for the notification that the run has ended
 PERSIST_S = 10.0  # for the final state to be written to a disk that refuses
 ERROR_PAUSE_S = 0.25
+EVERY_S = 1.0  # between two writes of the status
+CHECKPOINTS_S, GPU_S, MACHINE_S = 5.0, 30.0, 5.0  # between two looks, samples in metrics.jsonl, readings of the machine
+GPU_KEYS = ("name", "utilization", "memory_used", "memory_total", "temperature", "power_w")
+ACTIVE = (State.STARTING, State.RUNNING, State.SUSPECT, State.SLOW, State.STOPPING)
 
 
 class Loop(Run):
@@ -154,7 +164,7 @@ class Loop(Run):
             return known.state
         if at.state is State.QUEUED or (at.state is State.BACKOFF and time.monotonic() < at.due_s):
             return "waiting"
-        if at.state in WATCHED and self.status.steps:
+        if at.state in WATCHED and self.status.phases & {"first_step", "step"}:
             return "training"
         return "recovering" if known.pending else "loading"
 
@@ -209,7 +219,7 @@ class Loop(Run):
         self.watch = Watch(self.config, {**self.learned, **self.state.durations, **self.watch.learned()})
         self.slow_reason, self.calm_since_s, self.last_step_s = "", -math.inf, None
         self.slowdown.attach()
-        self.status.new_attempt()
+        self.status.phases.clear()
 
     def drop_probe(self) -> None:
         if self.probe is not None:
@@ -242,17 +252,14 @@ class Loop(Run):
             if now_s - since_s >= limit_s:
                 self.failing_since = None
                 if self.attempt is None or self.observe(self.attempt, fresh=True).step <= step:
-                    self.stop_at_fault(last)
+                    # The monitor itself is broken: stop the run with that reason; its checkpoints are kept.
+                    with contextlib.suppress(Unkillable):
+                        if self.attempt is not None:
+                            kill_processes(self, self.attempt)
+                    reason = f"the monitor cannot watch this run: {last}; see monitor.log. Checkpoints are kept"
+                    self.enter(Transition(State.FAILED, reason))
         with contextlib.suppress(OSError):
             time.sleep(ERROR_PAUSE_S)
-
-    def stop_at_fault(self, error: str) -> None:
-        """The monitor itself is broken: stop the run with that reason; its checkpoints are kept."""
-        if self.attempt is not None:
-            with contextlib.suppress(Unkillable):
-                kill_processes(self, self.attempt)
-        reason = f"the monitor cannot watch this run: {error}; see monitor.log. Checkpoints are kept"
-        self.enter(Transition(State.FAILED, reason))
 
     # ---- the end of the run ----
 
@@ -354,3 +361,137 @@ class Loop(Run):
                     self.folder.log(kept)
         except Exception:  # noqa: BLE001 - the end of the process
             self.folder.log(f"error while closing\n{traceback.format_exc()}")
+
+
+# ---- the status ----
+
+
+class StatusWriter:
+    """Writes what the page and the command line read: `status.json`, the events of phases and checkpoints, GPU samples.
+
+    Decides nothing, and a reading that fails costs that reading: the next one is at most a few seconds away. The
+    machine's figures (GPU, processor, memory, free disk) are read every MACHINE_S seconds; a second's write copies them.
+    parent_pid: the process that restarts this monitor when it is killed.
+    """
+
+    def __init__(self, run: Run, parent_pid: int | None):
+        self.run, self.parent_pid = run, parent_pid
+        self.phases: set[str] = set()  # that this attempt has entered; an event told of each
+        self._written_s = self._checkpoints_s = self._gpu_s = self._machine_s = -1e9
+        self._machine: dict[str, Any] = {}
+        self._sample = Sample(0.0)  # of the attempt's processes
+        self._progress_utc: str | None = None
+        self._states: dict[Path, int] | None = None  # the complete ones, with their steps
+        self._checkpoint: dict[str, object] | None = None
+
+    def note_phase(self, beats: Sequence[Beat]) -> None:
+        """An event for every phase that is entered for the first time in this attempt."""
+        if beats and beats[0].phase not in self.phases:
+            first = beats[0]
+            self.phases.add(first.phase)
+            total = f", {first.total} items" if first.total else ""
+            self.run.folder.event("phase", f"{first.phase}{total}", phase=first.phase, step=first.step)
+
+    def write(self, force: bool) -> bool:
+        """Replace status.json, once a second or when `force`; False when it could not be written."""
+        run, now = self.run, platform.now()
+        state = run.at.state
+        if not force and now.mono_s - self._written_s < EVERY_S:
+            return True
+        self._written_s = now.mono_s
+        if force or now.mono_s - self._checkpoints_s >= CHECKPOINTS_S:
+            self._checkpoints_s = now.mono_s
+            if self._note_checkpoints() and state in ACTIVE:
+                run.state.save(run.folder)  # its ledger: after a power cut, no later status may be left
+        attempt = run.attempt if state in ACTIVE else None
+        if now.mono_s - self._machine_s >= MACHINE_S:
+            self._machine_s = now.mono_s
+            self._machine = self._sample_machine(now, attempt)
+        if attempt and run.watch.ranks:
+            self._progress_utc = platform.utc(now.wall_s - (now.mono_s - run.watch.last_progress_s()))
+        saved, folder, beats = run.state, run.folder, run.view.beats if run.view else []
+        beat = beats[0] if beats else None
+        current = beat if attempt else None
+        step = max([b.step for b in beats] or [saved.best_step]) or saved.resumed_step
+        step_s, left = run.watch.step_s(), saved.planned - step
+        values: dict[str, Any] = {  # the keys are the contract with the page
+            "version": 1,
+            "name": folder.name,
+            "folder": str(folder.folder),
+            "state": State.QUEUED if state is State.OPENING else state,
+            "phase": current.phase if current else None,
+            "phase_done": current.done if current else 0,
+            "phase_total": current.total if current else 0,
+            "note": current.note if current else "",
+            "step": step,
+            "planned_steps": saved.planned,
+            "epoch": beat.epoch if beat else 0,
+            "loss": beat.loss if beat and math.isfinite(beat.loss) else None,
+            "step_s": round(step_s, 4) or None,
+            "eta_s": round(left * step_s, 1) if step_s and left > 0 and attempt else None,
+            "attempt": saved.attempt,
+            "restarts": saved.restarts,
+            "pid": attempt.pid if attempt else None,  # the script's shell
+            "trainer_pids": [b.pid for b in beats] if attempt else [],
+            "monitor_pid": os.getpid(),
+            "keeper_pid": self.parent_pid,
+            "started_at": saved.started_at,
+            "elapsed_s": round(saved.ledger.wall_s - saved.ledger.seconds["waiting"], 1),
+            "ledger": asdict(saved.ledger),
+            "devices": run.queue.devices,  # the GPUs that this run queues for
+            **self._machine,
+            "updated_at": now.utc,
+            "updated_mono_s": round(now.mono_s, 3),  # with the boot, its age does not depend on the wall clock
+            "boot": platform.boot_id()[:8],
+            "last_progress_at": self._progress_utc,
+            "message": run.at.message,
+            "incidents": len(folder.incident_numbers()),
+            "checkpoint": self._checkpoint,
+            "lora": str(folder.lora) if folder.lora else None,
+            "reason": saved.reason,
+            "changes": [c["sentence"] for c in saved.changes],
+            "slow": run.slow or None,
+            **({"host": socket.gethostname(), "machines": machines(folder.folder)} if run.several else {}),
+            "standby": run.standby.summary(),  # the next attempt, started early
+            "store": run.store.summary() if run.store else None,
+            "snapshots": checkpoints.memory_summary(saved.snapshots, saved.snapshots_off),  # None where there are none
+        }
+        saved.save_again(folder)
+        return folder.write_status(values)
+
+    def _note_checkpoints(self) -> bool:
+        """The newest checkpoint with its guard file; an event for a new one, and True."""
+        try:
+            found = checkpoints.states([self.run.folder.folder])
+        except OSError:
+            return False
+        known, self._states = self._states, {path: step for path, step in found.items() if step >= 0}
+        newest, step = next(iter(self._states.items()), (None, 0))
+        self._checkpoint = {"path": str(newest), "step": step} if newest else None
+        if newest is None or known is None or newest in known:
+            return False
+        self.run.folder.event("checkpoint", f"checkpoint of step {step}: {newest.name}", step=step, path=str(newest))
+        return True
+
+    def _sample_machine(self, now: Moment, attempt: Attempt | None) -> dict[str, Any]:
+        """What the run uses: {"gpus", "cpu_cores", "memory_bytes", "disk_free"}; None for what is not known."""
+        readings, folder, disk_free = self.run.gpus.read(), self.run.folder, None
+        if now.mono_s - self._gpu_s >= GPU_S:
+            self._gpu_s = now.mono_s
+            for i, reading in enumerate(readings):
+                values = {k: v for k, v in reading.items() if k not in ("pids", "spill", "uuid", "use")}
+                try:
+                    append_line(folder.own / METRICS, {"kind": "gpu", "t": now.utc, "gpu": i, **values})
+                except OSError as error:
+                    folder.log(f"metrics.jsonl: {error.strerror}")
+        before, self._sample = self._sample, take(attempt.tree.keys(), Missing()) if attempt else Sample(0.0)
+        used_s = growths(before, self._sample, "cpu_s")
+        with contextlib.suppress(OSError):
+            disk_free = shutil.disk_usage(folder.folder).free
+        own = gpu.own(readings, self.run.queue.devices)
+        return {
+            "gpus": [{key: reading[key] for key in GPU_KEYS if key in reading} for reading in own],
+            "cpu_cores": round(sum(used_s) / (self._sample.at_s - before.at_s), 2) if used_s else None,
+            "memory_bytes": platform.private_bytes(*attempt.tree.members) or None if attempt else None,
+            "disk_free": disk_free,
+        }

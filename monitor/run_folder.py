@@ -24,7 +24,7 @@ import runs
 from guards.checkpoint import append_text, atomic_write
 from guards.reading import read_json as read_json
 from monitor.process import platform, spawned
-from monitor.process.spawned import helper, python
+from monitor.process.spawned import Subjob, helper, python
 from runs.paths import config_dir, outputs_dir
 
 STATUS, EVENTS, LOG, TRAINING_LOG = "status.json", "events.jsonl", "monitor.log", "training.log"
@@ -34,6 +34,7 @@ QUEUE = ".queue.json"  # in outputs/: see jobs/queue.py
 MACHINES = "machines"  # in the run's folder: what the monitors of other machines than the first one write
 # of another machine's status
 SHOWN = ["host", "state", "phase", "step", "incidents", "message", "reason", "updated_at"]
+MESSAGE_S = 60.0  # for a message to leave
 SCRIPT = "train.bat" if platform.WINDOWS else "train.sh"
 
 
@@ -244,6 +245,36 @@ class RunFolder:
         except OSError as error:
             print_line(f"monitor: cannot write {path}: {error.strerror or error}")
             return False
+
+
+class Notifier:
+    """Messages to people, at events: starts a subprocess (cli/notify.py) for each, and kills one that takes too long."""
+
+    def __init__(self, name: str, log: Callable[[str], None]):
+        self.name = name
+        self._log = log
+        self._path = os.fspath(notify_file())
+        self._sending: list[tuple[str, Subjob]] = []
+
+    def event(self, kind: str, message: str) -> None:
+        """Send what the user asked for. Costs one file check where nothing is configured."""
+        if not os.path.isfile(self._path):
+            return
+        text = json.dumps({"kind": kind, "title": f"{self.name}: {kind}", "body": message}).encode("utf-8")
+        self._sending.append((kind, Subjob(python("monitor.cli.notify"), MESSAGE_S, stdin=text)))
+
+    def poll(self, wait_s: float = 0.0) -> None:
+        """Collect what is done; wait up to `wait_s` seconds for the rest (the last message of a run)."""
+        until_s = time.monotonic() + wait_s
+        while self._sending:
+            for kind, job in [sending for sending in self._sending if sending[1].done()]:
+                self._sending.remove((kind, job))
+                if job.error:
+                    said = job.text().strip()[:500] if job.code is not None and not job.timed_out else ""
+                    self._log(f"notification of {kind}: {said or job.error}")
+            if time.monotonic() >= until_s:
+                return
+            time.sleep(0.05)
 
 
 def print_line(line: str, stream: TextIO | None = None) -> None:

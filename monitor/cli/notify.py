@@ -2,7 +2,7 @@
 
 The addresses are secrets (they contain tokens): they are in one file of the user's own that others must not read, and
 nowhere else, not in a log, a status, an argument or an environment. This is the subprocess that sends
-(`status_writer.Notifier` starts it): apprise is large, and a mail server that does not answer must not stop the
+(`run_folder.Notifier` starts it): apprise is large, and a mail server that does not answer must not stop the
 monitor.
 
 `notify.toml` in the user's configuration folder (`HANGPROOF_NOTIFY` names another):

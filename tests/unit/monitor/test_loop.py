@@ -1,13 +1,15 @@
 """What the loop does between two turns, and at the end of a run, without a training."""
 
+import json
 import math
+import os
 import signal
 import time
 from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
-from monitor_evidence import beat, open_incident
+from monitor_evidence import beat, open_incident, saved_state
 from monitor_helpers import events
 
 from guards import step_requests
@@ -224,11 +226,142 @@ def test_an_attempt_is_watched_from_its_beginning_with_what_earlier_ones_took(ma
     run.slow_reason, run.last_step_s, run.view = "swap", 1.0, Observation(0.0, 0.0)
     run.attach(trained(run, about={"environment": {"HANGPROOF_BARRIER_TIMEOUT_S": "7300"}}))
     assert run.watch.known == {"load": {"n": 1}, "step": {"n": 9}}
-    assert (run.probe, closed, run.view, run.slow_reason, run.last_step_s, run.status.steps) == (
-        None, [1], None, "", None, False)  # fmt: skip
+    assert (run.probe, closed, run.view, run.slow_reason, run.last_step_s, run.status.phases) == (
+        None, [1], None, "", None, set())  # fmt: skip
     run.on_view = lambda attempt, view: closed.append(view)
     before_s = run.config.watch.between_steps_s
     assert run.observe(run.attempt) is run.view is closed[1]
     assert run.config.watch.between_steps_s > before_s, "its script has set a limit"
     (told,) = [event for event in events(run.folder.folder, "phase") if event["step"] == 5][1:]
     assert told["message"] == "step"
+
+
+# ---- the status ----
+
+GPU = {"name": "Stand-in", "utilization": 50, "memory_used": 1, "uuid": "GPU-0", "pids": [7], "spill": False, "use": {}}
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Seconds that the status writer's clock is ahead."""
+    ahead, now = [0.0], platform.now
+    monkeypatch.setattr(
+        platform, "now", lambda: (m := now()).__class__(m.mono_s + ahead[0], m.boot_s, m.wall_s + ahead[0])
+    )
+    return ahead
+
+
+@pytest.fixture
+def running(make_loop, trained, monkeypatch):
+    """A run in training at step 20 of 40, on one of two GPUs."""
+    run = make_loop()
+    monkeypatch.setattr(run.gpus, "read", lambda: ({**GPU, "name": "other"}, GPU))
+    run.queue.devices = ["1"]
+    run.attempt = trained(run)
+    run.attempt.tree.members = {os.getpid(): platform.process_info(os.getpid())}
+    run.at, run.state.planned, run.state.resumed_step = Transition(State.RUNNING, "so far"), 40, 8
+    now_s = time.monotonic()
+    for step in range(12, 21):
+        seen_s = now_s - 0.5 * (20 - step)
+        rank = dict(beat_s=seen_s, step_s=seen_s, count=step - 8, epoch=2, done=3, total=9, note="n", pid=2**22 + 1)
+        rank["intervals"] = (0.5,) * (step - 8)
+        run.view = Observation(seen_s, seen_s, (beat(0, step, **rank), beat(1, step - 1, **{**rank, "rank": 1})))
+        run.watch.observe(run.view)
+    return run
+
+
+def test_a_training_is_shown_with_its_progress_and_what_it_uses(running, clock):
+    folder = running.folder.folder
+    assert running.write_status(force=True)
+    shown, watch = read_status(folder), running.watch
+    rank = dict(phase="step", phase_done=3, phase_total=9, note="n", epoch=2, loss=0.1, trainer_pids=[2**22 + 1] * 2)
+    expected = rank | dict(state="running", step=20, planned_steps=40, name="toy", folder=str(folder), message="so far")
+    assert expected.items() <= shown.items()
+    assert shown["step_s"] == round(watch.step_s(), 4) > 0 and shown["eta_s"] == round(20 * watch.step_s(), 1)
+    moved = platform.utc(time.time() - (time.monotonic() - watch.last_progress_s()))
+    assert shown["last_progress_at"][:16] == moved[:16] and "host" not in shown
+    assert shown["gpus"] == [{"name": "Stand-in", "utilization": 50, "memory_used": 1}]
+    assert shown["memory_bytes"] > 1 << 20 and shown["disk_free"] > 0 and shown["cpu_cores"] is None
+    assert shown["monitor_pid"] == os.getpid() and shown["boot"] == platform.boot_id()[:8]
+    (first, second) = (json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines())
+    assert (first["gpu"], second["gpu"], second["kind"]) == (0, 1, "gpu")
+    assert not {"uuid", "pids", "spill", "use"} & second.keys()
+
+    for waited_s, figures in ((loop.MACHINE_S - 1, "as before"), (1.5, "new")):
+        clock[0] += waited_s
+        sum(range(2_000_000))  # uses processor time
+        running.write_status()
+        assert (read_status(folder)["cpu_cores"] is None) is (figures == "as before")
+    assert 0 < read_status(folder)["cpu_cores"] < 64
+    assert len((folder / "metrics.jsonl").read_text().splitlines()) == 2, "GPU samples are rarer"
+
+    running.at = Transition(State.COMPLETED)
+    running.view = Observation(0.0, 0.0, (beat(0, 40, loss=math.nan),))
+    clock[0] += loop.GPU_S
+    running.write_status(force=True)
+    ended = read_status(folder)
+    gone = ("phase", "eta_s", "pid", "loss", "cpu_cores", "memory_bytes", "lora", "slow", "store", "checkpoint")
+    assert [ended[key] for key in gone] == [None] * len(gone) and ended["trainer_pids"] == []
+    assert (ended["step"], ended["phase_done"], ended["phase_total"], ended["note"]) == (40, 0, 0, "")
+    assert len((folder / "metrics.jsonl").read_text().splitlines()) == 4
+
+
+def test_a_run_that_has_not_begun_shows_where_it_resumes(make_loop):
+    run = make_loop('store = "s3://x"\nnodes = 2\n', machine=0)
+    run.state.resumed_step = 8
+    assert run.write_status(force=True)
+    shown = read_status(run.folder.folder)
+    assert (shown["state"], shown["step"], shown["epoch"], shown["loss"]) == ("queued", 8, 0, None)
+    assert shown["host"] and shown["machines"] == [] and shown["store"]["address"] == "s3://x"
+    assert shown["last_progress_at"] is None and shown["step_s"] is None and shown["cpu_cores"] is None
+    run.state.best_step = 12
+    run.write_status(force=True)
+    assert read_status(run.folder.folder)["step"] == 12
+
+
+def test_a_new_checkpoint_is_shown_and_told_once_and_one_without_its_guard_file_is_not(running, clock):
+    run, folder = running, running.folder.folder
+    (folder / "toy-step00000030-state").mkdir()
+    assert run.write_status(force=True)
+    first = read_status(folder)
+    assert first["checkpoint"] is None
+    state = saved_state(folder, 20)
+    clock[0] += 0.9
+    assert run.write_status()
+    assert read_status(folder)["updated_mono_s"] == first["updated_mono_s"], "not that soon again"
+    clock[0] += 0.2
+    run.write_status()
+    assert read_status(folder)["updated_mono_s"] > first["updated_mono_s"]
+    assert read_status(folder)["checkpoint"] is None and not (folder / "monitor.json").exists()
+    clock[0] += loop.CHECKPOINTS_S
+    for _ in range(2):
+        run.write_status()
+        clock[0] += 2 * loop.CHECKPOINTS_S
+    assert read_status(folder)["checkpoint"] == {"path": str(state), "step": 20}
+    assert [(told["step"], told["path"]) for told in events(folder, "checkpoint")] == [(20, str(state))]
+    assert RunState.load(run.folder).planned == 40, "saved with its ledger"
+    (folder / "status.json").unlink()
+    (folder / "status.json").mkdir()
+    assert not run.write_status(force=True)
+    (folder / "status.json").rmdir()
+    (folder / "monitor.json").unlink()
+    (folder / "monitor.json").mkdir()
+    run.state.restarts = 3
+    assert not run.state.save(run.folder)
+    (folder / "monitor.json").rmdir()
+    run.state.restarts = 4  # under way: not committed
+    run.write_status(force=True)
+    assert RunState.load(run.folder).restarts == 3, "what the disk refused is saved with the next status"
+
+
+def test_each_phase_of_an_attempt_is_told_once(make_loop):
+    run = make_loop()
+    status = run.status
+    status.note_phase([])
+    for phase, total in (("load", 0), ("load", 0), ("cache_latents", 9), ("step", 0), ("load", 0)):
+        status.note_phase([beat(phase=phase, total=total)])
+    status.phases.clear()
+    status.note_phase([beat(phase="load", step=3)])
+    assert status.phases == {"load"}
+    told = [(event["message"], event["step"]) for event in events(run.folder.folder, "phase")]
+    assert told == [("load", 5), ("cache_latents, 9 items", 5), ("step", 5), ("load", 3)]

@@ -160,3 +160,24 @@ def test_a_line_that_nobody_takes_is_dropped_and_where_messages_go_is_named(tmp_
     os.close(reader)
     monkeypatch.setenv("HANGPROOF_NOTIFY", "~/mine.toml")
     assert run_folder.notify_file() == Path.home() / "mine.toml"
+
+
+def test_a_message_that_cannot_be_sent_is_logged_with_what_the_sender_said(tmp_path, monkeypatch):
+    monkeypatch.setenv("HANGPROOF_NOTIFY", str(tmp_path / "notify.toml"))
+    monkeypatch.setattr(run_folder, "python", lambda module: ["sh", "-c", "cat; exit ${CODE:-2}"])
+    folder = RunFolder(tmp_path)
+    notifier = run_folder.Notifier("toy", folder.log)
+    notifier.event("hang", "nothing is configured")
+    notifier.poll(30)
+    (tmp_path / "notify.toml").touch()
+    notifier.event("crash", "x" * 600)
+    monkeypatch.setenv("CODE", "0")
+    notifier.event("failed", "sent")
+    notifier.poll(30)
+    (line,) = (tmp_path / "monitor.log").read_text().splitlines()
+    said = line.partition("notification of crash: ")[2]
+    assert said.startswith('{"kind": "crash", "title": "toy: crash", "body": "xxx') and len(said) == 500
+    notifier.poll(30)
+    notifier.event("hang", "this one takes longer")
+    notifier.poll()
+    notifier.poll(30)
