@@ -2,8 +2,8 @@
 
 Why one table: two limits in two programs contradict each other sooner or later. The monitor once gave a finished
 process 15 s to exit, while the process took 60 s for its uploads and 15 s more for its threads. Now each row names the
-keys of `monitor/config.toml` that enclose it, and the monitor raises these keys to `minimums()`: outer limit >= inner
-limit + grace. Which limits a training has set, its heartbeat says (guards/heartbeat.py).
+keys of `monitor/config.toml` that enclose it, and the monitor raises these (monitor/config.py reads the rows itself):
+outer limit >= inner limit + grace. Which limits a training has set, its heartbeat says (guards/heartbeat.py).
 
 Which key encloses a limit follows from what happens when the limit fires. Where the run continues afterwards (an upload
 is given up, a cache file is written again), a monitor that acts first kills a healthy run, so the *floor* of the phase
@@ -78,21 +78,3 @@ def seconds(name: str, environ: Mapping[str, str] | None = None) -> float:
     if not 0 <= number < math.inf:
         raise LimitError(f"{variable(name)}={text!r}: expected seconds, 0 for no limit")
     return number
-
-
-def minimums(environ: Mapping[str, str] | None = None) -> dict[str, float]:
-    """Key of monitor/config.toml -> the least seconds it must have: the largest limit + grace that it encloses.
-
-    environ: the variables that the training process has (default: this process's). A limit that is switched off, or
-    that the training process refuses because it is no number, encloses nothing.
-    """
-    least: dict[str, float] = {}
-    for name, limit in TABLE.items():
-        try:
-            inner_s = seconds(name, environ)
-        except LimitError:
-            continue
-        if inner_s > 0:
-            for key in limit.outer:
-                least[key] = max(least.get(key, 0.0), inner_s + limit.grace_s)
-    return least

@@ -33,7 +33,9 @@ from typing import Any
 from guards import checkpoint
 
 RING = "HANGPROOF_SNAPSHOTS"  # the variable with the folder of the snapshots
+SPEC, LIMIT = "HANGPROOF_SNAPSHOTS_SPEC", "HANGPROOF_SNAPSHOTS_BYTES"  # see snapshots.py
 RESUMED = "resumed"  # in that folder: the states that restarts make from snapshots
+OFF = "off"  # there: the file that says why there are no snapshots
 TENSORS, FILES = "tensors.safetensors", "files.pickle"
 _ALIGN = 64
 _FLOATS = {"float64": "F64", "float32": "F32", "bfloat16": "BF16", "float16": "F16"}

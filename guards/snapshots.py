@@ -39,15 +39,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from guards import checkpoint, limits, machine, snapshot_files
+from guards import checkpoint, limits, reading, snapshot_files
 from guards.reading import boot_id
-from guards.snapshot_files import RESUMED, RING, File, Layout, Plan, SnapshotError
+from guards.snapshot_files import LIMIT, OFF, RESUMED, RING, SPEC, File, Layout, Plan, SnapshotError
 
-SPEC = "HANGPROOF_SNAPSHOTS_SPEC"
-LIMIT = "HANGPROOF_SNAPSHOTS_BYTES"
 KEPT = 2  # snapshots
 NEXT = "next"  # the folder of the one under way
-OFF = "off"  # the file that says why there are no snapshots
 
 SHARE = 0.009  # of the training's time; 1 % is promised, and both are measured on a machine that does other things
 RESERVE = 1 << 30  # bytes of memory, and of /dev/shm, that stay free; half of what is free where that is less
@@ -158,7 +155,7 @@ class Snapshots:
             return False
         if now_s - self._memory_s >= MEMORY_POLL_S:
             self._memory_s = now_s
-            left = machine.available_bytes()
+            left = reading.available_bytes()
             if left is not None and left < LOW:
                 self.turn_off(f"the machine has {left / 1e6:.0f} MB of memory left")
                 return False
@@ -224,7 +221,7 @@ class Snapshots:
         assert self.folder is not None
         found = os.statvfs(self.folder)
         places = [(f"{self.folder.parent.parent} has", found.f_bavail * found.f_frsize, shared)]
-        left = machine.available_bytes()
+        left = reading.available_bytes()
         if left is not None:
             places.append(("the machine or its container has", left, shared + private))
         for where, free, need in places:

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from guards import heartbeat, snapshot_files, snapshots
+from guards import heartbeat, snapshot_files
 from guards.heartbeat import Beat
 from monitor.detect.probe import Missing, Sample, growths, take
 from monitor.phrases import count
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from monitor.recovery import Run
 
 _WRAPPER = 'printf %s "$$" >"$3"; bash "$1"; code=$?; printf %s "$code" >"$2"; exit "$code"'
-_OURS = (*MARKS, snapshot_files.RING, snapshots.SPEC, snapshots.LIMIT)
+_OURS = (*MARKS, snapshot_files.RING, snapshot_files.SPEC, snapshot_files.LIMIT)
 ACTIVE_CORES = 0.05  # processor cores that the script's processes use when they are at work
 ACTIVE_BYTES_S = 16 * 1024  # bytes a second that they read and write
 

@@ -2,11 +2,12 @@
 
 Decision: one table with a unit in every key, instead of constants beside the code that uses them. A file named by
 `$HANGPROOF_LIMITS` replaces any value. Each value is then raised to the minimum that the guards inside the training
-need (`guards.limits.minimums`), so that the monitor never kills a process before its own deadline can end it.
+need (guards/limits.toml), so that the monitor never kills a process before its own deadline can end it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections.abc import Iterator, Mapping
@@ -17,9 +18,10 @@ from typing import Any
 
 import tomllib
 
-from guards import limits
+import guards
 
 _DEFAULTS = Path(__file__).with_name("config.toml")
+_GUARDS = Path(guards.__file__).with_name("limits.toml")
 _UNITS: dict[str, tuple[tuple[type[float], ...], str]] = {
     "s": ((int, float), "a number of seconds, 0 or more"),
     "count": ((int,), "an integer, 0 or more"),
@@ -90,12 +92,29 @@ def load(override: str | os.PathLike[str] | None = None, environ: Mapping[str, s
 
 def enclose(config: Config, environ: Mapping[str, str] | None = None) -> None:
     """Raise what must be longer than the guards' limits in a process with these variables (default: this one's)."""
-    for key, least_s in {}.items() if config.below_guards else limits.minimums(environ).items():
+    for key, least_s in {}.items() if config.below_guards else minimums(environ).items():
         *_, section, name = key.split(".")
         values = config.phases[section] if key.startswith("phases.") else getattr(config, section)
         setattr(values, name, max(getattr(values, name), least_s))
         if name == "floor_s":  # above its ceiling it would have no effect
             values.ceiling_s = max(values.ceiling_s, least_s)
+
+
+def minimums(environ: Mapping[str, str] | None = None) -> dict[str, float]:
+    """Key of config.toml -> the least seconds it must have: the largest limit + grace of a training that it encloses.
+
+    environ: the variables that the training process has (default: this process's). A limit that is switched off, or
+    that the training process refuses because it is no number, encloses nothing.
+    """
+    environ, least = os.environ if environ is None else environ, dict[str, float]()
+    for section, rows in tomllib.loads(_GUARDS.read_text(encoding="utf-8")).items():
+        for name, (default_s, grace_s, _what, *keys) in rows.items():
+            given = environ.get(f"HANGPROOF_{name.upper()}") if section == "user" else None
+            with contextlib.suppress(ValueError):
+                inner_s = float(given or default_s)
+                for key in keys if 0 < inner_s < math.inf else ():
+                    least[key] = max(least.get(key, 0.0), inner_s + grace_s)
+    return least
 
 
 def _flat(table: Mapping[str, Any], section: str = "") -> Iterator[tuple[str, Any]]:

@@ -24,8 +24,7 @@ from typing import Any
 
 import tomllib
 
-from guards import machine
-from guards.reading import read_text
+from guards.reading import cgroups, read_text
 from monitor import gpu
 from monitor.attempt import Attempt
 from monitor.detect.probe import Missing, ProcessSample, Sample, growths, take
@@ -67,7 +66,7 @@ def read(tree: Tree, pid: int, waited_s: float, gpus: Iterable[dict[str, Any]]) 
 def quotas(pid: int) -> dict[str, tuple[int, int]]:
     """(periods, throttled periods) of each cgroup above the process that has a processor quota; {} off Linux."""
     found = {}
-    for folder in machine.cgroups(str(pid), "cpu"):
+    for folder in cgroups(str(pid), "cpu"):
         values = dict(line.split(None, 1) for line in read_text(folder / "cpu.stat").splitlines() if " " in line)
         if periods := int(values.get("nr_periods", 0)):
             found[str(folder)] = periods, int(values.get("nr_throttled", 0))
@@ -77,7 +76,7 @@ def quotas(pid: int) -> dict[str, tuple[int, int]]:
 def quota_cores(pid: int) -> float:
     """The smallest processor quota of the process's cgroups, in cores; 0.0 without one."""
     found = []
-    for folder in machine.cgroups(str(pid), "cpu"):
+    for folder in cgroups(str(pid), "cpu"):
         words = read_text(folder / "cpu.max").split() or [
             read_text(folder / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")
         ]

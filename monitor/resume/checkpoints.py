@@ -28,9 +28,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from guards import checkpoint, snapshot_files, snapshots
+from guards import checkpoint, snapshot_files
 from guards.checkpoint import VerifyResult
-from guards.reading import read_text
+from guards.reading import boot_id, read_text
 from monitor.process import platform
 from monitor.process.platform import LOCK, is_held
 from monitor.process.spawned import Subjob, python
@@ -213,7 +213,7 @@ def memory_variables(run: Run) -> dict[str, str]:
     if run.several or not folder:
         return {}
     spec = spec_hash(run.folder.folder)
-    return {snapshot_files.RING: folder, snapshots.SPEC: spec, snapshots.LIMIT: str(limit_bytes)}
+    return {snapshot_files.RING: folder, snapshot_files.SPEC: spec, snapshot_files.LIMIT: str(limit_bytes)}
 
 
 def usable_snapshots(run: Run, after_step: int = -1, room: bool = True) -> list[ResumePoint]:
@@ -231,7 +231,7 @@ def usable_snapshots(run: Run, after_step: int = -1, room: bool = True) -> list[
             reason = f"it belongs to {guard['run']}"
         elif guard["spec"] != spec_hash(run.folder.folder):
             reason = "the run was made again since"
-        elif guard["boot"] != snapshots.boot_id():
+        elif guard["boot"] != boot_id():
             reason = "it was written before the machine was started"
         elif guard["step"] >= before_step:
             reason = "the failure may have damaged the memory that it holds"
@@ -257,7 +257,7 @@ def memory_summary(folder: str, off: str = "") -> dict[str, Any] | None:
     """
     if not folder and not off:
         return None
-    off = read_text(Path(folder) / snapshots.OFF) if folder else off
+    off = read_text(Path(folder) / snapshot_files.OFF) if folder else off
     newest = None if off else next(iter(checkpoint.guards(folder).values()), None)
     if newest is None:
         return {"step": None, "bytes": 0, "every": 0, "off": off}

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from guards import gate, machine
+from guards import gate, reading
 from guards.reading import read_text
 from monitor import config
 from monitor.attempt import Attempt
@@ -233,7 +233,7 @@ class Standby:
         # While it waits, its processes stay what they are; a scan of all processes would take milliseconds.
         settled = attempt is not None and waited and attempt.script_alive()
         members = set(attempt.tree.members) if attempt is not None and settled else self.pids()
-        free, needed = machine.available_bytes(), limits.reserve_bytes // 2
+        free, needed = reading.available_bytes(), limits.reserve_bytes // 2
         if attempt is None:  # more than what it may not fall below later
             needed = limits.reserve_bytes + min(platform.private_bytes(*trains.tree.members), AT_MOST_BYTES)
         if free is not None and free < needed:

@@ -1,4 +1,4 @@
-"""Torch computes without AMX where a virtual machine only announces it; the memory left, in a container, too."""
+"""Torch computes without AMX where a virtual machine only announces it."""
 
 import os
 import subprocess
@@ -38,19 +38,3 @@ def test_the_trainers_start_with_the_limit(tmp_path, command):
     words, root = [sys.executable, "-m", *command.split()], children.ROOT
     done = subprocess.run(words, cwd=root, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert f"{machine.ISA_LIMIT}={machine.BELOW_AMX}" in done.stdout + done.stderr
-
-
-def test_memory_of_a_container_is_the_smaller_one(tmp_path, monkeypatch):
-    group = tmp_path / "cgroup/box"
-    group.mkdir(parents=True)
-    (group / "memory.max").write_text("1000000")
-    (group / "memory.current").write_text("700000")
-    (group / "memory.stat").write_text("anon 5\ninactive_file 200000\n")
-    (tmp_path / "self").mkdir()
-    (tmp_path / "self/cgroup").write_text("0::/box\n")
-    (tmp_path / "meminfo").write_text("MemTotal: 99999 kB\nMemAvailable: 5000 kB\n")
-    monkeypatch.setattr(machine, "CGROUPS", tmp_path / "cgroup")
-    monkeypatch.setattr(machine, "PROC", tmp_path)
-    assert machine.available_bytes() == 500_000
-    (group / "memory.max").write_text("max")
-    assert machine.available_bytes() == 5_120_000

@@ -12,7 +12,7 @@ import torch
 from monitor_helpers import wait_for
 from snapshot_helpers import raw, restored, take, writer
 
-from guards import checkpoint, machine, snapshot_files, snapshots
+from guards import checkpoint, reading, snapshot_files, snapshots
 from guards.snapshot_files import File
 from guards.snapshots import Snapshots
 from monitor.resume.checkpoints import memory_summary
@@ -76,7 +76,7 @@ def test_what_cannot_be_held_turns_it_off_and_gives_the_memory_back(ring, capfd,
     ours = writer(ring)
     take(ours, 1, raw(b"one"))
     if "left" in reason:
-        monkeypatch.setattr(machine, "available_bytes", lambda: 100 << 20)
+        monkeypatch.setattr(reading, "available_bytes", lambda: 100 << 20)
         monkeypatch.setattr(snapshots, "MEMORY_POLL_S", 0.0)
         assert not ours.due()
     else:
@@ -89,7 +89,7 @@ def test_what_cannot_be_held_turns_it_off_and_gives_the_memory_back(ring, capfd,
 @pytest.mark.parametrize("short_of", ["memory", "/dev/shm", None])
 def test_a_state_that_does_not_fit_into_memory_turns_it_off(ring, monkeypatch, short_of):
     """Half of 64 MiB may be used, for three copies of 12 MiB. It may be unknown; a container has a small /dev/shm."""
-    monkeypatch.setattr(machine, "available_bytes", lambda: 64 << 20 if short_of == "memory" else None)
+    monkeypatch.setattr(reading, "available_bytes", lambda: 64 << 20 if short_of == "memory" else None)
     if short_of == "/dev/shm":
         monkeypatch.setattr(os, "statvfs", lambda folder: SimpleNamespace(f_bavail=64 << 8, f_frsize=4096))
     monkeypatch.setattr(snapshots, "LOW", 0)

@@ -8,7 +8,7 @@ import pytest
 from monitor_helpers import events
 from snapshot_helpers import raw, writer
 
-from guards import machine, state_saves
+from guards import reading, state_saves
 from guards.heartbeat import Heartbeat
 from guards.snapshots import Snapshots
 from guards.state_saves import StateSaves
@@ -83,7 +83,7 @@ def test_where_no_copy_has_room_the_training_writes_the_state_and_says_so_once(
     ring, tmp_path, monkeypatch, capsys, off
 ):
     saves, written = StateSaves(Snapshots(None) if off else writer(ring, run=str(tmp_path)), Heartbeat(None)), []
-    monkeypatch.setattr(machine, "available_bytes", lambda: 0)
+    monkeypatch.setattr(reading, "available_bytes", lambda: 0)
     for text in (b"one", b"two"):
         saves.save("a-state", 1, 1, raw(text), lambda files: written.append((files[0].content, saves.busy)))
     assert written == [(b"one", False), (b"two", False)] and not names(ring)

@@ -54,7 +54,7 @@ def test_a_finished_process_has_time_for_its_exit_before_the_monitor_acts():
     """The monitor killed a finished process after 7.5 to 15 s; its threads and handlers alone may take 15 s."""
     row = limits.TABLE["exit_grace_s"]
     needs_s = row.default_s + limits.seconds("shutdown_s") + limits.seconds("flush_s")
-    assert limits.minimums({})["watch.exit_s"] >= needs_s
+    assert config.minimums({})["watch.exit_s"] >= needs_s
 
 
 def test_the_patches_offer_the_limits_of_this_table_as_flags():
@@ -66,13 +66,13 @@ def test_a_limit_that_is_off_encloses_nothing_and_one_that_is_no_number_is_refus
     off = {limits.variable(name): "0" for name, limit in limits.TABLE.items() if limit.user}
     assert limits.seconds("npz_timeout_s", off) == 0
     assert limits.seconds("flush_s", {"HANGPROOF_FLUSH_S": "100"}) == limits.TABLE["flush_s"].default_s
-    assert limits.minimums(off | {"HANGPROOF_EXIT_GRACE_S": "0.5"})["watch.exit_s"] == 10.5
-    assert limits.minimums(off)["watch.exit_s"] == 10  # the constants: nobody can switch them off
+    assert config.minimums(off | {"HANGPROOF_EXIT_GRACE_S": "0.5"})["watch.exit_s"] == 10.5
+    assert config.minimums(off)["watch.exit_s"] == 10  # the constants: nobody can switch them off
     for text in ("soon", "-1", "inf", "nan"):
         with pytest.raises(limits.LimitError, match="HANGPROOF_NPZ_TIMEOUT_S='.*': expected seconds, 0 for no limit"):
             limits.seconds("npz_timeout_s", {"HANGPROOF_NPZ_TIMEOUT_S": text})
         unreadable = dict.fromkeys(("HANGPROOF_BARRIER_TIMEOUT_S", "HANGPROOF_COLLECTIVE_S"), text)
-        assert limits.minimums(unreadable).get("watch.between_steps_s") is None
+        assert config.minimums(unreadable).get("watch.between_steps_s") is None
 
 
 def test_the_trainer_saves_first_and_ends_its_trackers_within_their_limit(tmp_path, monkeypatch, capsys):

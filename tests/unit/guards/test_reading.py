@@ -49,3 +49,19 @@ def test_the_bytes_that_a_process_moves_are_counted_and_a_boot_has_a_name(tmp_pa
     assert all(1 << 20 <= now - then < 2 << 20 for then, now in zip(before, after, strict=True))
     assert reading.moved_bytes("no-such-process") is None
     assert reading.boot_id() == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def test_memory_of_a_container_is_the_smaller_one(tmp_path, monkeypatch):
+    group = tmp_path / "cgroup/box"
+    group.mkdir(parents=True)
+    (group / "memory.max").write_text("1000000")
+    (group / "memory.current").write_text("700000")
+    (group / "memory.stat").write_text("anon 5\ninactive_file 200000\n")
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self/cgroup").write_text("0::/box\n")
+    (tmp_path / "meminfo").write_text("MemTotal: 99999 kB\nMemAvailable: 5000 kB\n")
+    monkeypatch.setattr(reading, "CGROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(reading, "PROC", tmp_path)
+    assert reading.available_bytes() == 500_000
+    (group / "memory.max").write_text("max")
+    assert reading.available_bytes() == 5_120_000

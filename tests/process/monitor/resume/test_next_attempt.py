@@ -84,7 +84,7 @@ def test_it_is_dropped_where_it_would_train_something_else_and_when_memory_becom
     changed = "the failure changes the script"
     assert dropped == [changed, "the training starts over", changed]
 
-    monkeypatch.setattr("guards.machine.available_bytes", lambda: 1 << 20)
+    monkeypatch.setattr("guards.reading.available_bytes", lambda: 1 << 20)
     standby._next_s = 0.0
     standby.tick(view, trains, (text, ""), ())
     assert standby.summary()["state"] == "none" and "memory is short" in standby.summary()["reason"]

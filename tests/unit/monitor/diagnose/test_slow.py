@@ -9,7 +9,6 @@ from monitor_evidence import beat
 from monitor_helpers import ROOT, events
 from runs_helpers import spec
 
-from guards import machine
 from monitor import gpu, supervisor
 from monitor.cli import commands
 from monitor.detect.probe import ProcessSample
@@ -91,8 +90,8 @@ def test_the_program_that_has_used_most_processor_time_since_is_named():
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_the_quota_of_a_container_is_read_from_either_version_of_cgroups(tmp_path, monkeypatch, version):
-    monkeypatch.setattr(machine, "CGROUPS", tmp_path)
-    monkeypatch.setattr(machine, "PROC", tmp_path / "proc")
+    monkeypatch.setattr("guards.reading.CGROUPS", tmp_path)
+    monkeypatch.setattr("guards.reading.PROC", tmp_path / "proc")
     inner = tmp_path / ("cpu/a/b" if version == 1 else "a/b")
     inner.mkdir(parents=True)
     (inner / "cpu.stat").write_text("usage_usec 5\nnr_periods 0\nnr_throttled 0\n")

@@ -12,7 +12,7 @@ from unittest.mock import Mock
 import pytest
 from monitor_evidence import saved_state
 
-from guards import checkpoint, snapshot_files, snapshots
+from guards import checkpoint, snapshot_files
 from guards.checkpoint import VerifyResult
 from guards.snapshot_files import File, SnapshotError
 from guards.snapshots import Snapshots
@@ -94,7 +94,7 @@ def test_the_newest_snapshot_is_taken_and_becomes_the_state_to_resume_from(run):
 def test_a_snapshot_of_another_run_of_other_settings_or_of_another_boot_is_refused(run, monkeypatch, other, reason):
     ring = ring_of(run, 3, **other)
     if not other:
-        monkeypatch.setattr(snapshots, "boot_id", lambda: "another")
+        monkeypatch.setattr(ours, "boot_id", lambda: "another")
     record, (refused,) = newest(ring, run)
     assert record is None and refused.startswith("the snapshot of step 3 is not used: ") and reason in refused
 
