@@ -31,7 +31,7 @@ STORE_SECRETS = {
     "hf": ("HF_TOKEN",),
 }
 STORE_SETTINGS = ("AWS_ENDPOINT_URL", "AWS_REGION", "AWS_DEFAULT_REGION", "HF_ENDPOINT")  # no secrets; copied
-NEEDS_GPU = "HANGPROOF_NEEDS_GPU"  # read by monitor/start.py: without its GPU the run does not start
+NEEDS_GPU = "HANGPROOF_NEEDS_GPU"  # read by monitor/recovery.py: without its GPU the run does not start
 DISK_GB = 200
 CUDA = "13.0"  # of PyTorch's wheels on PyPI, in the image (pytorch/pytorch, RELEASE.md): older drivers cannot run them
 ANSWER_S = 120.0  # for a store that does not answer before the run goes there

@@ -1,8 +1,8 @@
-"""From the evidence on a failure to the next attempt: diagnose, kill, decide, and say what follows; `start.py` starts
-it.
+"""From the evidence on a failure to the next attempt: diagnose, kill, decide, say what follows, and start it.
 
 Each function can be called again after an error in its middle. What must not happen twice (counting the failure) is
-committed to the RunState in one step at the end.
+committed to the RunState in one step at the end. `start_attempt` first makes sure that nothing of an earlier attempt is
+alive: whatever goes wrong, a run never has two trainers.
 
 Restart or stop is a pure rule (`History.after_failure`): progress counts, not restarts. A failure has a fingerprint (phase,
 step, cause). The first failure since new steps were made is answered at once: nothing is gained by waiting, and the

@@ -6,9 +6,9 @@
     Verdict         what follows from these                 Watch.observe               supervisor, diagnose
     AttemptRecord   an attempt, for whoever adopts it       Attempt                     Attempt.adopt; in monitor.json
     ExitStatus      how an attempt ended                    Attempt.exit_status         supervisor, recovery, diagnose
-    ResumePoint     a state to resume from                  checkpoints.choose          start.py
-    Transition      the next state of the run               supervisor, start, recovery  Loop.enter
-    RunState        what must survive the monitor itself    loop, supervisor, recovery, start; kept in monitor.json
+    ResumePoint     a state to resume from                  checkpoints.choose          recovery
+    Transition      the next state of the run               supervisor, recovery        Loop.enter
+    RunState        what must survive the monitor itself    loop, supervisor, recovery; kept in monitor.json
 
 A monitor that is killed leaves monitor.json behind; the next one reads it, finds the living training by its token and
 (pid, start time), and continues with whatever was under way: a recovery, a stop, or a healthy attempt. The progress of
