@@ -363,7 +363,6 @@ def _start_attempt(run: Run) -> Attempt | Transition:
     if run.keeps_snapshots:
         state.snapshots, state.snapshots_off = checkpoints.memory_folder(run.folder.folder, state.snapshots)
     point = checkpoints.resume_point(run, folders)
-    checkpoints.report_bad(run, point)
     if point.unsure and (point.path is None or run.tries + 1 < VERIFY_TRIES_COUNT):
         path, reason = point.unsure[0]
         message = f"{path.name} cannot be verified: {reason}. It is kept; the run does not start over"

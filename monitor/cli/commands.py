@@ -173,14 +173,26 @@ def watch(folders: list[Path], every_s: float = 1.0) -> int:
 
 
 def ask_to_end(folder: Path, how: dict[str, bool]) -> bool:
-    """Ask the run's monitor to end it: `how` has "now" or "pause". False: without any record of it, it was killed.
+    """Ask the run's monitor to end it: `how` has "now" or "pause".
+
+    Without one, a new monitor adopts the living training, so that it stops like any other. False: its monitor left no
+    record, and the processes were killed here.
 
     Raises:
         MonitorError: nothing of it runs.
         OSError: the request cannot be written.
     """
-    if not is_held(folder / LOCK) and not _adopt_or_kill(folder):
-        return False
+    if not is_held(folder / LOCK):
+        if not (left := spawned.with_environment(spawned.RUN, str(folder))):
+            raise _not_running(folder)
+        if _current(RunFolder(folder)) is None:
+            result = spawned.kill(Tree("", members={p.pid: p for p in left}), 3.0, 10.0)
+            if result.survivors:
+                pids = ", ".join(str(p.pid) for p in result.survivors)
+                raise MonitorError(f"{folder.name}: cannot be killed: pid {pids}")
+            print(f"{folder.name}: killed {count(len(result.killed), 'process')} that no monitor watched")
+            return False
+        launch(folder)
     atomic_write(folder / STOP, json.dumps(how))
     return True
 
@@ -213,27 +225,6 @@ def _not_running(folder: Path) -> MonitorError:
     known = read_status(folder)
     state = f"{known['state']}: {known.get('reason') or known['message']}" if known else "never started"
     return MonitorError(f"{folder.name}: nothing of it runs, and no monitor watches it ({state})")
-
-
-def _adopt_or_kill(folder: Path) -> bool:
-    """Stop a run without a monitor: a new monitor adopts the living training, so that it stops like any other.
-
-    False: its monitor left no record, and the processes were killed here.
-
-    Raises:
-        MonitorError: nothing of it runs.
-    """
-    left = spawned.with_environment(spawned.RUN, str(folder))
-    if not left:
-        raise _not_running(folder)
-    if _current(RunFolder(folder)) is not None:
-        launch(folder)
-        return True
-    result = spawned.kill(Tree("", members={p.pid: p for p in left}), 3.0, 10.0)
-    if result.survivors:
-        raise MonitorError(f"{folder.name}: cannot be killed: pid {', '.join(str(p.pid) for p in result.survivors)}")
-    print(f"{folder.name}: killed {count(len(result.killed), 'process')} that no monitor watched")
-    return False
 
 
 def request(folder: Path, kind: str) -> str:

@@ -264,21 +264,21 @@ def memory_summary(folder: str, off: str = "") -> dict[str, Any] | None:
     return {"step": newest["step"], "bytes": _bytes_of(newest), "every": newest["every"], "off": ""}
 
 
-def clear_memory(folder: str) -> None:
-    """Forget all snapshots: the run starts over."""
-    if folder:
-        for path in [*Path(folder).glob("*-state"), Path(folder) / snapshot_files.RESUMED]:
-            shutil.rmtree(path, ignore_errors=True)
-
-
 # ---- of a run ----
 
 
 def resume_point(run: Run, folders: list[Path]) -> ResumePoint:
-    """The newest state that can be resumed from: a snapshot in memory, or a checkpoint on the disk."""
+    """The newest state that can be resumed from, in memory or on the disk; bad ones are reported."""
     trusted = run.keeps_snapshots and sum(run.state.history.failures.values()) < FAILED_COUNT
     found = usable_snapshots(run) if trusted else []
-    return choose(folders, run.config.check.verify_s, run.pause, found, run.folder.log)
+    point = choose(folders, run.config.check.verify_s, run.pause, found, run.folder.log)
+    for path, reason in point.bad:
+        run.folder.event("checkpoint_bad", f"{path.name}: {reason}", path=str(path))
+        if run.incident is not None:
+            run.incident.bad_checkpoints.append(f"{path.name} ({reason})")
+    for path, reason in point.unsure:
+        run.folder.log(f"{path.name} cannot be verified now and is kept: {reason}")
+    return point
 
 
 def keep_newest(run: Run, pause: Callable[[float], None]) -> str:
@@ -305,15 +305,6 @@ def keep_newest(run: Run, pause: Callable[[float], None]) -> str:
     return unkept
 
 
-def report_bad(run: Run, point: ResumePoint) -> None:
-    for path, reason in point.bad:
-        run.folder.event("checkpoint_bad", f"{path.name}: {reason}", path=str(path))
-    for path, reason in point.unsure:
-        run.folder.log(f"{path.name} cannot be verified now and is kept: {reason}")
-    if run.incident is not None:
-        run.incident.bad_checkpoints += [f"{p.name} ({reason})" for p, reason in point.bad]
-
-
 def start_over(run: Run, point: ResumePoint) -> ResumePoint:
     """The changed run cannot resume its states: they are kept aside, and the training starts at step 0."""
     for state in states(run.state_folders()) if run.leads else ():
@@ -321,7 +312,9 @@ def start_over(run: Run, point: ResumePoint) -> ResumePoint:
             aside = checkpoint.set_aside(state, "saved before a change of the run that is incompatible with it")
             message = f"{state.name} is incompatible with the changed run; kept as {aside.name}"
             run.folder.event("checkpoint_bad", message)
-    clear_memory(run.state.snapshots)
+    if folder := run.state.snapshots:
+        for path in [*Path(folder).glob("*-state"), Path(folder) / snapshot_files.RESUMED]:
+            shutil.rmtree(path, ignore_errors=True)
     if run.incident is not None:
         run.incident.changed.append("the training starts over: its checkpoints are incompatible with this change")
     return ResumePoint(None, 0, point.bad)
