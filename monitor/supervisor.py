@@ -4,7 +4,7 @@
     any of them → stopping → stopped | paused | preempted;   running → completed;   recovering → failed | unkillable
 
 `STATES` names one function for every state; it returns the next one. What to do is decided by pure functions
-(`detect/progress`, `diagnose/causes`, `recovery.after_failure`). The run that they watch is a `Loop` (`loop.py`).
+(`detect/progress`, `diagnose/causes`, `state.History.after_failure`). The run that they watch is a `Loop` (`loop.py`).
 """
 
 from __future__ import annotations

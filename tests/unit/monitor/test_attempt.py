@@ -1,16 +1,29 @@
 """What the records of an attempt's ranks and processes say, without a training."""
 
 import os
+import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
-from monitor_evidence import beat
+from monitor_evidence import beat, open_incident
+from monitor_helpers import events
 
 from guards import heartbeat
-from monitor import attempt
+from monitor import attempt, config, recovery
+from monitor.attempt import Unkillable, kill_processes
 from monitor.detect.probe import Missing, Sample, take
-from monitor.process import platform
+from monitor.diagnose.incident import Incident
+from monitor.process import platform, spawned
 from monitor.process.platform import ProcessInfo, process_info
+from monitor.process.spawned import KillResult
+from monitor.state import Shutdown
+
+END = config.load().end
+
+
+def started(pid: int) -> ProcessInfo:
+    return ProcessInfo(pid, 1.0, 1, "S", "python", 0.0, 0)
 
 
 @pytest.mark.parametrize(
@@ -119,3 +132,40 @@ def test_a_stopped_rank_is_named(make_loop, trained, monkeypatch):
     assert made.poll(platform.now(), 1e9).stopped == {7}
     monkeypatch.setattr(platform, "process_info", lambda pid: replace(stopped, state="Z"))
     assert made.poll(platform.now(), 1e9).dead == {7}
+
+
+def test_what_is_killed_is_named_and_what_lives_on_starts_no_second_writer(make_loop, trained, monkeypatch):
+    loop, given, waits = make_loop(), [], []
+    results = iter([KillResult((started(8),), (started(8),), 9.0), KillResult((started(7),), (), 1.5)])
+    attempt = SimpleNamespace(kill=lambda *times_s: given.append(times_s) or next(results))
+    monkeypatch.setattr(loop.gpus, "wait_free", lambda pids, timeout_s: waits.append((pids, timeout_s)) or pids)
+    open_incident(loop)
+    loop.state.failing = True
+    with pytest.raises(Unkillable, match=r"python \(8\)"):
+        kill_processes(loop, attempt)
+    assert Incident.load(loop.incident.folder).killed == [{"name": "python", "pid": 8}]
+    loop.state.shutdown = Shutdown("preempted", gone_by_s=time.monotonic() + 4)
+    kill_processes(loop, attempt, 3.0, 30.0)
+    assert given[0] == (END.grace_s, END.kill_wait_s) and given[1] == (3.0, pytest.approx(1.0, abs=0.5))
+    assert waits[0] == ({8}, END.gpu_memory_s) and waits[1][0] == {7} and waits[1][1] <= 4
+    assert [p["pid"] for p in loop.incident.killed] == [8, 7]
+    told = [event["message"] for event in events(loop.folder.folder, "killed")]
+    assert told[1] == "killed 1 process in 1.5 s: python (7)"
+    assert "still holds memory of killed processes: [7]" in (loop.folder.folder / "monitor.log").read_text()
+
+
+def test_processes_that_cannot_be_killed_let_nothing_start(make_loop, monkeypatch):
+    run = make_loop("")
+    one = ProcessInfo(7, 1.0, 1, "D", "python", 0.0, 0)
+    spared, given = ProcessInfo(8, 1.0, 1, "S", "bash", 0.0, 0), []
+    monkeypatch.setattr(spawned, "with_environment", lambda name, value: [one, spared])
+    monkeypatch.setattr(run.standby, "pids", lambda: {8})
+
+    def kill(tree, *limits):
+        given.append((dict(tree.members), limits))
+        return KillResult((one,), (one,), 1.0)
+
+    monkeypatch.setattr(spawned, "kill", kill)
+    with pytest.raises(Unkillable, match=r"python \(7\)"):
+        recovery.start_attempt(run)
+    assert given == [({7: one}, (END.grace_s, END.kill_wait_s))]

@@ -212,10 +212,12 @@ def test_a_folder_that_takes_no_status_does_not_keep_a_run_from_its_end(make_loo
     run = make_loop()
     monkeypatch.setattr(run, "listen", lambda: None)
     monkeypatch.setattr(loop, "PERSIST_S", 0.1)
+    monkeypatch.setattr(loop, "drop_copied", lambda folder: pytest.fail("nothing was saved locally"))
     (run.folder.folder / "status.json").mkdir()
     run.turn = lambda run: Transition(State.COMPLETED, "40 steps")
     assert run.run_until_final() == 0 and "cannot write" in capfd.readouterr().err
     assert RunState.load(run.folder).state is State.COMPLETED
+    assert "error while closing" not in (run.folder.folder / "monitor.log").read_text()
 
 
 def test_an_attempt_is_watched_from_its_beginning_with_what_earlier_ones_took(make_loop, trained):

@@ -3,57 +3,22 @@
 import struct
 import sys
 import time
-from copy import deepcopy
 from types import SimpleNamespace
 
 import pytest
-from monitor_evidence import beat, crash, hang, open_incident, saved_state
+from monitor_evidence import beat, crash, hang, saved_state
 from monitor_helpers import events
 
 from guards.heartbeat import REQUEST_TERM
 from monitor import config, recovery
-from monitor.attempt import Unkillable, kill_processes
 from monitor.diagnose.incident import Incident
-from monitor.process import spawned
-from monitor.process.platform import ProcessInfo
-from monitor.process.spawned import KillResult
 from monitor.resume import checkpoints, next_attempt
 from monitor.run_folder import MonitorError
-from monitor.state import History, Observation, ResumePoint, RunState, Shutdown, State, Transition, spec_hash
+from monitor.state import Observation, RunState, Shutdown, State, Transition
 
 CONFIG = config.load()
 HEADER = b'{"t":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
 LORA = struct.pack("<Q", len(HEADER)) + HEADER + bytes(4)
-
-
-@pytest.mark.parametrize(
-    ("failures", "waits_s", "stop"),
-    [  # each failure: (mark, new steps, changes)
-        ([("step/9/stuck", n == 0, False) for n in range(3)], [0, 10], "3 times without a new step"),
-        ([(f"step/{n}/stuck", True, False) for n in range(11)], [0] * 10, "all 10 restarts are used up"),
-        ([(f"load/0/cause-{n}", False, False) for n in range(5)], [0, 10, 20, 40], "5 failures in a row"),
-        ([("load/0/oom", False, True)] * 11, [0, 10, 20, 40, 80, 160, *[300] * 4], "all 10 restarts are used up"),
-    ],
-)
-def test_failures_are_answered_at_once_then_after_longer_and_the_last_ends_the_run(failures, waits_s, stop):
-    history = History()
-    for failure, wait_s in zip(failures, [*waits_s, None], strict=True):
-        before, copied = history, deepcopy(history)
-        history, reason, waited_s = history.after_failure(*failure, CONFIG.restart)
-        assert (reason, waited_s) == ("", wait_s) if wait_s is not None else stop in reason
-        assert before == copied, "an error in the middle of recover() must not count a failure twice"
-
-
-def test_ten_minutes_of_new_steps_give_the_allowance_back():
-    history, refunded = History(restarts=CONFIG.restart.in_all_count).after_progress(599, CONFIG.restart)
-    assert not refunded
-    history, refunded = history.after_progress(1, CONFIG.restart)
-    assert refunded
-    assert history.after_failure("step/99/stuck", True, False, CONFIG.restart)[1] == ""
-
-
-def test_a_cause_that_needs_time_gets_it_on_the_first_failure_too():
-    assert History().after_failure("x", True, False, CONFIG.restart, least_wait_s=30)[2] == 30
 
 
 def test_a_lora_that_does_not_verify_is_never_called_completed(make_loop, tmp_path):
@@ -168,31 +133,6 @@ def test_a_training_that_had_finished_or_was_asked_to_stop_is_not_restarted(make
         recovery.recover(loop, own, None)
 
 
-def process(pid: int) -> ProcessInfo:
-    return ProcessInfo(pid, 1.0, 1, "R", "python", 0.0, 0)
-
-
-def test_what_is_killed_is_named_and_what_lives_on_starts_no_second_writer(make_loop, trained, monkeypatch):
-    loop, given, waits = make_loop(), [], []
-    results = iter([KillResult((process(8),), (process(8),), 9.0), KillResult((process(7),), (), 1.5)])
-    attempt = SimpleNamespace(kill=lambda *times_s: given.append(times_s) or next(results))
-    monkeypatch.setattr(loop.gpus, "wait_free", lambda pids, timeout_s: waits.append((pids, timeout_s)) or pids)
-    open_incident(loop)
-    loop.state.failing = True
-    with pytest.raises(Unkillable, match=r"python \(8\)"):
-        kill_processes(loop, attempt)
-    assert Incident.load(loop.incident.folder).killed == [{"name": "python", "pid": 8}]
-    loop.state.shutdown = Shutdown("preempted", gone_by_s=time.monotonic() + 4)
-    kill_processes(loop, attempt, 3.0, 30.0)
-    end = CONFIG.end
-    assert given[0] == (end.grace_s, end.kill_wait_s) and given[1] == (3.0, pytest.approx(1.0, abs=0.5))
-    assert waits[0] == ({8}, end.gpu_memory_s) and waits[1][0] == {7} and waits[1][1] <= 4
-    assert [p["pid"] for p in loop.incident.killed] == [8, 7]
-    told = [event["message"] for event in events(loop.folder.folder, "killed")]
-    assert told[1] == "killed 1 process in 1.5 s: python (7)"
-    assert "still holds memory of killed processes: [7]" in (loop.folder.folder / "monitor.log").read_text()
-
-
 def test_the_first_new_step_closes_the_incident_at_its_own_time(make_loop, trained):
     loop = make_loop()
     loop.state.best_step = 10
@@ -277,38 +217,6 @@ def test_the_gpu_that_a_training_uses_is_recorded_once(make_loop):
     assert run.state.gpu == "RTX 4090"
 
 
-def test_the_state_of_another_machine_is_continued_without_what_depends_on_that_machine(make_loop):
-    there = make_loop()
-    folder, change = there.folder.folder, {"name": "workers_0", "sentence": "no workers"}
-    before = RunState(
-        State.FAILED, attempt=3, restarts=2, best_step=40, changes=[change], changes_at_save=["batch_1"], failing=True,
-        spec_hash=spec_hash(folder), durations={"step": {"n": 3}}, cause_counts={"oom": 1},
-    )  # fmt: skip
-    before.ledger.steps = 40
-
-    def adopted(**changed):
-        for name, value in changed.items():
-            setattr(before, name, value)
-        (folder / "monitor.json").unlink(missing_ok=True)
-        here = make_loop()
-        before.save(here.folder)
-        return here.state.adopt_restored(here.folder), here.state
-
-    reason, state = adopted()
-    assert reason == "" and (state.attempt, state.restarts, state.best_step, state.best_before) == (3, 2, 40, 40)
-    assert state.changes == [change] and state.cause_counts == {"oom": 1} and state.ledger.steps == 40
-    assert not state.durations and not state.failing
-    (folder / "toy.safetensors").write_bytes(b"x")
-    assert adopted()[0] == ""
-    assert adopted(state=State.COMPLETED)[0] == "already completed on another machine (40 steps); LoRA: toy.safetensors"
-    assert RunState.load(there.folder).best_before == 40, "saved"
-    assert adopted(spec_hash="another")[0] == ""
-    for wrong in ({"best_step": "x"}, {"best_step": 40, "changes_at_save": ["$(rm)"]}):
-        reason, state = adopted(**wrong)
-        assert reason == "" and state.best_step == 0
-    assert "cannot be used and is ignored" in (folder / "monitor.log").read_text()
-
-
 def test_where_states_are_and_how_long_the_machine_stays(make_loop, tmp_path):
     run, second = make_loop(), make_loop("nodes = 2\n", machine=1)
     own = run.folder.folder
@@ -344,29 +252,6 @@ def test_what_prevents_a_start_is_said_and_a_full_disk_may_pass(make_loop, monke
     assert "the run needs 1 GPU" in recovery.start_attempt(run).message
 
 
-def test_the_newest_snapshot_is_written_to_the_disk_before_its_memory_is_freed(make_loop, monkeypatch, tmp_path):
-    run, asked = make_loop(), []
-    pause = lambda seconds: None  # noqa: E731
-    assert checkpoints.keep_newest(run, pause) == "" and run.unkept is None
-    run.state.snapshots = str(tmp_path)
-    saved_state(run.folder.folder, 10)
-    monkeypatch.setattr(
-        checkpoints, "usable_snapshots", lambda run, after_step, room: asked.append((after_step, room)) or []
-    )
-    point = ResumePoint(None)
-    monkeypatch.setattr(checkpoints, "choose", lambda *_: point)
-    assert checkpoints.keep_newest(run, pause) == "" and asked == [(10, False)]
-    for code, said in ((0, ""), (1, "the newest steps, to step 25, could not be written to the disk")):
-        run.unkept, point = None, ResumePoint(None, 25, record=tmp_path / "record", python=str(tmp_path / "python"))
-        (tmp_path / "python").write_text(f"#!/bin/sh\n[ {code} = 1 ] || echo '{{}}'\nexit {code}\n")
-        (tmp_path / "python").chmod(0o755)
-        assert (
-            checkpoints.keep_newest(run, pause).startswith(said) and checkpoints.keep_newest(run, pause) == run.unkept
-        )
-        assert bool(run.unkept) is bool(code)
-    assert "the snapshot of step 25 was written to the disk" in (run.folder.folder / "monitor.log").read_text()
-
-
 def test_a_tracker_that_cannot_be_started_costs_the_run_nothing(make_loop, monkeypatch):
     run, commands = make_loop('trackers = "trackio"\n'), []
     attempt = SimpleNamespace(record=SimpleNamespace(number=1), pid=7)
@@ -379,21 +264,3 @@ def test_a_tracker_that_cannot_be_started_costs_the_run_nothing(make_loop, monke
     assert "trackio could not be started: Cannot allocate memory" in (folder / "monitor.log").read_text()
     recovery._report_start(make_loop(), attempt, "from the start")
     assert len(commands) == 1
-
-
-def test_processes_that_cannot_be_killed_let_nothing_start(make_loop, monkeypatch):
-    run = make_loop("")
-    one = ProcessInfo(7, 1.0, 1, "D", "python", 0.0, 0)
-    spared, given = ProcessInfo(8, 1.0, 1, "S", "bash", 0.0, 0), []
-    monkeypatch.setattr(spawned, "with_environment", lambda name, value: [one, spared])
-    monkeypatch.setattr(run.standby, "pids", lambda: {8})
-    end = CONFIG.end
-
-    def kill(tree, *limits):
-        given.append((dict(tree.members), limits))
-        return KillResult((one,), (one,), 1.0)
-
-    monkeypatch.setattr(spawned, "kill", kill)
-    with pytest.raises(Unkillable, match=r"python \(7\)"):
-        recovery.start_attempt(run)
-    assert given == [({7: one}, (end.grace_s, end.kill_wait_s))]

@@ -2,14 +2,17 @@
 
 import json
 import time
+from copy import deepcopy
 
 import pytest
 
+from monitor import config
 from monitor.process import platform
 from monitor.run_folder import MonitorError, RunFolder
 from monitor.state import (
     AttemptRecord,
     ExitStatus,
+    History,
     RunState,
     Shutdown,
     State,
@@ -20,6 +23,8 @@ from monitor.state import (
     with_age,
 )
 from runs.files import checksum
+
+RESTART = config.load().restart
 
 
 def test_the_state_is_the_same_after_it_was_saved_and_loaded(tmp_path):
@@ -102,3 +107,65 @@ def test_a_completed_run_has_work_to_do_once_it_was_made_again(tmp_path):
 def test_a_run_without_its_monitor_is_to_be_continued(state, abandoned):
     assert is_abandoned({"state": state, "alive": False}) is abandoned
     assert not is_abandoned({"state": state, "alive": True}) and not is_abandoned(None)
+
+
+@pytest.mark.parametrize(
+    ("failures", "waits_s", "stop"),
+    [  # each failure: (mark, new steps, changes)
+        ([("step/9/stuck", n == 0, False) for n in range(3)], [0, 10], "3 times without a new step"),
+        ([(f"step/{n}/stuck", True, False) for n in range(11)], [0] * 10, "all 10 restarts are used up"),
+        ([(f"load/0/cause-{n}", False, False) for n in range(5)], [0, 10, 20, 40], "5 failures in a row"),
+        ([("load/0/oom", False, True)] * 11, [0, 10, 20, 40, 80, 160, *[300] * 4], "all 10 restarts are used up"),
+    ],
+)
+def test_failures_are_answered_at_once_then_after_longer_and_the_last_ends_the_run(failures, waits_s, stop):
+    history = History()
+    for failure, wait_s in zip(failures, [*waits_s, None], strict=True):
+        before, copied = history, deepcopy(history)
+        history, reason, waited_s = history.after_failure(*failure, RESTART)
+        assert (reason, waited_s) == ("", wait_s) if wait_s is not None else stop in reason
+        assert before == copied, "an error in the middle of recover() must not count a failure twice"
+
+
+def test_ten_minutes_of_new_steps_give_the_allowance_back():
+    history, refunded = History(restarts=RESTART.in_all_count).after_progress(599, RESTART)
+    assert not refunded
+    history, refunded = history.after_progress(1, RESTART)
+    assert refunded
+    assert history.after_failure("step/99/stuck", True, False, RESTART)[1] == ""
+
+
+def test_a_cause_that_needs_time_gets_it_on_the_first_failure_too():
+    assert History().after_failure("x", True, False, RESTART, least_wait_s=30)[2] == 30
+
+
+def test_the_state_of_another_machine_is_continued_without_what_depends_on_that_machine(make_loop):
+    there = make_loop()
+    folder, change = there.folder.folder, {"name": "workers_0", "sentence": "no workers"}
+    before = RunState(
+        State.FAILED, attempt=3, restarts=2, best_step=40, changes=[change], changes_at_save=["batch_1"], failing=True,
+        spec_hash=spec_hash(folder), durations={"step": {"n": 3}}, cause_counts={"oom": 1},
+    )  # fmt: skip
+    before.ledger.steps = 40
+
+    def adopted(**changed):
+        for name, value in changed.items():
+            setattr(before, name, value)
+        (folder / "monitor.json").unlink(missing_ok=True)
+        here = make_loop()
+        before.save(here.folder)
+        return here.state.adopt_restored(here.folder), here.state
+
+    reason, state = adopted()
+    assert reason == "" and (state.attempt, state.restarts, state.best_step, state.best_before) == (3, 2, 40, 40)
+    assert state.changes == [change] and state.cause_counts == {"oom": 1} and state.ledger.steps == 40
+    assert not state.durations and not state.failing
+    (folder / "toy.safetensors").write_bytes(b"x")
+    assert adopted()[0] == ""
+    assert adopted(state=State.COMPLETED)[0] == "already completed on another machine (40 steps); LoRA: toy.safetensors"
+    assert RunState.load(there.folder).best_before == 40, "saved"
+    assert adopted(spec_hash="another")[0] == ""
+    for wrong in ({"best_step": "x"}, {"best_step": 40, "changes_at_save": ["$(rm)"]}):
+        reason, state = adopted(**wrong)
+        assert reason == "" and state.best_step == 0
+    assert "cannot be used and is ignored" in (folder / "monitor.log").read_text()

@@ -186,3 +186,22 @@ def test_without_a_file_system_in_memory_the_reason_is_in_the_status(run, monkey
     folder, why = ours.memory_folder(run, "")
     assert folder == "" and "no file system in memory" in why
     assert ours.memory_summary("", why)["off"] == why and ours.memory_summary("", "") is None
+
+
+def test_the_newest_snapshot_is_written_to_the_disk_before_its_memory_is_freed(make_loop, monkeypatch, tmp_path):
+    run, asked = make_loop(), []
+    pause = lambda seconds: None  # noqa: E731
+    assert ours.keep_newest(run, pause) == "" and run.unkept is None
+    run.state.snapshots = str(tmp_path)
+    saved_state(run.folder.folder, 10)
+    monkeypatch.setattr(ours, "usable_snapshots", lambda run, after_step, room: asked.append((after_step, room)) or [])
+    point = ResumePoint(None)
+    monkeypatch.setattr(ours, "choose", lambda *_: point)
+    assert ours.keep_newest(run, pause) == "" and asked == [(10, False)]
+    for code, said in ((0, ""), (1, "the newest steps, to step 25, could not be written to the disk")):
+        run.unkept, point = None, ResumePoint(None, 25, record=tmp_path / "record", python=str(tmp_path / "python"))
+        (tmp_path / "python").write_text(f"#!/bin/sh\n[ {code} = 1 ] || echo '{{}}'\nexit {code}\n")
+        (tmp_path / "python").chmod(0o755)
+        assert ours.keep_newest(run, pause).startswith(said) and ours.keep_newest(run, pause) == run.unkept
+        assert bool(run.unkept) is bool(code)
+    assert "the snapshot of step 25 was written to the disk" in (run.folder.folder / "monitor.log").read_text()
