@@ -18,6 +18,18 @@ def test_a_keeper_that_cannot_receive_signals_says_so_and_starts_nothing(tmp_pat
     assert capsys.readouterr().err == sentence
 
 
+def test_every_monitor_is_given_the_folder_of_all_runs_and_the_tenth_failure_in_a_row_is_the_last(monkeypatch):
+    start, said = Mock(side_effect=OSError(12, "Cannot allocate memory")), []
+    for owner, name, value in ((keeper, "_start", start), (keeper.signal, "signal", Mock()), (keeper.time, "sleep", Mock()),
+                               (keeper, "_say", lambda run, text, send=False: said.append((text, send)))):  # fmt: skip
+        monkeypatch.setattr(owner, name, value)
+    assert keeper.keep(["9", "/runs", "/runs/toy"]) == 1
+    options = [call.args[1] for call in start.call_args_list]
+    assert options == [["--outputs=/runs"], *[["--outputs=/runs", "--restarted"]] * (keeper.TRIES_COUNT - 1)]
+    assert said[-1][1] and "10 times in a row; see /runs/toy/monitor.log. Nothing watches the training" in said[-1][0]
+    assert not any(send for _, send in said[:-1])
+
+
 @pytest.mark.parametrize("call", ["signal.signal", "os.setsid"])
 def test_a_monitor_that_fails_before_it_has_begun_is_started_again(call, monkeypatch, capsys):
     """Exit code 1 would mean that the run cannot be supervised, and the keeper would leave it unwatched."""
