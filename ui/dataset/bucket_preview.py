@@ -25,11 +25,10 @@ CENTRE = (0.0, 0.0, 1.0, 1.0)
 
 @dataclass(frozen=True)
 class Slot:
-    """Where an image is trained. scale: how much it is enlarged; kept: the share of its area that is left after the crop;
-    part: that part, as fractions of the image after its own crop."""
+    """Where an image is trained. kept: the share of its area that is left after the crop; part: that part, as fractions of
+    the image after its own crop."""
 
     bucket: Size
-    scale: float
     kept: float
     part: tuple[float, float, float, float]
 
@@ -101,8 +100,7 @@ def _slot(rules: Rules, musubi: bool, image: Size) -> Slot:
     bucket, resized = musubi_place(rules, image) if musubi else place(rules, image)
     kept_width, kept_height = min(1.0, bucket[0] / resized[0]), min(1.0, bucket[1] / resized[1])
     left, top = (1 - kept_width) / 2, (1 - kept_height) / 2  # both trainers crop at the centre
-    scale = max(resized[0] / image[0], resized[1] / image[1])
-    return Slot(bucket, scale, kept_width * kept_height, (left, top, 1 - left, 1 - top))
+    return Slot(bucket, kept_width * kept_height, (left, top, 1 - left, 1 - top))
 
 
 def musubi_place(rules: Rules, image: Size) -> tuple[Size, Size]:

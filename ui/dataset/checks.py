@@ -5,7 +5,6 @@ All of it comes from the draft's items, so that a finding and the warning on a c
 """
 
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,26 +16,23 @@ from ui.dataset.draft import Item
 LEAST_SHARPNESS = 0.01  # variance of the Laplacian, in parts of the variance of the brightness, in a thumbnail
 LEAST_CONTRAST = 30.0  # variance of the brightness below which sharpness says nothing: fog, a plain colour
 DARK_HIGH, DARK_MEAN = 70, 30  # of 255: 95 of 100 pixels and the mean of a picture that is too dark are below
-BRIGHT_LOW, BRIGHT_MEAN = 200, 225  # 5 of 100 pixels and the mean of a picture that is too bright are above
-MOST_CONTRAST = 600.0  # variance of the brightness of both; stars at night and lines on paper have more
-ENLARGED = 1.1  # an image that is enlarged more than this to be trained
+MOST_CONTRAST = 600.0  # variance of its brightness; stars at night have more
 LEAST_KEPT = 0.85  # share of a picture that its bucket keeps
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of finding. title: of its images; about: what it means; fix: the button; write: whether new captions are a fix, too."""
+    """A kind of finding. title: of its images; about: what it means; fix: the button."""
 
     title: str
     about: str
     fix: str = ""
-    write: bool = False
 
     def heading(self, number: int) -> dict[str, Any]:
         """What the page shows above the images."""
-        fix_all, fix_one = (f"{self.fix} (all {number:,})", self.fix) if number > 1 and self.fix else (self.fix, "")
-        shown = {"title": f"{self.title}: {number:,}", "about": self.about, "count": number, "write": self.write}
-        return {**shown, "fix_all": fix_all, "fix_one": fix_one}
+        fix_all = f"{self.fix} (all {number:,})" if number > 1 and self.fix else self.fix
+        shown = {"title": f"{self.title}: {number:,}", "about": self.about, "count": number}
+        return {**shown, "fix_all": fix_all}
 
 
 PIXELS = "A sharp one with the most pixels and a caption of yours is kept."
@@ -45,14 +41,8 @@ KINDS = {
     "duplicate": Kind("Copies", f"The same picture is trained more often than the others. {PIXELS}", "Remove"),
     "near": Kind("Nearly identical", f"Pictures of one moment teach the LoRA that moment. {PIXELS}", "Remove"),
     "small": Kind("Too small to learn from", "The LoRA learns their blocks and noise.", "Remove"),
-    "enlarged": Kind(
-        "Enlarged to be trained",
-        "They have fewer pixels than the resolution in step 2. Use larger originals, or a lower resolution.",
-        "Remove",
-    ),
     "blurred": Kind("Perhaps blurred", "The LoRA learns the blur. Keep those that are meant to be soft.", "Remove"),
     "dark": Kind("Very dark", "There is little to learn from them.", "Remove"),
-    "bright": Kind("Very bright", "There is little to learn from them.", "Remove"),
     "sideways": Kind(
         "Perhaps on their side",
         "A program rotated the pixels and left the camera's mark, so that they are rotated twice.",
@@ -77,17 +67,11 @@ KINDS = {
         "Without a caption",
         "They are trained with the trigger word alone. Captions make a LoRA that follows prompts.",
         "Use the trigger word",
-        write=True,
     ),
     "no_trigger": Kind(
         "Without the trigger word",
         "What the LoRA learns from them does not belong to your trigger word.",
         "Put it first",
-    ),
-    "style": Kind(
-        "Captions in another style",
-        "Most captions are of one kind, sentences or tags. A LoRA follows prompts in the style of its captions, so use one.",
-        write=True,
     ),
 }
 
@@ -110,7 +94,7 @@ def findings(items: Sequence[Item], damaged: list[Finding], trigger: str = "", p
     Args:
         damaged: those of the files. plan: where each image is trained; None while the form has errors.
     """
-    slots = plan.slots if plan else {}
+    slots, word = plan.slots if plan else {}, " ".join(trigger.split())
     found: Findings = {
         "damaged": damaged,
         **_copies(items),
@@ -118,7 +102,12 @@ def findings(items: Sequence[Item], damaged: list[Finding], trigger: str = "", p
         **_pixels(items, slots),
         "lonely": _lonely(plan),
         "changed": [Finding(item.id, item.changes) for item in items if item.changes],
-        **_captions(items, trigger),
+        "no_caption": [Finding(item.id) for item in items if "no_caption" in item.warnings],
+        "no_trigger": [
+            Finding(item.id, shortened(item.caption))
+            for item in items
+            if word and item.caption.strip() and not has_word(item.caption, word)
+        ],
     }
     return {kind: found[kind] for kind in KINDS if found.get(kind)}
 
@@ -165,26 +154,19 @@ def is_blurred(item: Item) -> bool:
 
 
 def _pixels(items: Sequence[Item], slots: Mapping[str, Slot]) -> Findings:
-    found: Findings = {kind: [] for kind in ("small", "enlarged", "blurred", "dark", "bright", "cropped")}
+    found: Findings = {kind: [] for kind in ("small", "blurred", "dark", "cropped")}
     for item in items:
         looks, slot = item.looks, slots.get(item.id)
         width, height = item.trained_size
         if "small" in item.warnings:
             found["small"].append(Finding(item.id, f"{width} × {height} pixels"))
-        elif slot and slot.scale > ENLARGED:
-            found["enlarged"].append(Finding(item.id, f"{width} × {height} pixels, enlarged {slot.scale:.1f} times"))
         if slot and slot.kept < LEAST_KEPT:
             bucket = f"{slot.bucket[0]} × {slot.bucket[1]}"
             found["cropped"].append(Finding(item.id, f"{bucket} keeps {slot.kept * 100:.0f} % of {width} × {height}"))
         if is_blurred(item):
             found["blurred"].append(Finding(item.id))
-        if not looks or looks["contrast"] > MOST_CONTRAST:
-            continue
-        brightness = f"mean brightness {looks['mean']:.0f} of 255"
-        if looks["high"] < DARK_HIGH and looks["mean"] < DARK_MEAN:
-            found["dark"].append(Finding(item.id, brightness))
-        if looks["low"] > BRIGHT_LOW and looks["mean"] > BRIGHT_MEAN:
-            found["bright"].append(Finding(item.id, brightness))
+        if looks and looks["contrast"] <= MOST_CONTRAST and looks["high"] < DARK_HIGH and looks["mean"] < DARK_MEAN:
+            found["dark"].append(Finding(item.id, f"mean brightness {looks['mean']:.0f} of 255"))
     return found
 
 
@@ -199,39 +181,9 @@ def _lonely(plan: Plan | None) -> list[Finding]:
     ]
 
 
-# Captions --------------------------------------------------------------------------------------------------------------
-
-
-def _captions(items: Sequence[Item], trigger: str) -> Findings:
-    word = " ".join(trigger.split())
-    written = [item for item in items if item.caption.strip()]
-    styles = {item.id: style_of(item.caption, word) for item in written}
-    counts = Counter(style for style in styles.values() if style)
-    main, number = counts.most_common(1)[0] if counts else ("", 0)
-    mixed = 2 < number < counts.total()
-    return {
-        "no_caption": [Finding(item.id) for item in items if "no_caption" in item.warnings],
-        "no_trigger": [Finding(i.id, shortened(i.caption)) for i in written if word and not has_word(i.caption, word)],
-        "style": [
-            Finding(item.id, shortened(item.caption)) for item in written if mixed and styles[item.id] not in ("", main)
-        ],
-    }
-
-
 def has_word(caption: str, word: str) -> bool:
     """Whether a caption contains the trigger word as a word of its own, in any case."""
     return bool(re.search(rf"(?<!\w){re.escape(word)}(?!\w)", caption, re.IGNORECASE))
-
-
-def style_of(caption: str, trigger: str = "") -> str:
-    """ "tags", "sentences", or "" where a caption is too short to tell."""
-    pieces = [piece.split() for piece in caption.split(",") if piece.strip() and piece.strip() != trigger]
-    words = sum(len(piece) for piece in pieces)
-    if len(pieces) >= 3 and words / len(pieces) <= 2.5:
-        return "tags"
-    if words >= 6 and words / len(pieces) >= 4:
-        return "sentences"
-    return ""
 
 
 def shortened(text: str, most: int = 80) -> str:

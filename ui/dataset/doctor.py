@@ -28,7 +28,7 @@ from ui.run.fold import QUIET
 
 PAGE = 24
 MOST_BUCKETS = 200
-REMOVED_BY = ("damaged", "duplicate", "near", "small", "enlarged", "blurred", "dark", "bright")
+REMOVED_BY = ("damaged", "duplicate", "near", "small", "blurred", "dark")
 BUCKETS = "buckets"  # beside the kinds of findings
 ALL_OF_IT = 0.9995  # of an image that its bucket keeps
 ABOUT_BUCKETS = (
@@ -247,7 +247,7 @@ def _parts(draft_id: str, name: str | None, number: int | None, most: int, said:
     number = number if number in [key for _, key in buckets] else 0
     text = one["about"] if one else found["plan_error"] or ABOUT_BUCKETS if name else ""
     total = f"{'Found' if found['kinds'] else 'Nothing found'} in {count(found['total'], 'image')}."
-    ids = [found.id for found in examine(draft_id).findings[one["kind"]]] if one and one["write"] else []
+    ids = [found.id for found in examine(draft_id).findings[one["kind"]]] if one and name == "no_caption" else []
     return [
         {"value": fold.note(f"{said} {total if found['total'] else 'There are no images.'}".strip())},
         {"visible": bool(said)},
@@ -255,7 +255,7 @@ def _parts(draft_id: str, name: str | None, number: int | None, most: int, said:
         {"choices": buckets, "value": number if buckets else None, "visible": bool(buckets)},
         {"value": f"<p>{esc(text)}</p>"},
         {"visible": bool(one and one["fix_all"]), "value": one["fix_all"] if one else ""},
-        {"visible": bool(one and one["write"])},
+        {"visible": bool(ids)},
         {"value": _pictures(draft_id, str(name), number or 0, most) if one or buckets else ""},
         {"value": ids},
     ]

@@ -108,7 +108,7 @@ def looks_of(small: Any, size: tuple[int, int]) -> dict[str, Any]:
     """What the pixels of a thumbnail show, for ui/dataset/checks.py.
 
     pixels: a hash of them and of the image's `size`. sharpness: variance of the Laplacian in parts of that of the
-    brightness. contrast: variance of the brightness. mean, low, high: brightness of 0 to 255: mean, 5th and 95th percentile.
+    brightness. contrast: variance of the brightness. mean, high: brightness of 0 to 255: mean and 95th percentile.
     """
     values = np.asarray(small.convert("L"), dtype=np.float32)
     contrast, sharpness = float(values.var()), 0.0
@@ -116,14 +116,12 @@ def looks_of(small: Any, size: tuple[int, int]) -> dict[str, Any]:
         inner = values[1:-1, 1:-1]
         laplacian = values[:-2, 1:-1] + values[2:, 1:-1] + values[1:-1, :-2] + values[1:-1, 2:] - 4 * inner
         sharpness = float(laplacian.var()) / contrast
-    low, high = (float(one) for one in np.percentile(values, (5, 95)))
     return {
         "pixels": hashlib.sha256(f"{size}".encode() + small.tobytes()).hexdigest()[:24],
         "sharpness": round(sharpness, 5),
         "contrast": round(contrast, 2),
         "mean": round(float(values.mean()), 2),
-        "low": round(low, 2),
-        "high": round(high, 2),
+        "high": round(float(np.percentile(values, 95)), 2),
     }
 
 

@@ -12,7 +12,7 @@ from ui.dataset import bucket_preview, checks, draft_images
 
 
 @pytest.mark.parametrize("name", ["astronaut.png", "chelsea.png"])
-def test_a_photo_is_fine_and_its_blurred_dark_and_bright_versions_are_not(tmp_path, name):
+def test_a_photo_is_fine_and_its_blurred_and_dark_versions_are_not(tmp_path, name):
     def judged(image: Image.Image, **save) -> list[str]:
         path = tmp_path / f"x.{save.get('format', 'png').lower()}"
         image.save(path, **save)
@@ -27,7 +27,6 @@ def test_a_photo_is_fine_and_its_blurred_dark_and_bright_versions_are_not(tmp_pa
     large = image.resize((image.width * 3, image.height * 3), Image.Resampling.BICUBIC)
     assert judged(large) == [], "sharp enough at the size that is compared"
     assert "dark" in judged(image.point(lambda value: value * 0.1))
-    assert "bright" in judged(image.point(lambda value: 225 + value * 0.11))
 
 
 def test_what_is_converted_is_what_the_data_set_converts(tmp_path):
@@ -50,13 +49,10 @@ def test_what_is_converted_is_what_the_data_set_converts(tmp_path):
 
 
 def test_captions():
-    sentences = ["ohwx, a cat sits on the red mat", "ohwx, the dog runs over the wide field"]
-    sentences.append("ohwx, a bird is in the sky above")
     for captions, kinds in (
         (["ohwx, a cat on a mat", "a dog", "OHWX sits"], {"no_trigger": [1]}),
         (["an ohwxen"], {"no_trigger": [0]}),
         (["", " "], {"no_caption": [0, 1]}),
-        ([*sentences, "ohwx, solo, red hair, smile, outdoors"], {"style": [3]}),
         (["ohwx, solo, smile, hat", "ohwx, red, blue, 1girl", "ohwx, dog, cat, sky"], {}),
     ):
         empty = [() if text.strip() else ("no_caption",) for text in captions]
@@ -65,11 +61,11 @@ def test_captions():
         assert {kind: [int(one.id) for one in some] for kind, some in got.items()} == kinds
     some = checks.KINDS["no_caption"].heading(1200)
     assert (some["title"], some["fix_all"]) == ("Without a caption: 1,200", "Use the trigger word (all 1,200)")
-    assert checks.KINDS["dark"].heading(1)["fix_all"] == "Remove" and not checks.KINDS["style"].heading(2)["fix_all"]
+    assert checks.KINDS["dark"].heading(1)["fix_all"] == "Remove"
 
 
 def test_10_000_images_are_judged_in_a_second():
-    known = {"contrast": 900, "mean": 90, "low": 10, "high": 200}
+    known = {"contrast": 900, "mean": 90, "high": 200}
     looks = [{"pixels": f"{n // 2}", "sharpness": n % 7 / 100, **known} for n in range(10_000)]
     texts = ["", "ohwx", "ohwx"]
     items = [item(f"{n}", 500 + n % 900, 700, caption=texts[n % 3], looks=one) for n, one in enumerate(looks)]
