@@ -12,7 +12,7 @@ import presets
 from runs import masks
 from runs.dataset import MAX_WEIGHT
 from runs.files import RunError
-from runs.pictures import opened, turned, valid_crop
+from runs.pictures import turned, valid_crop
 from ui.dataset import draft, draft_images
 from ui.dataset.draft import Text
 
@@ -66,39 +66,12 @@ def mask(draft_id: str, image_id: str, content: bytes | None, turn: int | None =
         drawn = turned(masks.read(content, name, shape), -turn % 4)
         if drawn.getextrema() == (255, 255):
             drawn = None
-    _set_mask(draft_id, item, drawn)
-
-
-def _set_mask(draft_id: str, item: draft.Item, drawn: Any) -> None:
-    """Store a mask, or none, as one step. The file is written under the draft's lock: unneeded masks are deleted under it."""
 
     def make(entry: draft.Entry) -> draft.Entry:
-        place = draft.masks_dir(draft_id)
+        place = draft.masks_dir(draft_id)  # written under the draft's lock: unneeded masks are deleted under it
         return {"mask": None if drawn is None else draft_images.store_mask(drawn, place)}
 
     draft.change_image(draft_id, item.id, make, "mask of {}")
-
-
-def mask_from_transparency(draft_id: str, id: str) -> None:
-    """Make the transparent part of a dropped image its mask; a run gets the image on white, and ignores what was
-    transparent. Raises RunError: the image was removed, or it has no transparency."""
-    item = draft.item(draft_id, id)
-    found = transparency(draft_id, item)
-    if found is None:
-        raise RunError(f"{item.file} has no transparency; paint the mask or upload one")
-    _set_mask(draft_id, item, found)
-
-
-def transparency(draft_id: str, item: draft.Item) -> Any:
-    """The alpha channel of a dropped image as a mask, upright and not rotated; None where nothing is transparent."""
-    from PIL import Image, ImageOps
-
-    with opened(draft.original(draft_id, item.id), item.file) as image:
-        if not image.has_transparency_data:
-            return None
-        alpha = ImageOps.exif_transpose(image).convert("RGBA").getchannel("A")
-    alpha.thumbnail((masks.MAX_SIDE, masks.MAX_SIDE), Image.Resampling.BOX)
-    return None if alpha.getextrema() == (255, 255) else alpha
 
 
 def shown_mask(draft_id: str, image_id: str) -> bytes | None:
@@ -158,5 +131,4 @@ EDITS: dict[str, Callable[..., None]] = {
     "crop": crop,
     "weight": weigh,
     "mask": _mask,
-    "transparency": mask_from_transparency,
 }

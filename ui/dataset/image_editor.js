@@ -17,7 +17,7 @@ function makeEditor() {
   const frame = make("div", "hp-edit-frame", [picture]);
   const stage = make("div", "hp-edit-stage", [frame]);
   const cropTool = makeCropTool(frame, (crop) => store("crop", { id, crop }));
-  const painter = makeMaskPainter(frame, { changed: keepMask, fromImage: () => store("transparency", { id }), refused: say });
+  const painter = makeMaskPainter(frame, { changed: keepMask, refused: say });
 
   // The side ---------------------------------------------------------------------------------------------------------
   const title = make("h2", "");

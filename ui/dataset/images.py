@@ -131,14 +131,14 @@ def listing(draft_id: str, page: int = 0, query: Query | None = None, size: int 
 
 
 def opened(draft_id: str, id: str) -> dict[str, Any]:
-    """What the large view shows of an image: its card, the mask as base64, what the trainer does with it, and whether the image
-    has transparency that can be its mask; {"item": None} when it was removed."""
+    """What the large view shows of an image: its card, the mask as base64, and what the trainer does with it; {"item": None}
+    when it was removed."""
     images = draft.items(draft_id)
     item = next((one for one in images if one.id == id), None)
     if item is None:
         return {"item": None}
     (card,) = _cards(draft_id, images, [item])
-    drawn, opaque = image_edit.shown_mask(draft_id, id), item.file.lower().endswith((".jpg", ".jpeg", ".bmp"))
+    drawn = image_edit.shown_mask(draft_id, id)
     note, used = image_edit.mask_note(form.current(draft_id)["backend"])
     return {
         "item": card,
@@ -146,7 +146,6 @@ def opened(draft_id: str, id: str) -> dict[str, Any]:
         "mask": base64.b64encode(drawn).decode() if drawn else "",
         "note": note,
         "uses_masks": used,
-        "transparent": not opaque and image_edit.transparency(draft_id, item) is not None,
     }
 
 

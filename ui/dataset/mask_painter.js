@@ -7,7 +7,7 @@ const MASK_FILE_MB = 20;
 const MASK_TYPE = "image/png";
 
 /** The painter. `changed({png, name})`: the mask is another one, base64 of a PNG, "" for none, with the name of an uploaded file. */
-function makeMaskPainter(frame, { changed, fromImage, refused }) {
+function makeMaskPainter(frame, { changed, refused }) {
   const canvas = make("canvas", "hp-mask-canvas");
   const context = canvas.getContext("2d", { willReadFrequently: true });
   const cursor = make("div", "hp-mask-cursor");
@@ -22,9 +22,8 @@ function makeMaskPainter(frame, { changed, fromImage, refused }) {
   const eraser = titled("Eraser", "Unmark a part, so that it is trained", () => choose(true));
   const file = make("input", "", { type: "file", accept: MASK_TYPE, hidden: true, onchange: readFile });
   file.dataset.testid = "mask-picker";
-  const transparent = titled("Use its transparency", "Ignore the transparent part of the image", fromImage);
   const upload = button("Upload a mask", "hp-quiet", () => file.click());
-  const tools = [brush, eraser, button("Invert", "hp-quiet", invert), button("Clear", "hp-quiet", clear), upload, transparent, file];
+  const tools = [brush, eraser, button("Invert", "hp-quiet", invert), button("Clear", "hp-quiet", clear), upload, file];
   const panel = make("div", "hp-tool-panel", [
     make("p", "hp-hint", "Paint over what the LoRA must not learn, such as a background. The coloured part is ignored."),
     make("div", "hp-toolbar", tools),
@@ -146,11 +145,10 @@ function makeMaskPainter(frame, { changed, fromImage, refused }) {
       active = on;
       drawCursor();
     },
-    /** What the trainer does with a mask, and whether the image has transparency. */
-    say({ note: text, uses_masks: used, transparent: hasTransparency }) {
+    /** What the trainer does with a mask. */
+    say({ note: text, uses_masks: used }) {
       note.textContent = text;
       note.classList.toggle("hp-editor-warning", !used);
-      transparent.hidden = !hasTransparency;
     },
   };
 }

@@ -84,21 +84,6 @@ def test_a_white_mask_is_no_mask_and_unused_masks_are_deleted(mine, tmp_path, mo
             assert (draft.masks_dir(mine) / name).is_file()
 
 
-def test_the_transparent_part_of_an_image_can_be_its_mask(mine, tmp_path):
-    cut_out = Image.new("RGBA", (64, 48), (200, 10, 10, 255))
-    cut_out.paste((0, 0, 0, 0), (0, 0, 64, 24))
-    cut_out.save(tmp_path / "cut.png")
-    drop(mine, tmp_path / "cut.png", photo(tmp_path / "whole.png", 1))
-    cut, whole = item_of(mine, "cut.png"), item_of(mine, "whole.png")
-    assert [images.opened(mine, item.id)["transparent"] for item in (cut, whole)] == [True, False]
-    image_edit.rotate(mine, cut.id, 1)
-    image_edit.mask_from_transparency(mine, cut.id)
-    mask = mask_of(mine, item_of(mine, "cut.png"))
-    assert not mask[:24].any() and mask[24:].all()
-    with pytest.raises(runs.RunError, match=r"whole\.png has no transparency"):
-        image_edit.mask_from_transparency(mine, whole.id)
-
-
 def test_a_run_and_a_copy_of_it_have_the_edits(data, mine, tmp_path):
     for n in range(4):
         drop(mine, (photo(tmp_path / f"{n}.png", n, size=(128, 128)), f"10_cat/{n}.png" if n == 3 else f"{n}.png"))
