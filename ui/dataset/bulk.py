@@ -6,12 +6,12 @@ hostile pattern, and nothing can interrupt it.
 """
 
 import contextlib
+import functools
 import hashlib
 import math
 import random
 import re
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -31,16 +31,16 @@ MAX_TEXT = 2_000  # characters of a field of an edit
 PATTERN_S = 3.0  # for all captions together; 10,000 of them take a tenth of a second
 MAX_REPEATED = 10_000
 EXAMPLES = 4
-MAX_TAGS = 400  # in the list of tags
 Edit = Callable[[str, str], str]  # (caption, image id) → caption; OverflowError: it would be longer than MAX_CAPTION
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of edit. label: its name on the page; make: the edit from its checked fields; done: what undo calls it, see
-    draft.change_images."""
+    """A kind of edit. label: its name on the page; field: the label of its text there; make: the edit from its checked fields;
+    done: what undo calls it, see draft.change_images."""
 
     label: str
+    field: str
     make: Callable[[Mapping[str, Any]], Edit]
     done: str
 
@@ -151,11 +151,11 @@ def _shuffle(fields: Mapping[str, Any]) -> Edit:
 
 
 KINDS: dict[str, Kind] = {
-    "replace": Kind("Find and replace", _replace, "replacement in {captions}"),
-    "prefix": Kind("Add text before", _prefix, "text before {captions}"),
-    "suffix": Kind("Add text after", _suffix, "text after {captions}"),
-    "remove_tags": Kind("Remove tags", _remove_tags, "removal of tags from {captions}"),
-    "shuffle": Kind("Shuffle tags", _shuffle, "shuffled tags in {captions}"),
+    "replace": Kind("Find and replace", "Find in captions", _replace, "replacement in {captions}"),
+    "prefix": Kind("Add text before", "Text", _prefix, "text before {captions}"),
+    "suffix": Kind("Add text after", "Text", _suffix, "text after {captions}"),
+    "remove_tags": Kind("Remove tags", "Tags, separated by commas", _remove_tags, "removal of tags from {captions}"),
+    "shuffle": Kind("Shuffle tags", "", _shuffle, "shuffled tags in {captions}"),
 }
 
 
@@ -210,27 +210,9 @@ def apply(draft_id: str, ids: Iterable[str] | None, fields: Mapping[str, Any]) -
     )
 
 
-# The fold "Edit many images": captions, subsets (subsets.py) and tags ------------------------------------------------
+# The fold "Edit many images": captions and subsets (subsets.py) ------------------------------------------------------
 
 CHANGE, NO_SUBSET, AS_IN_STEP_2 = "Change captions", "No subset", "Empty: as in step 2"
-SHOW_SUBSET = "(folder) => { hangproof.showImages({ folder }); return []; }"
-SHOW_TAG = "(tag) => { hangproof.showImages({ how: 'tag', text: tag }); return []; }"
-
-
-def tags(draft_id: str) -> dict[str, Any]:
-    """How often each tag occurs in the captions: {"tags": [[tag, captions], …], "total": different tags}.
-
-    Tags that differ only in case are one, as in the edits. The most frequent ones are first, at most MAX_TAGS.
-    """
-    counted: Counter[str] = Counter()
-    shown: dict[str, str] = {}
-    for item in draft.items(draft_id):
-        own = {tag.casefold(): tag for tag in tags_of(item.caption)}
-        counted.update(own.keys())
-        for key, tag in own.items():
-            shown.setdefault(key, tag)
-    most = sorted(counted.items(), key=lambda pair: (-pair[1], pair[0]))[:MAX_TAGS]
-    return {"tags": [[shown[key][:200], number] for key, number in most], "total": len(counted)}
 
 
 def _effect(found: dict[str, Any]) -> str:
@@ -256,37 +238,28 @@ def _subsets(draft_id: str) -> list[tuple[str, str]]:
     ]
 
 
-def _tags(draft_id: str) -> dict[str, Any]:
-    found = tags(draft_id)
-    listed = len(found["tags"])
-    more = f"; the {listed} most frequent are listed" if found["total"] > listed else ""
-    choices = [(f"{tag} · {number:,}", tag) for tag, number in found["tags"]]
-    return gr.update(choices=choices, info=f"{count(found['total'], 'tag')}{more}")
-
-
 def draw(draft_id: str, images: Any) -> None:
     """Make the components of the fold. images: the component whose event `changed` says that the images or their selection
     changed."""
     small: dict[str, Any] = {"size": "sm", "scale": 0, "min_width": 150}
     ids, seed = gr.HTML(html_template=""), gr.State(1)
     some = gr.Checkbox(True, label="Only the selected images, if some are selected", interactive=True)
-    with gr.Tabs() as tabs:
-        with gr.Tab("Captions", id="captions"):
+    with gr.Tabs():
+        with gr.Tab("Captions"):
             edits = [(one.label, key) for key, one in KINDS.items()]
             kind = gr.Dropdown(edits, value="replace", label="Edit", interactive=True)
+            text = fold.line(KINDS["replace"].field)
             with gr.Row(elem_classes="hp-fields") as replace:
-                find, put = fold.line("Find in captions"), fold.line("Replace with")
+                put = fold.line("Replace with")
                 with gr.Column():
                     pattern = gr.Checkbox(label="Regular expression", interactive=True)
                     any_case = gr.Checkbox(label="Ignore case", interactive=True)
-            add = fold.line("Text", placeholder="photo of ", visible=False)
-            without = fold.line("Tags, separated by commas", placeholder="solo, simple background", visible=False)
             keep = gr.Number(
                 1, label="Tags to keep in place at the start", precision=0, visible=False, interactive=True
             )
             effect = gr.HTML(elem_id="bulk-effect", apply_default_css=False)
             go = gr.Button(CHANGE, interactive=False, elem_id="bulk-apply", **small)
-        with gr.Tab("Subsets", id="subsets"):
+        with gr.Tab("Subsets") as tab:
             fold.say("A subset is a folder of the data set. Each epoch shows its images as often as its repeats say.")
             with gr.Row(elem_classes="hp-fields"):
                 place = fold.line("Move the selected images to the subset", placeholder="cat")
@@ -298,26 +271,16 @@ def draw(draft_id: str, images: Any) -> None:
                 repeats = gr.Number(
                     None, label="Repeats of the subset", info=AS_IN_STEP_2, precision=0, interactive=True
                 )
-            with gr.Row(elem_classes="hp-actions"):
-                save = gr.Button("Save the subset", elem_id="bulk-save", **small)
-                show_subset = gr.Button("Show its images", **small)
-        with gr.Tab("Tags", id="tags"):
-            tag = gr.Dropdown([], label="Tag", elem_id="bulk-tag", interactive=True)
-            with gr.Row(elem_classes="hp-actions"):
-                show_tag = gr.Button("Show its images", **small)
-                remove_tag = gr.Button("Remove it from captions…", elem_id="bulk-remove-tag", **small)
+            save = gr.Button("Save the subset", elem_id="bulk-save", **small)
     note = gr.HTML(apply_default_css=False)
-    fields = [kind, find, put, pattern, any_case, add, without, keep]
+    fields = [kind, text, put, pattern, any_case, keep]
 
     def edit(values: tuple[Any, ...]) -> tuple[dict[str, Any], list[str] | None, bool]:
         """The edit, its images (None: all), and whether something was typed for it."""
-        kind, find, put, pattern, any_case, add, without, keep, seed, some, selected = values
-        given = {
-            "replace": {"find": find or "", "with": put or "", "pattern": pattern, "any_case": any_case},
-            "remove_tags": {"tags": without or ""},
-            "shuffle": {"keep": keep, "seed": seed},
-        }.get(kind, {"text": add or ""})
-        return {"kind": kind, **given}, chosen(some, selected) or None, bool(next(iter(given.values())) != "")
+        kind, text, put, pattern, any_case, keep, seed, some, selected = values
+        given = {"with": put or "", "pattern": pattern, "any_case": any_case, "keep": keep, "seed": seed}
+        given |= dict.fromkeys(("find", "text", "tags"), text or "")
+        return {"kind": kind, **given}, chosen(some, selected) or None, bool(text) or kind == "shuffle"
 
     def chosen(some: bool, selected: Any) -> list[str]:
         return [str(one) for one in selected] if some and isinstance(selected, list) else []
@@ -345,9 +308,9 @@ def draw(draft_id: str, images: Any) -> None:
         return done(lambda: f"{count(apply(draft_id, only, wanted), 'caption')} changed."), values[-3] + 1
 
     def on_kind(kind: str) -> list[Any]:
-        adds = kind in ("prefix", "suffix")
-        shown = (kind == "replace", adds, kind == "remove_tags", kind == "shuffle")
-        return [gr.update(visible=one) for one in shown]
+        field = KINDS[kind].field
+        shown = [gr.update(visible=one) for one in (kind == "replace", kind == "shuffle")]
+        return [gr.update(label=field, visible=bool(field)), *shown]
 
     def on_move(name: str, repeats: int | None, selected: Any) -> str:
         wanted = chosen(True, selected)
@@ -359,23 +322,19 @@ def draw(draft_id: str, images: Any) -> None:
         return list(subsets.parts_of(folder or ""))
 
     def on_save(folder: str | None, name: str, repeats: int | None) -> str:
-        def act() -> str:
-            subsets.rename(draft_id, folder or "", name or "", repeats)
-            return f"The subset {name or 'without a name'} is saved."
+        act = functools.partial(subsets.rename, draft_id, folder or "", name or "", repeats)
+        return done(lambda: f"Saved; the subset has {count(act(), 'image')}.")
 
-        return done(act)
-
-    def lists(folder: str | None) -> list[Any]:
+    def lists(folder: str | None) -> dict[str, Any]:
         known = _subsets(draft_id)
-        kept = folder if folder in [value for _, value in known] else None
-        return [gr.update(choices=known, value=kept), _tags(draft_id)]
+        return gr.update(choices=known, value=folder if folder in [value for _, value in known] else None)
 
     previewed: dict[str, Any] = {"fn": look, "inputs": [*fields, seed, some, ids], "outputs": [effect, go]}
     previewed |= {"js": form.CHOSEN, "trigger_mode": "always_last", **QUIET}
     gr.on([one.change for one in (*fields[1:], some)], **previewed)
-    kind.change(on_kind, kind, [replace, add, without, keep], **QUIET).then(**previewed)
-    images.changed(lists, subset, [subset, tag], trigger_mode="always_last", **QUIET).then(**previewed)
-    tabs.select(lists, subset, [subset, tag], **QUIET)
+    kind.change(on_kind, kind, [text, replace, keep], **QUIET).then(**previewed)
+    images.changed(lists, subset, subset, trigger_mode="always_last", **QUIET).then(**previewed)
+    tab.select(lists, subset, subset, **QUIET)
     subset.input(on_subset, subset, [name, repeats], **QUIET)
     for event in (
         go.click(on_apply, previewed["inputs"], [note, seed], js=form.CHOSEN, **QUIET),
@@ -383,8 +342,3 @@ def draw(draft_id: str, images: Any) -> None:
         gr.on([save.click, name.submit], on_save, [subset, name, repeats], note, js=form.FLUSH, **QUIET),
     ):
         event.then(None, None, None, js=form.SHOW_NEW, **QUIET)
-    show_subset.click(None, subset, None, js=SHOW_SUBSET, **QUIET)
-    show_tag.click(None, tag, None, js=SHOW_TAG, **QUIET)
-    remove_tag.click(
-        lambda tag: ["remove_tags", tag or "", gr.update(selected="captions")], tag, [kind, without, tabs], **QUIET
-    )

@@ -42,7 +42,7 @@ searchText.addEventListener("input", () => {
   clearTimeout(searching);
   searching = setTimeout(searchTyped, 250);
 });
-/** Show the images that fit, such as those of a subset or with a tag. */
+/** Show the images that fit. */
 const search = (wanted) => go({ query: { ...query(), ...wanted }, page: 0 });
 const pageSize = chooseFrom("Images a page", SIZES, (value) => {
   localStorage["hangproof-page-size"] = value;

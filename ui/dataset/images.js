@@ -225,7 +225,6 @@ for (const name of ["dragenter", "dragover", "dragleave", "drop"]) {
 }
 
 hangproof.selected = () => [...selected];
-hangproof.showImages = search;
 hangproof.writeCaptions = (ids) => {
   selectOnly(ids);
   openFold("caption-writer");

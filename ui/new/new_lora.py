@@ -104,7 +104,7 @@ def build(draft_id: gr.BrowserState, started: gr.State, messages: gr.State) -> N
         )
         shown = images.images_view()
         opened("Add a folder on the server", "import-fold", imports.draw)
-        opened("Edit many images: captions, subsets, tags", "bulk-fold", lambda name: bulk.draw(name, shown))
+        opened("Edit many images: captions and subsets", "bulk-fold", lambda name: bulk.draw(name, shown))
         opened("Check images", "image-check", lambda name: doctor.draw(name, shown))
         opened("Write captions", "caption-writer", captioning.draw)
         unsent = gr.HTML(html_template="", elem_id="unsent")  # shows nothing: START gives its value

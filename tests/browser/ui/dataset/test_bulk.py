@@ -1,4 +1,4 @@
-"""Step 2 for large data sets in a real browser: search, selection over pages, subsets, tags, a cancelled upload, and
+"""Step 2 for large data sets in a real browser: search, selection over pages, subsets, edited captions, a cancelled upload, and
 a folder of the server."""
 
 from draft_helpers import photo
@@ -57,10 +57,10 @@ def test_many_images_are_found_selected_edited_and_moved(tab, server, tmp_path, 
     shows("13 shown")
 
     # A tag is removed from all images.
-    fold.get_by_role("tab", name="Tags").click()
-    fold.get_by_label("Tag", exact=True).click()
-    tab.get_by_role("option", name="photo · 40").click()
-    tab.locator("#bulk-remove-tag").click()
+    fold.get_by_role("tab", name="Captions").click()
+    fold.get_by_label("Edit", exact=True).click()
+    tab.get_by_role("option", name="Remove tags").click()
+    fold.get_by_label("Tags, separated by commas").fill("photo")
     fold.get_by_label("Only the selected images").uncheck()
     tab.locator("#bulk-apply").get_by_text("Change 40 captions").click()
     tab.get_by_text("40 captions changed.").wait_for()

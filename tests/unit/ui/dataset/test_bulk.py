@@ -120,7 +120,7 @@ def test_the_wait_for_another_process_is_not_the_patterns(monkeypatch):
 
 
 def bulk_fields(kind: str = "replace", find: str = "", put: str = "", **more) -> list:
-    given = {"pattern": False, "any_case": False, "add": "", "without": "", "keep": 1, "seed": 5, "some": True}
+    given = {"pattern": False, "any_case": False, "keep": 1, "seed": 5, "some": True}
     return [kind, find, put, *{**given, "ids": [], **more}.values()]
 
 
@@ -128,37 +128,36 @@ def test_many_captions_are_changed_as_previewed(mine):
     ids = filled(mine, "a cat", "", "<b> cat")
     run, parts = drawn(bulk.draw, mine, Mock())
     hidden = {name for name, part in parts.items() if part.get("visible") is False}
-    assert hidden == {"Text", "Tags, separated by commas", "Tags to keep in place at the start"}
+    assert hidden == {"Tags to keep in place at the start"}
     assert [name for name, part in parts.items() if part.get("interactive") is False] == ["Change captions"]
     look = lambda *given, **more: run["look"](*bulk_fields(*given, **more))  # noqa: E731
     assert look() == ["", gr.update(value="Change captions", interactive=False)]
     effect, button = look("replace", "cat", "dog")
     assert "2 of 3 captions change." in effect and "<del>&lt;b&gt; cat</del><ins>&lt;b&gt; dog</ins>" in effect
     assert button == gr.update(value="Change 2 captions", interactive=True)
-    effect, button = look("prefix", add="x ", ids=ids[:2])
+    effect, button = look("prefix", "x ", ids=ids[:2])
     assert "2 of 2 captions change." in effect and "<del>(empty)</del>" in effect
-    assert "3 of 3" in look("prefix", add="x ", ids=ids[:2], some=False)[0]
+    assert "3 of 3" in look("prefix", "x ", ids=ids[:2], some=False)[0]
     effect, button = look("replace", "dog", "x")
     assert "0 of 3 captions change." in effect and "<ul" not in effect and button["value"] == "Change captions"
     effect, button = look("replace", "(", pattern=True)
     assert "not a valid regular expression" in effect and not button["interactive"]
-    said, seed = run["on_apply"](*bulk_fields("remove_tags", without="a cat", ids=ids))
+    said, seed = run["on_apply"](*bulk_fields("remove_tags", "a cat", ids=ids))
     assert "1 caption changed." in said and seed == 6 and texts(mine) == ["", "", "<b> cat"]
-    assert "There is no edit" in run["on_apply"](*bulk_fields("x", add="y"))[0]
-    assert [one["visible"] for one in run["on_kind"]("suffix")] == [False, True, False, False]
-    assert [one["visible"] for one in run["on_kind"]("shuffle")] == [False, False, False, True]
-    assert run["<lambda>"]("cat") == ["remove_tags", "cat", gr.update(selected="captions")]
+    assert "There is no edit" in run["on_apply"](*bulk_fields("x", "y"))[0]
+    assert look("suffix")[0] == "" and "0 of 3 captions" in look("shuffle")[0]
+    assert [one["visible"] for one in run["on_kind"]("suffix")] == [True, False, False]
+    assert [one["visible"] for one in run["on_kind"]("shuffle")] == [False, False, True]
 
 
 def test_images_move_between_subsets(mine):
-    ids = filled(mine, "a, b", "b", "")
+    ids = filled(mine, "a", "b", "")
     run, _ = drawn(bulk.draw, mine, Mock())
     assert "Select images on their cards first" in run["on_move"]("cat", 10, [])
     assert "2 images moved." in run["on_move"]("cat", 10, ids[:2]) and "Repeats: use" in run["on_move"]("x", 0, ids)
-    subset, tags = run["lists"]("gone")
+    subset = run["lists"]("gone")
     assert subset["choices"] == [("cat × 10 (2)", "10_cat"), ("No subset (1)", "")] and subset["value"] is None
-    assert tags["choices"] == [("b · 2", "b"), ("a · 1", "a")] and tags["info"] == "2 tags"
-    assert run["lists"]("10_cat")[0]["value"] == "10_cat" and run["on_subset"]("10_cat") == ["cat", 10]
-    assert "The subset dog is saved." in run["on_save"]("10_cat", "dog", None)
+    assert run["lists"]("10_cat")["value"] == "10_cat" and run["on_subset"]("10_cat") == ["cat", 10]
+    assert "the subset has 2 images." in run["on_save"]("10_cat", "dog", None)
     assert "no images any more" in run["on_save"]("10_cat", "dog", None)
     assert [one["folder"] for one in subsets.overview(mine)] == ["dog", ""]
