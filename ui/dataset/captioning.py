@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from captions import endpoint, models
-from captions.options import OPTIONS, checked
+from captions.options import OPTIONS, checked, parser
 from captions.work import Picture
 from runs.files import RunError
 from ui import jobs
@@ -30,7 +30,6 @@ LIMIT_S = 14 * 24 * 3600.0
 MOST_FAILURES = 20
 LINE = re.compile(r"[^\x00-\x1f\x7f]{0,500}")
 PROMPT = re.compile(r"[^\x00-\x08\x0b-\x1f\x7f]{0,4000}")
-PLACEHOLDER = "http://127.0.0.1:11434/v1"
 WHICH = {"empty": "Images without a caption", "model": "Also captions that a model wrote", "all": "All images"}
 STEP_IMAGES = 500  # captions that undo brings back at once
 
@@ -124,7 +123,27 @@ ENGINES = {
     "endpoint": ("Server", "Any server with OpenAI's API: Ollama, LM Studio, vLLM, or a provider."),
 }
 TASKS = [("One short sentence", "short"), ("A few sentences", "detailed"), ("A paragraph", "long")]
-THRESHOLDS, FRAME = ("general", "character"), ("prefix", "suffix")
+# (the engine, "" for each of them; an option of `python -m captions`): Gradio's component, its label, and more of it
+FIELDS: dict[tuple[str, str], tuple[str, str, dict[str, Any]]] = {
+    ("florence", "model"): ("Dropdown", "Model", {}),
+    ("florence", "task"): ("Dropdown", "Length", {"choices": TASKS}),
+    ("tagger", "model"): ("Dropdown", "Model", {}),
+    ("tagger", "general"): ("Number", "Threshold", {"info": "Tags at least this probable are written", "step": 0.01}),
+    ("tagger", "character"): ("Number", "Threshold of characters", {"step": 0.01}),
+    ("tagger", "without"): ("Textbox", "Leave out", {"info": "Tags, separated by commas", "placeholder": "solo"}),
+    ("tagger", "underscores"): ("Checkbox", "Keep underscores in tags", {}),
+    ("endpoint", "url"): ("Textbox", "Address", {"info": "Each image is sent there, scaled down to 1,024 pixels"}),
+    ("endpoint", "model"): ("Textbox", "Model", {"placeholder": "qwen2.5vl:7b"}),
+    ("endpoint", "key_variable"): ("Textbox", "Variable with the API key", {"placeholder": "OPENAI_API_KEY"}),
+    ("endpoint", "prompt"): ("Textbox", "Instruction", {"lines": 3}),
+    ("", "prefix"): ("Textbox", "Text before each caption", {}),
+    ("", "suffix"): ("Textbox", "Text after each caption", {}),
+}
+FIELDS["endpoint", "url"][2]["placeholder"] = "http://127.0.0.1:11434/v1"
+FIELDS["endpoint", "key_variable"][2]["info"] = (
+    "The name of an environment variable that Hangproof was started with. Empty: no key"
+)
+DEFAULTS = vars(parser().parse_args(["."]))
 ENDED = {
     "done": "Finished.",
     "failed": "Stopped.",
@@ -179,62 +198,31 @@ def draw(draft_id: str) -> None:
     from ui.new import form
     from ui.run import fold
 
-    def add_model(engine: str) -> gr.Dropdown:
-        """The models of an engine; a folder is typed into the same field."""
-        choices = [(one.name, one.key) for one in models.of_engine(engine)]
-        value = last["model"] if last.get("engine") == engine and last.get("model") else choices[0][1]
-        info = _about(engine, value) or "Or type the path of a folder with a model"
-        more: dict[str, Any] = {"allow_custom_value": True, "interactive": True}
-        model = gr.Dropdown(choices, value=value, label="Model", info=info, **more)
-        model.change(lambda key: gr.update(info=_about(engine, key or "")), model, model, **fold.QUIET)
-        return model
-
-    def add_text(
-        label: str, value: str, info: str | None = None, placeholder: str | None = None, lines: int = 1
-    ) -> Any:
-        return gr.Textbox(value, label=label, info=info, placeholder=placeholder, lines=lines, interactive=True)
-
-    def add_number(label: str, value: float, info: str | None = None) -> gr.Number:
-        return gr.Number(value, label=label, info=info, step=0.01, interactive=True)
+    def add(engine: str, name: str, kind: str, label: str, more: dict[str, Any]) -> Any:
+        """A field with its value of the last job."""
+        known = name in last and (name != "model" or engine == engine_now)
+        value, rows = last[name] if known else DEFAULTS[name], models.of_engine(engine)
+        if name == "model" and rows:  # the path of a folder is typed into the same field
+            value = value or rows[0].key
+            info = _about(engine, value) or "Or type the path of a folder with a model"
+            more = {"choices": [(one.name, one.key) for one in rows], "allow_custom_value": True, "info": info}
+        field = getattr(gr, kind)(value=value, label=label, interactive=True, **more)
+        if name == "model" and rows:
+            field.change(lambda key: gr.update(info=_about(engine, key or "")), field, field, **fold.QUIET)
+        return field
 
     found, now = stored(draft_id), status(draft_id)
     (choices, _), trigger = _counts(draft_id), draft.trigger(draft_id)
     last = found["options"] if found else {}
     engine_now = last.get("engine", "florence")
-    fields: dict[tuple[str, str], Any] = {}  # (the engine, "" for each of them; an option of `python -m captions`)
+    fields: dict[tuple[str, str], Any] = {}
+    groups: dict[str, gr.Row] = {}
     with gr.Column() as given:
         engines, about = [(label, key) for key, (label, _) in ENGINES.items()], ENGINES[engine_now][1]
         engine = gr.Radio(engines, value=engine_now, label="Written by", info=about, interactive=True)
-        with gr.Row(elem_classes="hp-fields", visible=engine_now == "florence") as florence:
-            fields["florence", "model"] = add_model("florence")
-            known = last.get("task") or "detailed"
-            fields["florence", "task"] = gr.Dropdown(TASKS, value=known, label="Length", interactive=True)
-        with gr.Row(elem_classes="hp-fields", visible=engine_now == "tagger") as tagger:
-            fields["tagger", "model"] = add_model("tagger")
-            with gr.Column():
-                about = "Tags at least this probable are written"
-                fields["tagger", "general"] = add_number("Threshold", last.get("general", 0.35), about)
-                fields["tagger", "character"] = add_number("Threshold of characters", last.get("character", 0.85))
-            with gr.Column():
-                some_tags = "Tags, separated by commas", "simple background, solo"
-                fields["tagger", "without"] = add_text("Leave out", last.get("without", ""), *some_tags)
-                keeps = last.get("underscores", False)
-                fields["tagger", "underscores"] = gr.Checkbox(keeps, label="Keep underscores in tags", interactive=True)
-        with gr.Column(visible=engine_now == "endpoint") as server:
-            with gr.Row(elem_classes="hp-fields"):
-                scaled = "Each image is sent there, scaled down to 1,024 pixels"
-                fields["endpoint", "url"] = add_text("Address", last.get("url", ""), scaled, PLACEHOLDER)
-                own = last.get("model", "") if engine_now == "endpoint" else ""
-                fields["endpoint", "model"] = add_text("Model", own, placeholder="qwen2.5vl:7b")
-                about = "The name of an environment variable that Hangproof was started with. Empty: no key"
-                known = last.get("key_variable", "")
-                fields["endpoint", "key_variable"] = add_text(
-                    "Variable with the API key", known, about, "OPENAI_API_KEY"
-                )
-            fields["endpoint", "prompt"] = add_text("Instruction", last.get("prompt") or endpoint.PROMPT, lines=3)
-        with gr.Row(elem_classes="hp-fields"):
-            fields["", "prefix"] = add_text("Text before each caption", last.get("prefix", ""))
-            fields["", "suffix"] = add_text("Text after each caption", last.get("suffix", ""))
+        for group in (*ENGINES, ""):
+            with gr.Row(elem_classes="hp-many", visible=group in ("", engine_now)) as groups[group]:
+                fields |= {(of, name): add(of, name, *field) for (of, name), field in FIELDS.items() if of == group}
         word = f"Put the trigger word “{trigger}” first" if trigger else "Put the trigger word first"
         first = gr.Checkbox(bool(trigger), label=word, interactive=bool(trigger))
         which = gr.Radio(choices, value="empty", label="For", interactive=True)
@@ -266,13 +254,13 @@ def draw(draft_id: str) -> None:
         options: dict[str, Any] = {"engine": engine, "trigger": draft.trigger(draft_id) if first else ""}
         for (of, name), value in zip(fields, typed, strict=True):
             if of in ("", engine):
-                given = (0 if name in THRESHOLDS else "") if value is None else value
-                options[name] = given.strip() if isinstance(given, str) and name not in FRAME else given
+                kept = type(DEFAULTS[name])() if value is None else value  # a field that is empty
+                options[name] = kept.strip() if isinstance(kept, str) and of else kept
         only = [str(one) for one in selected] if some and isinstance(selected, list) and selected else None
         start(draft_id, options, which, only, over and which == "all")
 
     chosen = [engine, which, some, over, first, *fields.values(), ids]
-    engine.change(on_engine, engine, [engine, florence, tagger, server], **fold.QUIET)
+    engine.change(on_engine, engine, [engine, *(groups[key] for key in ENGINES)], **fold.QUIET)
     which.change(on_which, which, over, **fold.QUIET)
     more = [(again.click, lambda *_: resume(draft_id))]
     state = fold.job(go, on_go, look, lambda: cancel(draft_id), "captions", chosen, form.CHOSEN, [given], more)
