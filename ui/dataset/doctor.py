@@ -133,7 +133,7 @@ def _change(draft_id: str, report: Report, kind: str) -> tuple[Change, str]:
         make = draft.with_trigger(draft.trigger(draft_id))
         return lambda key, entry: make(entry), "trigger word"
     if kind == "sideways":
-        return lambda key, entry: draft.upright(entry), "rotation"
+        return lambda key, entry: draft.rotated(entry), "rotation"
     own = {key: slot.bucket for key, slot in (report.plan.slots if report.plan else {}).items()}
     sizes = own if kind == "cropped" else _full_bucket(report)
 

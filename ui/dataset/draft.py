@@ -55,7 +55,6 @@ DRAFT_EXPIRES_S = 60 * 24 * 3600  # counted from the last time a page opened the
 RECENT = 8  # drafts to choose from
 MERGE_S = 5.0  # changes of one caption that follow each other within this time are one step
 REMOVED = "This image was removed"
-ROTATION = "rotation of {}"  # what undo calls it
 PERSON, FILE = "person", "file"
 
 
@@ -313,10 +312,11 @@ def with_trigger(word: str) -> Callable[[Entry], Entry]:
     return make
 
 
-def insert_trigger(draft_id: str) -> None:
-    """Put the trigger word before every caption that does not start with it. Raises RunError: there is no trigger word."""
-    make = with_trigger(trigger(draft_id))
-    change_images(draft_id, None, lambda _, entry: make(entry), "trigger word in {captions}")
+def insert_trigger(draft_id: str, id: str | None = None) -> None:
+    """Put the trigger word before every caption that does not start with it, or before that of one image. Raises RunError:
+    the image was removed, or there is no trigger word."""
+    make, ids = with_trigger(trigger(draft_id)), None if id is None else [id]
+    change_images(draft_id, ids, lambda _, entry: make(entry), "trigger word in {captions}", needed=True)
 
 
 def remove(draft_id: str, ids: list[str]) -> None:
@@ -347,20 +347,13 @@ def move(draft_id: str, image_id: str, before_id: str | None) -> None:
         edit.state["images"] = {key: edit.state["images"][key] for key in order}
 
 
-def use_trigger(draft_id: str, id: str) -> None:
-    """Set the trigger word as an image's caption. Raises RunError: the image was removed, or there is no trigger word."""
-    change_image(draft_id, id, with_trigger(trigger(draft_id)), "caption of {}")
-
-
-def rotated(entry: Entry, turns: int) -> Entry:
-    """The values of an image that is rotated by quarter turns clockwise, with its crop."""
+def rotated(entry: Entry, turns: int | None = None) -> Entry:
+    """The values of an image that is rotated by quarter turns clockwise, with its crop. None: as its EXIF data says; by 90°
+    where it does not say."""
+    if turns is None:
+        turns = entry["upright"] if entry["upright"] and not entry["turn"] else 1
     crop = turned_crop(entry["crop"], turns)
     return {"turn": (entry["turn"] + turns) % 4, "crop": crop and list(crop)}
-
-
-def upright(entry: Entry) -> Entry:
-    """The values of an image that is rotated as its EXIF data says; by 90° clockwise where it does not say."""
-    return rotated(entry, entry["upright"] if entry["upright"] and not entry["turn"] else 1)
 
 
 # All drafts of the data folder --------------------------------------------------------------------------------------

@@ -7,9 +7,9 @@ const fileOf = new Map(); // id → file, also of images that are no longer show
 // What is said of an image, the text of the button that fixes it, and the call.
 const WARNINGS = {
   small: (item) => [`Only ${item.width} × ${item.height} pixels: too small to learn from.`, "Remove it", "remove_images"],
-  sideways: () => ["This photo may lie on its side.", "Rotate it", "set_upright"],
+  sideways: () => ["This photo may lie on its side.", "Rotate it", "rotate"],
   near: (item) => [`Nearly identical to ${item.near || "another image"}.`, "Remove this one", "remove_images"],
-  no_caption: () => ["No caption: only the trigger word is used.", "Use the trigger word", "use_trigger"],
+  no_caption: () => ["No caption: only the trigger word is used.", "Use the trigger word", "insert_trigger"],
 };
 const CAPTION_HINT = "Describe the image. If this is empty, the trigger word is used.";
 const nameOf = (item) => (item.folder && !item.file.startsWith(item.folder) ? `${item.folder}/${item.file}` : item.file);

@@ -17,14 +17,10 @@ from ui.dataset import draft, draft_images
 from ui.dataset.draft import Text
 
 
-def rotate(draft_id: str, id: str, turns: int) -> None:
-    """Rotate an image by quarter turns clockwise, with its crop and its mask. Raises RunError: it was removed."""
-    draft.change_image(draft_id, id, lambda entry: draft.rotated(entry, turns), draft.ROTATION)
-
-
-def set_upright(draft_id: str, id: str) -> None:
-    """Rotate an image as its EXIF data says; by 90° clockwise where it does not say. Raises RunError: it was removed."""
-    draft.change_image(draft_id, id, draft.upright, draft.ROTATION)
+def rotate(draft_id: str, id: str, turns: int | None = None) -> None:
+    """Rotate an image by quarter turns clockwise, with its crop and its mask; without `turns` as draft.rotated says. Raises
+    RunError: it was removed."""
+    draft.change_image(draft_id, id, lambda entry: draft.rotated(entry, turns), "rotation of {}")
 
 
 def crop(draft_id: str, id: str, crop: Any) -> None:
@@ -127,7 +123,6 @@ def _mask(draft_id: str, id: str, png: str | None = None, turn: int | None = Non
 
 EDITS: dict[str, Callable[..., None]] = {
     "rotate": rotate,
-    "set_upright": set_upright,
     "crop": crop,
     "weight": weigh,
     "mask": _mask,

@@ -302,7 +302,6 @@ CHANGES: dict[str, Callable[..., dict[str, Any] | None]] = {
     "list_images": lambda: None,
     "remove_images": draft.remove,
     "clear_images": draft.clear,
-    "use_trigger": draft.use_trigger,
     "insert_trigger": draft.insert_trigger,
     "move_image": move_image,
     "undo": lambda draft_id: {"message": draft.undo(draft_id) or "There is nothing to undo."},

@@ -45,7 +45,7 @@ def test_a_photo_that_is_rotated_twice_is_flagged_and_turned_upright(data, mine,
     drop(mine, picture(tmp_path / "twice.jpg", size=(400, 600), quality=95, exif=camera_exif(orientation, 600, 400)))
     item = item_of(mine, "twice.jpg")
     assert "sideways" in item.warnings and (item.width, item.height) == (600, 400)
-    image_edit.set_upright(mine, item.id)
+    image_edit.rotate(mine, item.id)
     fixed = item_of(mine, "twice.jpg")
     assert fixed.id == item.id and "sideways" not in fixed.warnings and (fixed.width, fixed.height) == (400, 600)
     run_of(mine)
@@ -56,7 +56,7 @@ def test_a_photo_that_is_rotated_twice_is_flagged_and_turned_upright(data, mine,
     draft.undo(mine)
     assert "sideways" in item_of(mine, "twice.jpg").warnings
     image_edit.crop(mine, item.id, [0, 0, 1, 0.25])
-    image_edit.set_upright(mine, item.id)
+    image_edit.rotate(mine, item.id)
     assert item_of(mine, "twice.jpg").crop == crop
 
 
@@ -65,7 +65,7 @@ def test_an_honest_photo_is_not_called_sideways_and_can_be_rotated(mine, tmp_pat
     assert "sideways" not in item_of(mine, "camera.jpg").warnings
     sizes = []
     for _ in range(4):
-        image_edit.set_upright(mine, item_of(mine, "camera.jpg").id)
+        image_edit.rotate(mine, item_of(mine, "camera.jpg").id)
         item = item_of(mine, "camera.jpg")
         with Image.open(draft.thumb(mine, item)) as thumb:
             sizes.append((item.width, thumb.size[0] > thumb.size[1]))
@@ -110,12 +110,12 @@ def test_an_image_without_a_caption_is_flagged_and_gets_the_trigger_word(mine, t
     key = item_of(mine, "x.png").id
     assert "no_caption" in item_of(mine, "x.png").warnings
     with pytest.raises(runs.RunError, match="Type a trigger word in step 2 first"):
-        draft.use_trigger(mine, key)
+        draft.insert_trigger(mine, key)
     draft.save_fields(mine, {"trigger": " tok "})
-    draft.use_trigger(mine, key)
+    draft.insert_trigger(mine, key)
     assert captions(mine) == {"x.png": "tok"} and "no_caption" not in item_of(mine, "x.png").warnings
     with pytest.raises(runs.RunError, match="This image was removed"):
-        draft.use_trigger(mine, "0" * 24)
+        draft.insert_trigger(mine, "0" * 24)
 
 
 def test_a_caption_is_read_as_in_a_data_set_and_one_that_cannot_be_is_explained(mine, tmp_path):
