@@ -18,7 +18,6 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -101,20 +100,14 @@ def waiting(draft_id: str) -> list[Import]:
 def given_folder(text: str) -> Path:
     """The folder that a user named. Raises RunError: it is no full path, or no folder that can be read."""
     text = plain_text(text).strip()
-    if not text:
-        raise RunError("Type the path of a folder on the server, such as /home/me/photos")
     try:
         path = Path(text).expanduser()
         if not path.is_absolute():
-            raise RunError(f"{text[:200]}: type the full path of the folder, such as /home/me/photos")
-        if not path.is_dir():
-            raise RunError(f"{text[:200]}: there is no such folder on the server; check the path")
-        with os.scandir(path):
-            pass
-    except (ValueError, RuntimeError) as error:  # a null character; no home folder
-        raise RunError(f"{text[:200]!r} is no path; type the full path of a folder") from error
-    except OSError as error:
-        raise RunError(f"{text[:200]}: {error.strerror}; allow this user to read the folder") from error
+            raise RunError(f"{text[:200]}: type the full path of a folder on the server, such as /home/me/photos")
+        os.scandir(path).close()
+    except (OSError, ValueError, RuntimeError) as error:  # a null character; no home folder
+        why = getattr(error, "strerror", None) or "no path"
+        raise RunError(f"{text[:200]!r}: {why}; name a folder on the server that this user can read") from error
     return path
 
 
@@ -299,9 +292,7 @@ def _import(draft_id: str, one: Import) -> list[str]:
     one.store(attempts=spec["attempts"] + 1, phase="reading" if spec["kind"] == "folder" else "unpacking")
     with contextlib.ExitStack() as stack:
         if spec["kind"] == "folder":
-            files, messages = files_of(
-                Path(spec["path"]), spec["drop"], lambda number: one.store(now=False, total=number)
-            )
+            files, messages = files_of(Path(spec["path"]), spec["drop"])
         else:
             uploads = [(Path(path), name) for path, name in spec["files"]]
             if gone := [name for path, name in uploads if not path.is_file()]:
@@ -336,37 +327,38 @@ def _not_added(draft_id: str, files: list[Dropped]) -> list[Dropped]:
     ]
 
 
-def files_of(
-    root: Path, drop: str, show: Callable[[int], object] = lambda number: None
-) -> tuple[list[Dropped], list[str]]:
-    """The images and captions in a folder and its subfolders, and one message for each that cannot be added.
-
-    Hidden files and folders are left out. A link is followed only to a file inside the folder. `show` is called with
-    the number found so far.
+def files_of(root: Path, drop: str) -> tuple[list[Dropped], list[str]]:
+    """The images and captions of a folder and its subfolders, sorted as people count, without hidden ones; and a message for
+    what is not added. A link is followed to a file inside the folder only.
 
     Raises:
         RunError: the folder has no images, or too many files.
     """
     found: list[Dropped] = []
-    outside, images = 0, 0
-    unread: list[str] = []
-    real = root.resolve()
-    for path, inside in _walk(root, unread):
-        name = plain_text(path.name.encode("utf-8", "surrogateescape").decode("utf-8", "replace"))
-        suffix = Path(name).suffix.lower()
-        if suffix not in IMAGE_SUFFIXES and suffix not in CAPTION_SUFFIXES:
-            continue
-        if not _is_inside(path, real):
-            outside += 1
-            continue
-        images += suffix in IMAGE_SUFFIXES
-        found.append(Dropped(path.resolve() if path.is_symlink() else path, name, inside, drop))
-        if len(found) > MAX_FILES:
-            raise RunError(
-                f"{root}: the folder has more than {MAX_FILES} images and captions; name its subfolders one by one"
-            )
-        show(len(found))
-    messages = [f"{name}: the folder cannot be read; allow this user to read it" for name in unread]
+    messages: list[str] = []
+    outside, images, real = 0, 0, root.resolve()
+
+    def unread(error: OSError) -> None:
+        messages.append(f"{error.filename}: the folder cannot be read; allow this user to read it")
+
+    def named(text: str) -> str:
+        return plain_text(text.encode("utf-8", "surrogateescape").decode("utf-8", "replace"))
+
+    for parent, folders, names in os.walk(root, onerror=unread):
+        folders[:] = sorted((name for name in folders if not archives.ignored(name)), key=_natural)
+        inside = named(Path(parent).relative_to(root.parent).as_posix() if Path(parent).name else "")
+        for name in sorted((name for name in names if not archives.ignored(name)), key=_natural):
+            path, suffix = Path(parent) / name, Path(name).suffix.lower()
+            if suffix not in IMAGE_SUFFIXES and suffix not in CAPTION_SUFFIXES:
+                continue
+            if not _is_inside(path, real):
+                outside += 1
+                continue
+            images += suffix in IMAGE_SUFFIXES
+            found.append(Dropped(path.resolve() if path.is_symlink() else path, named(name), inside, drop))
+            if len(found) > MAX_FILES:
+                most = f"the folder has more than {MAX_FILES} images and captions"
+                raise RunError(f"{root}: {most}; name its subfolders one by one")
     if outside:
         files = "1 file was" if outside == 1 else f"{outside} files were"
         messages.append(
@@ -375,17 +367,6 @@ def files_of(
     if not images:
         raise RunError("\n".join([f"{root}: no images in this folder; use {USABLE}", *messages]))
     return found, messages
-
-
-def _walk(root: Path, unread: list[str]) -> Iterator[tuple[Path, str]]:
-    """(path, folder as it is named in the draft) of each file below a folder, sorted as people count, without hidden ones."""
-    for parent, folders, names in os.walk(root, onerror=lambda error: unread.append(str(error.filename))):
-        folders[:] = sorted((name for name in folders if not archives.ignored(name)), key=_natural)
-        inside = Path(parent).relative_to(root).as_posix()
-        shown = root.name if inside == "." else f"{root.name}/{inside}"
-        shown = plain_text(shown.encode("utf-8", "surrogateescape").decode("utf-8", "replace")).strip("/")
-        for name in sorted((name for name in names if not archives.ignored(name)), key=_natural):
-            yield Path(parent) / name, shown
 
 
 def _natural(name: str) -> list[str | int]:

@@ -139,10 +139,10 @@ def test_what_is_written_just_now_is_no_import_that_waits(mine):
 
 def test_a_folder_that_cannot_be_imported_is_explained_at_once(mine):
     for path, message in (
-        ("", "Type the path of a folder"),
+        ("", "type the full path"),
         ("photos", "type the full path"),
-        ("/no/such/folder", "there is no such folder on the server"),
-        ("/\0", "is no path|no such folder"),
+        ("/no/such/folder", "No such file or directory; name a folder on the server"),
+        ("/\0", "no path|No such file"),
         ("\ud83d", "type the full path"),
     ):
         with pytest.raises(RunError, match=message):

@@ -127,7 +127,7 @@ def test_an_import_names_each_change_of_the_form_and_its_image_folders(filled, t
     assert "noise_offset=0.1" in after["flags"] and "name" not in after and values["epochs"] == 5
     assert [one.path for one in found.folders if one.path] == [str(tmp_path / "there")]
     assert not templates.folder_problem(str(tmp_path / "there"))
-    assert "there is no such folder" in templates.folder_problem("/nonexistent")
+    assert "No such file or directory" in templates.folder_problem("/nonexistent")
     assert draft.form(DRAFT) == {key: FORM[key] for key in FORM}, "nothing is changed before it is used"
     spec = form.parse({**now, **values, "flags": ""})[0]
     assert (spec.rank, spec.epochs, spec.model) == (24, 5, "flux-dev")
