@@ -19,7 +19,6 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator
 
-import presets
 from monitor.phrases import count
 from runs import env_file
 from runs.dataset import Source, folder_names, one_line
@@ -98,29 +97,20 @@ COPIED = ("file", "folder", "caption", "sha256", "turn", "mask", "weight", "capt
 def items(draft_id: str) -> list[Item]:
     """The images in display order. Do not change the list: it is shared."""
     with draft_store.lock:
-        images, small_side = draft_store.read(draft_id)["images"], presets.defaults()["images"]["small_side"]
-        memory = draft_store.memory(draft_id)
-        if memory.get("small_side") != small_side:
-            memory |= {"small_side": small_side, "images": {}, "items": []}
-        if memory["images"] is not images:
-            # A page of twelve cards must not build those of 10,000 images again.
-            hashes = tuple((key, entry["hash"]) for key, entry in images.items() if entry["hash"])
-            near = draft_images.near_of(hashes)
-            found, entries, before = [], memory["images"], {item.id: item for item in memory["items"]}
-            for key, entry in images.items():
-                item, other = before.get(key), near.get(key, "")
-                same = item is not None and entries.get(key) is entry and item.near == other
-                found.append(item if item and same else _item(key, entry, other, small_side))
+        images, memory = draft_store.read(draft_id)["images"], draft_store.memory(draft_id)
+        if memory.get("images") is not images:  # a page of twelve cards does not build those of 10,000 images again
+            near = draft_images.near_of(tuple((key, entry["hash"]) for key, entry in images.items() if entry["hash"]))
+            found = [_item(key, entry, near.get(key, "")) for key, entry in images.items()]
             memory |= {"images": images, "items": found}
         result: list[Item] = memory["items"]
         return result
 
 
-def _item(key: str, entry: Entry, near: str, small_side: int) -> Item:
+def _item(key: str, entry: Entry, near: str) -> Item:
     size = (entry["width"], entry["height"])
     width, height = reversed(size) if entry["turn"] % 2 else size
     crop = tuple(entry["crop"]) if entry["crop"] else None
-    warnings = draft_images.warnings_of(entry, cropped_size((width, height), crop), near, small_side)
+    warnings = draft_images.warnings_of(entry, cropped_size((width, height), crop), near)
     same = {name: entry[name] for name in COPIED if name in entry}  # an older version did not measure all of it
     return Item(id=key, width=width, height=height, warnings=warnings, near=near, crop=crop, **same)
 

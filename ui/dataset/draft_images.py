@@ -268,10 +268,10 @@ def near_of(hashes: tuple[tuple[str, str], ...]) -> dict[str, str]:
     return found
 
 
-def warnings_of(entry: Entry, size: tuple[int, int], near: str, small_side: int) -> tuple[str, ...]:
+def warnings_of(entry: Entry, size: tuple[int, int], near: str) -> tuple[str, ...]:
     """The codes of an image's warnings: "small", "sideways", "near", "no_caption". size: after the crop."""
     checks = {
-        "small": min(size) < small_side,
+        "small": min(size) < presets.defaults()["images"]["small_side"],
         "sideways": entry["upright"] and not entry["turn"],
         "near": near,
         "no_caption": not entry["caption"].strip(),
