@@ -221,7 +221,7 @@ def draw(draft_id: str) -> None:
         engines, about = [(label, key) for key, (label, _) in ENGINES.items()], ENGINES[engine_now][1]
         engine = gr.Radio(engines, value=engine_now, label="Written by", info=about, interactive=True)
         for group in (*ENGINES, ""):
-            with gr.Row(elem_classes="hp-many", visible=group in ("", engine_now)) as groups[group]:
+            with gr.Row(elem_classes="hp-fields", visible=group in ("", engine_now)) as groups[group]:
                 fields |= {(of, name): add(of, name, *field) for (of, name), field in FIELDS.items() if of == group}
         word = f"Put the trigger word “{trigger}” first" if trigger else "Put the trigger word first"
         first = gr.Checkbox(bool(trigger), label=word, interactive=bool(trigger))
