@@ -117,12 +117,7 @@ def _copies(items: Sequence[Item]) -> Findings:
     exact: dict[str, list[Item]] = {}
     for item in items:
         exact.setdefault(item.looks.get("pixels", item.sha256), []).append(item)
-    copies: list[Finding] = []
-    kept_for: dict[str, Item] = {}
-    for same in exact.values():
-        best = best_of(same)
-        copies += [Finding(one.id, other=best.id) for one in same if one is not best]
-        kept_for |= {one.id: best for one in same}
+    kept_for = {one.id: best_of(same) for same in exact.values() for one in same}
     groups: dict[str, dict[str, Item]] = {}
     for item in items:
         if (first := kept_for.get(item.near)) is not None:
@@ -132,6 +127,7 @@ def _copies(items: Sequence[Item]) -> Findings:
     for group in groups.values():
         best = best_of(list(group.values()))
         near += [Finding(one.id, other=best.id) for one in group.values() if one is not best]
+    copies = [Finding(one.id, other=kept_for[one.id].id) for one in items if one is not kept_for[one.id]]
     return {"duplicate": copies, "near": near}
 
 

@@ -135,16 +135,6 @@ def test_positions_sort_into_every_order_that_follows(orders):
         assert list(in_order(table)) == list(table) == order
 
 
-def test_an_image_that_is_moved_to_the_same_place_again_and_again_stays_in_order(mine):
-    ids = filled(mine, *"abcd")
-    for _ in range(60):
-        draft.move(mine, ids[3], ids[1])
-        draft.move(mine, ids[2], ids[3])
-        draft.move(mine, ids[3], ids[2])
-    draft_store.close(draft.folder(mine) / draft_store.NAME)
-    assert texts(mine) == ["a", "d", "c", "b"]
-
-
 KEYS = st.lists(st.sampled_from("abcdefgh"), unique=True, max_size=8)
 
 
