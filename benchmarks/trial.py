@@ -159,10 +159,13 @@ def living(token: str) -> dict[int, str]:
 
 
 def waits(pid: int) -> bool:
-    """Whether it is a standby attempt that has not passed the gate: it has imported a trainer and is none yet."""
+    """Whether it is a standby attempt that has not passed the gate: it has imported a trainer and is none yet.
+
+    So is a process that ends at this moment: its environment is empty.
+    """
     found = platform.environ_of(pid)
     folder = Path(found.get(gate.FOLDER, ""))
-    return gate.VARIABLE in found and not (folder / gate.PASSED).exists()
+    return not found or (gate.VARIABLE in found and not (folder / gate.PASSED).exists())
 
 
 def kill_all(token: str, meanwhile: Callable[[], None] = lambda: None, timeout_s: float = 20.0) -> dict[int, str]:

@@ -228,7 +228,7 @@ def keep(words: list[str]) -> int:
         finally:
             child.clear()
             if beats >= 0:
-                os.close(beats)
+                _close(beats)
         healthy = time.monotonic() - began_s >= HEALTHY_S
         failures = 1 if healthy else failures + 1
         if failures >= TRIES_COUNT:
@@ -255,10 +255,16 @@ def _start(folder: str, options: list[str]) -> tuple[subprocess.Popen[bytes], in
         words = [f"--beat={writer}", *options, folder]
         return subprocess.Popen([*command, *words], start_new_session=True, pass_fds=[writer]), beats
     except OSError:
-        os.close(beats)
+        _close(beats)
         raise
     finally:
-        os.close(writer)
+        _close(writer)
+
+
+def _close(descriptor: int) -> None:
+    """Close it. close(2) releases it even where it fails, and a monitor that has started must not seem not to."""
+    with contextlib.suppress(OSError):
+        os.close(descriptor)
 
 
 def _send(process: subprocess.Popen[bytes], number: int) -> None:
@@ -272,14 +278,18 @@ def _wait(process: subprocess.Popen[bytes], beats: int, silent_s: float) -> int 
     """Its exit code, -N: signal N killed it; None once it has not beaten for `silent_s` seconds, and CONFIRM_S more."""
     silent = False
     while beats >= 0:
-        if select.select([beats], [], [], CONFIRM_S if silent else silent_s)[0]:
-            silent = False
-            if not os.read(beats, 4096):
+        try:
+            heard = bool(select.select([beats], [], [], CONFIRM_S if silent else silent_s)[0])
+            if heard and not os.read(beats, 4096):
                 break
-        elif silent:
+        except OSError:  # no memory: nothing is known about its beats
+            if process.poll() is not None:
+                break
+            heard = True
+            time.sleep(PAUSE_S)
+        if not heard and silent:
             return None
-        else:
-            silent = True
+        silent = not heard
     return process.wait()
 
 

@@ -38,8 +38,8 @@ def _install():
     pure = {
         "os": "fspath strerror major minor makedev register_at_fork _exit abort getpid getppid getuid geteuid getgid getegid "
         "umask cpu_count waitstatus_to_exitcode device_encoding WCOREDUMP WIFCONTINUED WIFSTOPPED WIFSIGNALED WIFEXITED "
-        "WEXITSTATUS WTERMSIG WSTOPSIG",
-        "time": "gmtime localtime asctime ctime mktime strftime strptime tzset get_clock_info",
+        "WEXITSTATUS WTERMSIG WSTOPSIG sysconf",
+        "time": "monotonic gmtime localtime asctime ctime mktime strftime strptime tzset get_clock_info",
         "signal": "valid_signals strsignal default_int_handler",
         "socket": "ntohs ntohl htons htonl inet_aton inet_ntoa inet_pton inet_ntop CMSG_LEN CMSG_SPACE fileno gettimeout "
         "getblocking",

@@ -1,6 +1,7 @@
 """The keeper, and the monitor that it starts, where the system refuses them something."""
 
 import os
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -28,6 +29,33 @@ def test_every_monitor_is_given_the_folder_of_all_runs_and_the_tenth_failure_in_
     assert options == [["--outputs=/runs"], *[["--outputs=/runs", "--restarted"]] * (keeper.TRIES_COUNT - 1)]
     assert said[-1][1] and "10 times in a row; see /runs/toy/monitor.log. Nothing watches the training" in said[-1][0]
     assert not any(send for _, send in said[:-1])
+
+
+def test_a_keeper_whose_calls_fail_still_waits_for_the_monitor_that_it_has_started(monkeypatch):
+    """It said "cannot be started" of a living monitor, started a second one, and ended with exit code 1."""
+    error = OSError(5, "Input/output error")
+    beats, writer = os.pipe()
+    os.close(writer)
+    close, begin = os.close, keeper._start
+
+    def fails(descriptor):
+        close(descriptor)  # as close(2) does
+        raise error
+
+    start = Mock(return_value=(SimpleNamespace(poll=lambda: None, wait=lambda: 3), beats))
+    for owner, name, value in (
+        (keeper, "_start", start),
+        (keeper.signal, "signal", Mock()),
+        (keeper.time, "sleep", Mock()),
+        (keeper.select, "select", Mock(side_effect=[error, error, ([beats], [], [])])),
+        (keeper.os, "close", fails),
+    ):
+        monkeypatch.setattr(owner, name, value)
+    assert keeper.keep(["9", "/runs", "/runs/toy"]) == 3 and start.call_count == 1
+    monkeypatch.setattr(keeper.subprocess, "Popen", lambda *_, **__: "the monitor")
+    started, beats = begin("/runs/toy", [])
+    assert started == "the monitor"
+    close(beats)
 
 
 @pytest.mark.parametrize("call", ["signal.signal", "os.setsid"])
