@@ -252,8 +252,7 @@ def _io(text: str) -> dict[str, Any]:
 
 
 def _swapped(text: str) -> int:
-    lines = [line.split() for line in text.splitlines()]
-    return sum(int(words[1]) for words in lines if words[0] in ("pswpin", "pswpout"))
+    return sum(map(int, re.findall(r"^pswp(?:in|out) (\d+)", text, re.MULTILINE)))
 
 
 def _disks(text: str) -> Disks:

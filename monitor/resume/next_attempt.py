@@ -118,6 +118,7 @@ class Prewarm:
         self.folder = folder
         self.timeout_s = timeout_s
         self._job: Subjob | None = None  # renders the next script, or has
+        self._found: dict[str, Any] | None = None  # its answer
         self._made_from: list[object] = []
         self._next_s = 0.0  # not again before, from the same
 
@@ -132,7 +133,8 @@ class Prewarm:
             return
         self.close()
         request = {"want": "text", "resume": self.folder.folder / STAND_IN, "changes": changes}
-        self._job, self._made_from, self._next_s = _job(self.folder, request, self.timeout_s), made_from, now_s + REST_S
+        self._job, self._found = _job(self.folder, request, self.timeout_s), None
+        self._made_from, self._next_s = made_from, now_s + REST_S
 
     def prepared(self, changes: list[Change]) -> tuple[str, str]:
         """The next script, with the stand-in, for a standby ("": missing or stale), and why it must not start early."""
@@ -174,8 +176,11 @@ class Prewarm:
 
     def _fresh(self, changes: list[Change]) -> dict[str, Any] | None:
         """What the subprocess has answered; None while it has not, and where that was of another job or other changes."""
-        job, same = self._job, self._made_from == self._depends_on(changes)
-        return job.answer() if job is not None and same and job.done() else None
+        if self._job is None or self._made_from != self._depends_on(changes):
+            return None
+        if self._found is None and self._job.done():
+            self._found = self._job.answer()
+        return self._found
 
 
 # ---- the standby ----
