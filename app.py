@@ -95,15 +95,12 @@ def auth_of(args: argparse.Namespace) -> tuple[str, str] | None:
     elif text is None and variable:
         where, text = "HANGPROOF_AUTH", variable
     if text is None:
-        for needed, why in (
-            (args.listen, "--listen lets every machine on the network"),
-            (args.allow_host, "a proxy lets others"),
-        ):
-            if needed:
-                raise RunError(
-                    f"{why} start programs here, so a password is required; add --auth USER:PASSWORD, "
-                    "or use --auth-file or the variable HANGPROOF_AUTH"
-                )
+        if args.listen or args.allow_host:
+            why = "--listen lets every machine on the network" if args.listen else "a proxy lets others"
+            raise RunError(
+                f"{why} start programs here, so a password is required; add --auth USER:PASSWORD, "
+                "or use --auth-file or the variable HANGPROOF_AUTH"
+            )
         return None
     user, colon, password = text.partition(":")
     if not (user and colon and password):
@@ -129,16 +126,13 @@ def allowed_hosts(args: argparse.Namespace) -> tuple[str, ...]:
     from ui.security import valid_host
 
     variable = [name for name in os.environ.get("HANGPROOF_ALLOWED_HOSTS", "").split(",") if name.strip()]
-    found = []
-    for text in (*args.allow_host, *variable):
-        name = valid_host(text)
-        if name is None:
-            raise RunError(
-                f"--allow-host {text}: write a host name without http:// and port, such as train.example.org or "
-                "*.proxy.runpod.net"
-            )
-        found.append(name)
-    return tuple(found)
+    given = (*args.allow_host, *variable)
+    found = tuple(filter(None, map(valid_host, given)))
+    if wrong := [text for text in given if valid_host(text) is None]:
+        raise RunError(
+            f"--allow-host {wrong[0]}: write a host name without http:// and port, such as train.example.org or *.proxy.runpod.net"
+        )
+    return found
 
 
 def check_port(host: str, port: int) -> None:
@@ -159,27 +153,16 @@ def check_port(host: str, port: int) -> None:
                 raise RunError(
                     f"port {port} is reserved for administrators; use a port above 1023: --port 7860"
                 ) from error
+            with socket.create_server((host, 0)) as other:
+                free = other.getsockname()[1]
             raise RunError(
                 f"port {port} is in use; open http://127.0.0.1:{port} if Hangproof is already running, "
-                f"or use another port: --port {_free_port(host, port)}"
+                f"or use another port: --port {free}"
             ) from error
 
 
-def _free_port(host: str, near: int) -> int:
-    """An available port, if possible one of the 20 after `near`."""
-    for port in (*range(near + 1, min(near + 20, 65536)), 0):
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe, contextlib.suppress(OSError):
-            probe.bind((host, port))
-            return probe.getsockname()[1]
-    return 7860
-
-
 def check_folders() -> None:
-    """Create the data folders and write a temporary file into each.
-
-    Raises:
-        RunError: a folder cannot be written (permissions, full disk, a file of the same name); says how to fix it.
-    """
+    """Create the data folders and write a temporary file into each. RunError: one cannot be written; says how to fix it."""
     for folder in (outputs_dir(), datasets_dir()):
         with explained(f"write into the data folder {folder}"):
             folder.mkdir(parents=True, exist_ok=True)

@@ -35,17 +35,16 @@ from sd_scripts_patches.trainers import TRAINERS, Trainer
 
 OK, NOTE, FAILED = "ok", "note", "failed"
 LEAST_DISK_GB = 40  # the files of FLUX.1 take 34 GB
-LEAST_SHM_BYTES = (
-    1 << 30
-)  # Docker gives a container 64 MB (docs.docker.com/reference/cli/docker/container/run, --shm-size)
+# Docker gives a container 64 MB (docs.docker.com/reference/cli/docker/container/run, --shm-size)
+LEAST_SHM_BYTES = 1 << 30
 DISK_BYTES, DISK_S = 64 << 20, 20.0
 SLOW_MB_S, SLOW_FSYNC_S = 50.0, 0.5
 VERSIONS_S = 90.0  # a first import of torch from a slow disk
 # In the trainer's own interpreter, from nothing of ours; -I: no PYTHONPATH, no current folder
 ASK_VERSIONS = """
-import importlib.metadata as m, json, multiprocessing, platform
+import importlib.metadata as m, json, multiprocessing, platform, sys
 found = {"python": platform.python_version(), "start": multiprocessing.get_start_method()}
-for name in ("accelerate", "diffusers", "transformers", "peft", "xformers", "bitsandbytes"):
+for name in sys.argv[1:]:
     try:
         found[name] = m.version(name)
     except m.PackageNotFoundError:
@@ -162,7 +161,7 @@ def installed(trainer: Trainer, quick: bool) -> Iterator[Finding]:
     known = "the pinned one" if now == trainer.commit else "tested" if now in trainer.tested else "not tested"
     where = f"{trainer.checkout}, commit {now[:8] or 'unknown'} ({known})"
     action = f"To get the pinned one, move this folder away and run {command}." if known == "not tested" else ""
-    yield Finding(name, NOTE if action else OK, where, action)
+    yield looked_at(name, where, action)
     if not trainer.environment.is_dir():
         yield Finding(name, FAILED, f"its environment {trainer.environment} is missing", f"Run {command}.")
         return
@@ -203,9 +202,14 @@ class Finding:
     action: str = ""
 
 
+def looked_at(name: str, text: str, action: str) -> Finding:
+    """A fact: a warning where there is something to do."""
+    return Finding(name, NOTE if action else OK, text, action)
+
+
 def python_versions(name: str, python: Path, kohya: bool = False) -> Iterator[Finding]:
     """Python, torch and CUDA of an environment, and how its workers start."""
-    found = ask([python, "-I", "-c", ASK_VERSIONS], VERSIONS_S)
+    found = ask([python, "-I", "-c", ASK_VERSIONS, *PACKAGES], VERSIONS_S)
     if isinstance(found, str):
         yield Finding(f"{name} Python", FAILED, f"{python}: {found}", "Remove this environment and install it again.")
         return
@@ -221,17 +225,14 @@ def python_versions(name: str, python: Path, kohya: bool = False) -> Iterator[Fi
         bf16 = "" if found.get("bf16") else ", without bf16"
         yield Finding(f"{name} PyTorch", OK, f"{text}; it sees {', '.join(found['devices'])}{bf16}")
     elif this_machine().vram_gb:
-        fix = (
-            "Install the CUDA build of this version (pytorch.org, Get started)."
-            if not found["cuda_build"]
-            else "Update the GPU driver, then restart the machine."
-        )
+        fix = "Install the CUDA build of this version (pytorch.org, Get started)."
+        if found["cuda_build"]:
+            fix = "Update the GPU driver, then restart the machine."
         yield Finding(f"{name} PyTorch", FAILED, f"{text}; it cannot use the GPU", fix)
     else:
         yield Finding(f"{name} PyTorch", OK, f"{text}; no GPU is there to use")
-    safe = found["start"] in ("spawn", "forkserver", "fork")
     hint = "; the guards start loader workers before CUDA is used" if found["start"] == "fork" else ""
-    yield Finding(f"{name} workers", OK if safe else NOTE, f"loader workers start by “{found['start']}”{hint}")
+    yield Finding(f"{name} workers", OK, f"loader workers start by “{found['start']}”{hint}")
 
 
 def gpu() -> Iterator[Finding]:
@@ -248,16 +249,15 @@ def gpu() -> Iterator[Finding]:
     found = ask([sys.executable, "-I", "-c", ASK_DRIVER], 20.0)
     if isinstance(found, str) or found["error"]:
         why = found if isinstance(found, str) else found["error"]
-        yield Finding(
-            "GPU driver", FAILED, why, "Restart the machine. If that does not help, install the driver again."
-        )
+        fix = "Restart the machine. If that does not help, install the driver again."
+        yield Finding("GPU driver", FAILED, why, fix)
         return
     yield Finding("GPU driver", OK, f"{found['driver']}, for CUDA up to {found['cuda']}")
     for index, (name, total, used) in enumerate(found["gpus"]):
         share = used / total if total else 0.0
         text = f"{name}: {used / 2**30:.1f} of {total / 2**30:.1f} GB in use"
         action = "Close other programs that use this GPU before you train." if share > 0.2 else ""
-        yield Finding(f"GPU {index}", NOTE if share > 0.2 else OK, text, action)
+        yield looked_at(f"GPU {index}", text, action)
 
 
 def memory() -> Iterator[Finding]:
@@ -265,37 +265,30 @@ def memory() -> Iterator[Finding]:
     import psutil
 
     now = psutil.virtual_memory()
-    low = now.available < 4e9
     text = f"{now.available / 1e9:.1f} of {now.total / 1e9:.1f} GB available"
-    yield Finding("memory", NOTE if low else OK, text, "Close other programs before you train." if low else "")
+    yield looked_at("memory", text, "Close other programs before you train." if now.available < 4e9 else "")
     shm = Path("/dev/shm")
     if not shm.is_dir():
         return
     usage = shutil.disk_usage(shm)
-    text = f"/dev/shm has {usage.free / 1e9:.2f} of {usage.total / 1e9:.2f} GB free"
-    if usage.free < LEAST_SHM_BYTES:
-        fix = "Loader workers pass images through it. Start the container with --shm-size 2g, or use 0 data loader workers."
-        yield Finding("shared memory", NOTE, f"{text}, which is little", fix)
-    else:
-        yield Finding("shared memory", OK, text)
+    little = usage.free < LEAST_SHM_BYTES
+    text = f"/dev/shm has {usage.free / 1e9:.2f} of {usage.total / 1e9:.2f} GB free" + ", which is little" * little
+    fix = "Loader workers pass images through it. Start the container with --shm-size 2g, or use 0 data loader workers."
+    yield looked_at("shared memory", text, fix if little else "")
 
 
 def folders() -> Iterator[Finding]:
     """The disk of the data folders: free space, kind of file system, speed; and the folder for temporary files."""
     here = this_machine()
-    disk = f"{here.free_disk_gb:.0f} GB free in {data_root()}"
-    if here.free_disk_gb < LEAST_DISK_GB:
-        more = f"{disk}; large base models with their checkpoints need {LEAST_DISK_GB} GB and more"
-        yield Finding("disk", NOTE, more, "Free some disk space, or set HANGPROOF_DATA to a folder on a larger disk.")
-    else:
-        yield Finding("disk", OK, disk)
-    seen: dict[int, str] = {}
+    low, disk = here.free_disk_gb < LEAST_DISK_GB, f"{here.free_disk_gb:.0f} GB free in {data_root()}"
+    needs = f"; large base models with their checkpoints need {LEAST_DISK_GB} GB and more" if low else ""
+    fix = "Free some disk space, or set HANGPROOF_DATA to a folder on a larger disk."
+    yield looked_at("disk", disk + needs, fix if low else "")
+    disks_seen: dict[int, tuple[str, Path]] = {}  # by device
     for name, folder in (("runs", outputs_dir()), ("data sets", datasets_dir()), ("models", models_dir())):
         place = next(path for path in (folder, *folder.parents) if path.exists())
-        device = place.stat().st_dev
-        if device in seen:
-            continue
-        seen[device] = name
+        disks_seen.setdefault(place.stat().st_dev, (name, place))
+    for name, place in disks_seen.values():
         yield from file_system(name, place)
         yield disk_speed(name, place)
     try:
@@ -326,7 +319,7 @@ def disk_speed(name: str, folder: Path) -> Finding:
     text = f"writes {found['write_mb_s']:.0f} MB/s, reads {found['read_mb_s']:.0f} MB/s, flushes a small file in {found['fsync_s'] * 1000:.0f} ms"
     slow = min(found["write_mb_s"], found["read_mb_s"]) < SLOW_MB_S or found["fsync_s"] > SLOW_FSYNC_S
     fix = "Loading a model and saving checkpoints will take long. Use a faster disk (HANGPROOF_DATA)." if slow else ""
-    return Finding(title, NOTE if slow else OK, text, fix)
+    return looked_at(title, text, fix)
 
 
 def measure_disk(folder: Path) -> dict[str, float]:

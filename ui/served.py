@@ -27,38 +27,19 @@ if TYPE_CHECKING:
 
 PREFIX = "/gradio_api/file="
 ARCHIVES = "/downloads/"  # RUN.zip
-EXTRAS = (
-    "run.toml",
-    "train.sh",
-    "train.bat",
-    "dataset.toml",
-    "sample_prompts.txt",
-)  # in an archive: how the LoRAs were made
-IMAGES = {
-    ".png": "image/png",
-    ".jpg": "image/jpeg",
-    ".jpeg": "image/jpeg",
-    ".webp": "image/webp",
-    ".gif": "image/gif",
-    ".avif": "image/avif",
-}
-TEXT = "text/plain; charset=utf-8"
+# In an archive: how the LoRAs were made
+EXTRAS = ("run.toml", "train.sh", "train.bat", "dataset.toml", "sample_prompts.txt")
 ZIP = "application/zip"
+IMAGES = {f".{kind}": f"image/{kind}" for kind in ("png", "jpeg", "webp", "gif", "avif")} | {".jpg": "image/jpeg"}
+TEXTS = (".txt", ".log", ".md", ".toml", ".json", ".jsonl", ".sh", ".bat")
 DOWNLOADS = {
     ".safetensors": "application/octet-stream",
-    ".txt": TEXT,
-    ".log": TEXT,
-    ".md": TEXT,
-    ".toml": TEXT,
-    ".json": TEXT,
-    ".jsonl": TEXT,
-    ".sh": TEXT,
-    ".bat": TEXT,
     ".zip": ZIP,
+    **dict.fromkeys(TEXTS, "text/plain; charset=utf-8"),
 }
-# The hidden folders whose images the page shows: those of a draft. `.uploads` is not among them.
 # The ZIPs that the page made of drafts (ui/new/export.py).
 EXPORT = re.compile(r"\.drafts/[0-9a-f]{24}/export/[A-Za-z0-9_-]+\.zip")
+# The hidden folders whose images the page shows: those of a draft. `.uploads` is not among them.
 DRAFT = re.compile(r"\.drafts/[0-9a-f]{24}/[A-Za-z0-9_-]+/.*")
 KINDS = {"outputs": {**IMAGES, **DOWNLOADS}, "datasets": IMAGES}
 

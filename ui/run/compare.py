@@ -1,7 +1,6 @@
 """Two to six runs side by side: the settings that differ, their losses, their last samples, time, memory and cost."""
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,36 +27,11 @@ MOST_POINTS = 200
 LEFT_OUT = ("name", "environment", "prompts", "version", "created")
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """Runs side by side. facts, settings: [label, value of each run]; of the settings those that differ.
-
-    losses: (run, step, loss). samples: (path, caption) of the last sample of each run, prompt by prompt.
-    """
-
-    names: list[str]
-    facts: list[list[str]]
-    settings: list[list[str]]
-    losses: list[tuple[str, float, float]]
-    samples: list[tuple[str, str]]
-
-
-def compare(names: list[str]) -> Comparison:
-    """Two to six runs side by side, by the names of their folders.
-
-    Raises:
-        RunError: too few or too many runs, or one that does not exist.
-    """
+def chosen_runs(names: list[str]) -> list["view.View"]:
+    """Two to six runs by the names of their folders. RunError: too few or too many runs, or one that does not exist."""
     if not FEWEST <= len(set(names)) <= MOST:
         raise RunError(f"Choose {FEWEST} to {MOST} runs.")
-    views = [view.read(view.folder_of(name)) for name in dict.fromkeys(names)]
-    return Comparison(
-        [one.name for one in views],
-        rows([facts(one) for one in views]),
-        [row for row in rows([settings(one) for one in views]) if len(set(row[1:])) > 1],
-        [point for one in views for point in losses(one)],
-        samples(views),
-    )
+    return [view.read(view.folder_of(name)) for name in dict.fromkeys(names)]
 
 
 def losses(one: "view.View") -> list[tuple[str, float, float]]:
@@ -112,7 +86,7 @@ def peak_memory(metrics: Metrics) -> float:
 
 
 def samples(views: list["view.View"]) -> list[tuple[str, str]]:
-    """(path, caption) of the last sample of each run, for each prompt that at least two runs have."""
+    """(path, caption), prompt by prompt, of the last sample of each run, for each prompt that at least two runs have."""
     last = []
     for one in views:
         found = view.evolution(one.folder)
@@ -154,21 +128,23 @@ def draw(folder: Path) -> None:
         import pandas  # type: ignore[import-untyped]
 
         try:
-            found = compare(names or [])
+            views = chosen_runs(names or [])
         except RunError as error:
             return [f'<p class="hp-say">{esc(error)}</p>', gr.update(visible=False), gr.update(visible=False)]
-        plot = pandas.DataFrame(found.losses, columns=["run", "step", "loss"])
+        points, drawn = [point for one in views for point in losses(one)], samples(views)
+        plot = pandas.DataFrame(points, columns=["run", "step", "loss"])
         return [
-            tables(found),
-            gr.update(visible=bool(found.losses), value=plot),
-            gr.update(visible=bool(found.samples), value=found.samples, columns=len(found.names)),
+            tables(views),
+            gr.update(visible=bool(points), value=plot),
+            gr.update(visible=bool(drawn), value=drawn, columns=len(views)),
         ]
 
     chosen.input(on_choice, chosen, [shown, plot, pictures], trigger_mode="always_last", **QUIET)
 
 
-def tables(found: Comparison) -> str:
+def tables(views: list["view.View"]) -> str:
     """The figures and the settings that differ, as markup."""
-    none = '<p class="hp-none">All settings are the same.</p>'
-    parts = (("Result", found.facts), ("Settings that differ", found.settings))
-    return "".join(f"<h4>{title}</h4>{table(title, ['', *found.names], rows) or none}" for title, rows in parts)
+    none, heads = '<p class="hp-none">All settings are the same.</p>', ["", *(one.name for one in views)]
+    differ = [row for row in rows([settings(one) for one in views]) if len(set(row[1:])) > 1]
+    parts = (("Result", rows([facts(one) for one in views])), ("Settings that differ", differ))
+    return "".join(f"<h4>{title}</h4>{table(title, heads, found) or none}" for title, found in parts)

@@ -1,5 +1,7 @@
 """Runs side by side, and a run's LoRAs as one archive."""
 
+import re
+
 import pytest
 from ui_helpers import a_run, write_run
 
@@ -9,16 +11,15 @@ from ui.run import compare
 
 def test_runs_side_by_side(data):
     folders = [a_run(data, "low", 1e-4), a_run(data, "high", 1e-3, rank=16, min_snr_gamma=5)]
-    names = [folder.name for folder in folders]
-    found = compare.compare(names)
-    assert found.names == ["low", "high"]
-    differ = [["Learning rate", "0.0001", "0.001"], ["Rank", "8", "16"], ["min_snr_gamma", "–", "5"]]
-    assert found.settings == differ
-    rows = {row[0]: row[1:] for row in found.facts}
+    views = compare.chosen_runs([folder.name for folder in folders])
+    shown = re.findall(r'<th scope="row">([^<]*)</th><td>([^<]*)</td><td>([^<]*)</td>', compare.tables(views))
+    differ = [("Learning rate", "0.0001", "0.001"), ("Rank", "8", "16"), ("min_snr_gamma", "–", "5")]
+    assert shown[-3:] == differ and 'scope="col">low</th><th scope="col">high</th>' in compare.tables(views)
+    rows = {label: values for label, *values in shown}
     assert rows["Peak GPU memory"] == ["8.0 GB", "16.0 GB"] and rows["Steps"] == ["60 of 60 steps"] * 2
     assert rows["State"] == ["Completed", "Completed"] and rows["Restarts"] == ["1", "1"]
-    assert {run: step for run, step, _ in found.losses} == {"low": 60.0, "high": 60.0}
-    assert [caption for _, caption in found.samples] == ["low, step 60: a cat", "high, step 60: a cat"]
+    assert [compare.losses(one)[-1][:2] for one in views] == [("low", 60.0), ("high", 60.0)]
+    assert [caption for _, caption in compare.samples(views)] == ["low, step 60: a cat", "high, step 60: a cat"]
 
 
 def test_runs_without_anything_can_be_compared(data):
@@ -26,8 +27,9 @@ def test_runs_without_anything_can_be_compared(data):
     write_run(data, "broken")
     (data / "outputs/broken/run.toml").write_text("= not TOML")
     (data / "outputs/broken/metrics.jsonl").write_bytes(b"\xff\x00{}\n[]\n")
-    found = compare.compare(["bare", "broken"])
-    assert found.samples == [] and found.losses == []
+    views = compare.chosen_runs(["bare", "broken"])
+    assert compare.samples(views) == [] == [point for one in views for point in compare.losses(one)]
+    assert "All settings are the same" in compare.tables(views)
 
 
 @pytest.mark.parametrize(
@@ -36,13 +38,12 @@ def test_runs_without_anything_can_be_compared(data):
 def test_a_strange_choice_gets_a_sentence(data, names):
     a_run(data, "low", 1e-4)
     with pytest.raises(runs.RunError, match="Choose 2 to 6 runs|There is no run"):
-        compare.compare(names)
+        compare.chosen_runs(names)
 
 
 def test_texts_of_runs_stay_texts_and_keys_in_their_environment_are_not_compared(data):
     for name in ("one", "two"):
         with (a_run(data, name, 1e-4) / "run.toml").open("a") as file:
             file.write(f'note = "<img src=x onerror=alert(1)> of {name}"\n[environment]\nWANDB_API_KEY = "hf_{name}"\n')
-    found = compare.compare(["one", "two"])
-    assert "onerror=alert(1)&gt; of two" in compare.tables(found) and "<img" not in compare.tables(found)
-    assert "hf_" not in str(found)
+    shown = compare.tables(compare.chosen_runs(["one", "two"]))
+    assert "onerror=alert(1)&gt; of two" in shown and "<img" not in shown and "hf_" not in shown
