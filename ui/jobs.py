@@ -138,9 +138,8 @@ def read(folder: Path, name: str) -> Job | None:
 def idle(folder: Path) -> Iterator[bool]:
     """Keep a run's folder from being trained in (`spawned.idle`). Raises RunError while a command works in it."""
     with spawned.idle(folder) as free:
-        for name, job in all_of(folder).items():
-            if job.state == "running":
-                raise RunError(f"'{name}' is working in {folder.name}; cancel it, or wait until it has ended")
+        for name in at_work(folder):
+            raise RunError(f"'{name}' is working in {folder.name}; cancel it, or wait until it has ended")
         yield free
 
 
@@ -152,13 +151,9 @@ def wait(folder: Path, name: str, wait_s: float) -> Job | None:
     return job
 
 
-def all_of(folder: Path) -> dict[str, Job]:
-    """The last command of each name."""
-    try:
-        names = [name[:-5] for name in os.listdir(folder / FOLDER) if name.endswith(".json") and name[0] != "."]
-    except OSError:
-        return {}
-    return {name: job for name in sorted(names) if (job := read(folder, name)) is not None}
+def at_work(folder: Path) -> list[str]:
+    """The names of the commands that run."""
+    return [path.stem for path in sorted((folder / FOLDER).glob("[!.]*.json")) if running(folder, path.stem)]
 
 
 def output(folder: Path, name: str) -> tuple[str, Any, str]:

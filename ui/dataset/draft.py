@@ -393,7 +393,7 @@ def delete_expired() -> None:
 def _at_work(place: Path) -> bool:
     """Whether a command works at a draft."""
     places = [place, *(path.parent for path in place.glob(f"*/{jobs.FOLDER}"))]
-    return any(job.state == "running" for one in places for job in jobs.all_of(one).values())
+    return any(jobs.at_work(one) for one in places)
 
 
 def content_files(place: Path) -> list[Path]:

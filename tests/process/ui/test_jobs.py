@@ -122,11 +122,12 @@ def test_of_threads_of_several_servers_one_starts_the_command_and_cancel_leaves_
 def test_a_job_is_read_while_it_runs_and_after_it(folder, words, tmp_path, code, state):
     jobs.start(folder, "work", [*words, code], 120)
     until(lambda: "working" in jobs.output(folder, "work")[0], "its first line is there")
+    assert jobs.at_work(folder) == ["work"]
     (tmp_path / "go").touch()
     assert jobs.wait(folder, "work", 60).state == state
     text, value, errors = jobs.output(folder, "work")
     assert text.strip() == "working" and value == {"ok": True} and errors.strip() == "to people"
-    assert list(jobs.all_of(folder)) == ["work"] and jobs.read(folder, "other") is None
+    assert jobs.at_work(folder) == [] and jobs.read(folder, "other") is None
 
 
 def test_a_job_over_its_limit_is_ended_and_one_that_is_killed_with_its_command_is_lost(folder, words):

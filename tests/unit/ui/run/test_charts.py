@@ -8,25 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import ANY_VALUE
 from ui_helpers import metrics_line as line
 from ui_helpers import write_incident, write_run
 
-from ui.run import charts, metrics, view
-
-KEYS = ["kind", "t", "attempt", "step", "loss", "lr", "step_s", "gpu", "name", "memory_used", "memory_total"]
-VALUES = ANY_VALUE | st.sampled_from(["step", "gpu", "2026-11-22T12:00:00.000Z", 1, 2, 3, 10**12])
-RECORDS = st.dictionaries(st.sampled_from(KEYS), VALUES)
-
-
-@given(st.lists(st.one_of(st.binary(max_size=60), RECORDS.map(lambda r: json.dumps(r).encode())), max_size=12))
-def test_no_line_of_metrics_can_break_the_charts(tmp_path_factory, found):
-    path = tmp_path_factory.mktemp("hostile") / "metrics.jsonl"
-    path.write_bytes(line(1).encode() + b"\n".join(found) + b"\n")
-    read = metrics.Metrics(path).update()
-    steps = read.steps["step"].tolist()
-    assert steps == sorted(set(steps)) and all(0 <= s <= metrics.MAX_STEP for s in steps)
-    json.dumps(charts.lines_of(read, 0, []), allow_nan=False)
+from ui.run import charts, view
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=3000), st.integers(1, 50))
