@@ -172,10 +172,9 @@ def _left() -> list[tuple[str, str]]:
 def _left_over() -> None:
     def draw(said: str = "") -> list[Any]:
         choices = _left()
-        there = gr.update(visible=bool(choices))
         text = said if choices else f"{said} None. Every trainer that runs is watched."
         radio = gr.update(choices=choices, value=None, visible=bool(choices))
-        return [radio, there, gr.update(visible=False), fold.note(text.strip())]
+        return [radio, gr.update(visible=bool(choices)), gr.update(visible=False), fold.note(text.strip())]
 
     def ask(value: str | None) -> list[Any]:
         return [gr.update(visible=bool(value)), fold.note("" if value else "Choose a process first.")]

@@ -97,23 +97,8 @@ PLACES: dict[str, Place] = {
         {"--models": "Add the files of the base model"},
     ),
 }  # fmt: skip
-# Name: (package of the command, its time limit in seconds, title, what it does, label of the button)
-CHECKS = {
-    "diagnose": (
-        "monitor",
-        2 * MINUTES,
-        "What is it doing?",
-        "Each rank's check points and stacks, and which one is stuck.",
-        "Look at the stacks",
-    ),
-    "rehearse": (
-        "launch",
-        40 * MINUTES,
-        "Rehearse",
-        "Two steps, a sample, a checkpoint and a resume on the real model, in about two minutes.",
-        "Rehearse",
-    ),
-}
+ABOUT_DIAGNOSE = "Each rank's check points and stacks, and which one is stuck."
+ABOUT_REHEARSE = "Two steps, a sample, a checkpoint and a resume on the real model, in about two minutes."
 
 
 def missing(place: Place) -> str:
@@ -220,25 +205,24 @@ def draw(folder: Path) -> None:
     store = runs.load(folder).store
     trains = view.read(folder).running
 
+    def look(name: str) -> tuple[bool, str]:
+        if name == "rehearse":
+            return rehearsal.shown(folder, lambda: runs.load(folder), lambda: counts(runs.datasets_dir() / folder.name))
+        return jobs.running(folder, name), result(folder, name)
+
     def follow(name: str, go: gr.Button, begin: Callable[..., None], inputs: list[Any] | None = None) -> None:
-        def look() -> tuple[bool, str]:
-            if name == "rehearse":
-                return rehearsal.shown(
-                    folder, lambda: runs.load(folder), lambda: counts(runs.datasets_dir() / folder.name)
-                )
-            return jobs.running(folder, name), result(folder, name)
+        fold.job(go, begin, functools.partial(look, name), lambda: jobs.cancel(folder, name), name, inputs)
 
-        fold.job(go, begin, look, lambda: jobs.cancel(folder, name), name, inputs)
-
-    for name, (package, limit_s, title, about, label) in CHECKS.items():
-        if not trains and name == "diagnose" and jobs.read(folder, name) is None:
-            continue
+    def check(package: str, name: str, minutes: int, title: str, about: str, label: str, can: bool = True) -> None:
         with gr.Accordion(title, open=jobs.running(folder, name), elem_id=f"check-{name}"):
             fold.say(about, "hp-hint")
-            can = not trains or name == "diagnose"  # a rehearsal needs the GPU
             go = gr.Button(label, variant="primary", size="sm", elem_id=f"start-{name}", interactive=can)
             words = [package, name, str(folder), "--json"]
-            follow(name, go, functools.partial(jobs.start, folder, name, words, limit_s))
+            follow(name, go, functools.partial(jobs.start, folder, name, words, minutes * MINUTES))
+
+    if trains or jobs.read(folder, "diagnose") is not None:
+        check("monitor", "diagnose", 2, "What is it doing?", ABOUT_DIAGNOSE, "Look at the stacks")
+    check("launch", "rehearse", 40, "Rehearse", ABOUT_REHEARSE, "Rehearse", not trains)  # it needs the GPU
     with gr.Accordion("Run it elsewhere", open=False, elem_id="check-elsewhere"):
         fold.say(f"The run travels by its store, {store}." if store else NO_STORE, "hp-hint")
         labels = [(place.label, kind) for kind, place in PLACES.items()]
