@@ -65,13 +65,12 @@ found = {"driver": "", "cuda": "", "gpus": [], "error": ""}
 try:
     import pynvml as n
     n.nvmlInit()
-    text = lambda v: v.decode() if isinstance(v, bytes) else v
     version = n.nvmlSystemGetCudaDriverVersion_v2()
-    found |= {"driver": text(n.nvmlSystemGetDriverVersion()), "cuda": f"{version // 1000}.{version % 1000 // 10}"}
+    found |= {"driver": n.nvmlSystemGetDriverVersion(), "cuda": f"{version // 1000}.{version % 1000 // 10}"}
     for i in range(n.nvmlDeviceGetCount()):
         h = n.nvmlDeviceGetHandleByIndex(i)
         memory = n.nvmlDeviceGetMemoryInfo(h)
-        found["gpus"].append([text(n.nvmlDeviceGetName(h)), memory.total, memory.used])
+        found["gpus"].append([n.nvmlDeviceGetName(h), memory.total, memory.used])
 except Exception as error:
     found["error"] = f"{type(error).__name__}: {error}"[:300]
 print(json.dumps(found))

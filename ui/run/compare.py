@@ -19,7 +19,6 @@ from ui.run.samples import GALLERY, prompts, sent
 
 FEWEST, MOST = 2, 6
 LISTED = 500
-MOST_UPDATES = 40  # parts of a long metrics.jsonl
 MOST_TEXT = 300  # characters of a setting
 MOST_PROMPTS = 12
 MOST_POINTS = 200
@@ -41,10 +40,7 @@ def losses(one: "view.View") -> list[tuple[str, float, float]]:
         steps = metrics.steps["step"]
         return points({"step": steps, "time": steps}, metrics.steps["loss"], MOST_POINTS)
 
-    for _ in range(MOST_UPDATES):
-        if view.with_metrics(one.folder, lambda metrics: metrics.share) >= 1:
-            break
-    found = view.with_metrics(one.folder, read)
+    found = view.with_metrics(one.folder, read, whole=True)
     return [(one.name, step, loss) for step, loss in zip(found["step"], found["mean"], strict=True)]
 
 
@@ -61,7 +57,7 @@ def _text(found: Any) -> str:
 def facts(one: "view.View") -> dict[str, str]:
     """What came out of a run."""
     ledger = Ledger.of(one.status)
-    peak = view.with_metrics(one.folder, peak_memory)
+    peak = view.with_metrics(one.folder, peak_memory, whole=True)
     return {
         "State": cards.describe(one)[1],
         "Steps": cards.steps(one) or "–",

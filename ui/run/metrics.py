@@ -70,6 +70,12 @@ class Metrics:
             self.revision = self._added.place
         return self
 
+    def read_all(self) -> "Metrics":
+        """Read all that was added, a large file part by part."""
+        while self.revision != self.update().revision:
+            pass
+        return self
+
     def _take(self, found: list[dict[str, Any]]) -> None:
         self._take_steps([one for one in found if one.get("kind") == "step" and _is_step(one.get("step"))])
         held_out = [one for one in found if one.get("kind") == "validation" and _is_step(one.get("step"))]

@@ -197,10 +197,10 @@ def read_all() -> list[View]:
 _metrics = functools.lru_cache(READ_RUNS)(lambda folder: Metrics(folder / METRICS))
 
 
-def with_metrics(folder: Path, use: Callable[[Metrics], T]) -> T:
-    """What `use` makes of the run's numbers, which are up to date and do not change meanwhile."""
+def with_metrics(folder: Path, use: Callable[[Metrics], T], whole: bool = False) -> T:
+    """What `use` makes of the run's numbers, which do not change meanwhile. whole: also of a file that is read in parts."""
     with _lock:
-        return use(_metrics(folder).update())
+        return use(_metrics(folder).read_all() if whole else _metrics(folder).update())
 
 
 def evolution(folder: Path) -> snapshots.Evolution:
@@ -208,12 +208,8 @@ def evolution(folder: Path) -> snapshots.Evolution:
     found, files = loras(folder), [folder / name for name in (SAMPLES, PROMPTS, METRICS)]
 
     def made() -> snapshots.Evolution:
-        metrics = _metrics(folder)
-        while metrics.revision != metrics.update().revision:
-            pass  # a large file is read in parts
-        return snapshots.table(
-            results.read_prompts(folder / PROMPTS), results.read_samples(folder / SAMPLES), found, metrics
-        )
+        prompts, samples = results.read_prompts(folder / PROMPTS), results.read_samples(folder / SAMPLES)
+        return snapshots.table(prompts, samples, found, _metrics(folder).read_all())
 
     with _lock:
         return kept("evolution", folder, [*files, *(one.path for one in found)], made, young=True)

@@ -47,3 +47,5 @@ def test_a_long_history_is_read_in_parts(folder, monkeypatch):
     shares = [view.with_metrics(folder, lambda found: found.share) for _ in range(20)]
     assert shares[0] < 0.5 and shares[-1] == 1.0 and shares == sorted(shares)
     assert len(losses(folder)) == 500
+    whole = metrics.Metrics(folder / "metrics.jsonl").read_all()
+    assert whole.share == 1.0 and len(whole.steps["step"]) == 500
