@@ -73,7 +73,7 @@ def theme() -> gr.themes.Base:
 
 TABS = {"new": "New LoRA", "runs": "Runs", "fleet": "Other machines", "doctor": "Doctor"}  # id: label
 # Puts the tab into the page's address; that of a run is put there by ui/run/run_address.js. The timers that read the runs,
-# here and on other machines, work while their tab is shown. The browser looks which one that is: of two events, Gradio (6.31)
+# here and on other machines, work while their tab is shown, and not while the page is hidden. The browser looks which one that is: of two events, Gradio (6.31)
 # repeats the first one's data for the second (dispatch in its Blocks.js, "always_last"), or answers them in any order.
 WATCH = f"""async () => {{
   await new Promise((done) => setTimeout(done)); // until the tab is drawn
@@ -84,7 +84,7 @@ WATCH = f"""async () => {{
     if (tab === 'new') url.searchParams.delete('tab'); else url.searchParams.set('tab', tab);
     window.history.replaceState(null, '', url);
   }}
-  return ['runs', 'fleet'].map((one) => ({{ __type__: 'update', active: one === tab }}));
+  return ['runs', 'fleet'].map((one) => ({{ __type__: 'update', active: one === tab && !document.hidden }}));
 }}"""
 # Gradio's browser code (6.31, templates/frontend/assets) reads none of these: they are for its server and for users of its API.
 UNREAD = (
@@ -146,9 +146,9 @@ def build(login: bool = False) -> gr.Blocks:
         draft_id = gr.BrowserState(None, storage_key="hangproof-draft", secret="hangproof")
         started = gr.State("")
         messages = gr.State([])
-        gr.HTML(
+        header = gr.HTML(
             HEADER.format(log_out=LOG_OUT if login else ""),
-            js_on_load=scripts.loader("header"),
+            js_on_load=scripts.loader("header", "seen"),
             apply_default_css=False,
         )
         with gr.Tabs(elem_id="tabs") as tabs:
@@ -192,7 +192,8 @@ def build(login: bool = False) -> gr.Blocks:
 
         for event in new.begun:
             event.then(show_started, [started, messages], shown, **QUIET)
-        tabs.change(None, None, timers, js=WATCH, **QUIET)
+        for event in (tabs.change, header.seen):
+            event(None, None, timers, js=WATCH, **QUIET)
     return page
 
 

@@ -22,7 +22,7 @@ HERE = Path(__file__).parent
 PREFIX = "/scripts/"
 # The script of each component that has one: files of ui/, in this order. All of them can use what dom.js and unsaved.js define.
 PARTS = {
-    "header": ("keyboard",),
+    "header": ("header",),
     "images": (
         "vendor/cropper",
         "new/fields",

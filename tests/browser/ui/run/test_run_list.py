@@ -1,7 +1,7 @@
 """The list of runs beside the run: with many runs and a queue, all of it stays in sight in low and wide windows."""
 
 from ui_helpers import serving, write_run
-from ui_page import a_tab, show_run
+from ui_page import a_tab, show_run, until
 
 from jobs import queue
 from runs import slug
@@ -49,3 +49,30 @@ def test_search_queue_and_list_are_all_there_with_30_runs(browser, data):
         page.get_by_role("button", name="Remove from the queue: cat 03").click()
         page.locator(".hp-queue li[data-run='cat-03']").wait_for(state="detached")
         assert [one.run for one in queue.read().entries] == ["cat-04"]
+
+
+def test_a_hidden_page_asks_the_server_nothing_until_it_is_shown_again(browser, data):
+    write_run(data, "cat", state="completed", step=100)
+    with serving(data) as server, a_tab(browser) as page:
+        show_run(page, server, slug("cat"))
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url) if "/gradio_api/" in request.url else None)
+
+        def shown(yes: bool) -> None:
+            page.evaluate(
+                """(yes) => { Object.defineProperty(document, "hidden", { value: !yes, configurable: true });
+                document.dispatchEvent(new Event("visibilitychange")); }""",
+                yes,
+            )
+
+        def asks(seconds: float = 3.0) -> bool:
+            asked.clear()
+            page.wait_for_timeout(1000 * seconds)
+            return bool(asked)
+
+        until(asks, "the page reads the run each second")
+        shown(False)
+        page.wait_for_timeout(1500)  # what was asked before that is answered
+        assert not asks(), asked
+        shown(True)
+        until(asks, "the page reads the run again")

@@ -1,4 +1,4 @@
-// What Gradio's fields lack for the keyboard. Runs once, as the body of the header's js_on_load.
+// What the page lacks for the keyboard in Gradio, and when it is seen. Runs once, as the body of the header's js_on_load.
 //
 // Gradio 6.31 gives each radio button a random name, again after each change, so the arrow keys do not move between them. A
 // Dropdown opens its list once more when Tab leaves it. Both are corrected when a key arrives, because Gradio makes these
@@ -30,3 +30,5 @@ new MutationObserver(() => {
     one.setAttribute("aria-label", "The script");
   }
 }).observe(document.body, { childList: true, subtree: true });
+// A page that is hidden or shown again: its timers stop or go on (WATCH in ui/page.py).
+document.addEventListener("visibilitychange", () => trigger("seen"));
