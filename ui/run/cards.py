@@ -19,6 +19,7 @@ from monitor.phrases import PHASES, count
 from runs.manage import size_text
 from runs.results import Lora
 from ui.html import duration, markdown, number, part, per_step
+from ui.run.readers import latest
 from ui.run.snapshots import Evolution
 from ui.run.view import Incident, View, number_of
 from ui.served import archive_url, file_url
@@ -104,10 +105,14 @@ def run_list(views: list[View], selected: str, search: str = "") -> str:
         return CARD("empty", "No run found", f"No name or state contains “{search}”.")
     more = len(found) - LISTED
     note = f'<p class="hp-none hp-more">{more:,} older runs. Search to find them.</p>' if more > 0 else ""
-    return "".join(_row(view, view.folder.name == selected) for view in found[:LISTED]) + note
+
+    def row(view: View) -> str:
+        here = view.folder.name == selected
+        return latest(f"row {here}", view.folder, (view,), lambda: _row(view, here))
+
+    return "".join(map(row, found[:LISTED])) + note
 
 
-@functools.lru_cache(maxsize=4096)
 def _row(view: View, here: bool) -> str:
     colour, label, _ = describe(view)
     percent = f"{view.progress:.0%}" if view.status.get("state") and view.state != "completed" else ""

@@ -28,7 +28,7 @@ def stamp(path: str | os.PathLike[str]) -> Stamp:
     return Stamp(found.st_ino, found.st_size, found.st_mtime_ns)
 
 
-_kept: dict[Hashable, tuple[tuple[Stamp, ...], Any]] = {}  # stamps, value; the ones used last are at the end
+_kept: dict[Hashable, tuple[tuple[Any, ...], Any]] = {}  # what it was made of, value; the ones used last are at the end
 
 
 def kept(name: str, key: Path, files: Iterable[Path], make: Callable[[], T], young: bool = False) -> T:
@@ -38,10 +38,15 @@ def kept(name: str, key: Path, files: Iterable[Path], make: Callable[[], T], you
     further change may have the same stamp.
     """
     stamps = tuple(map(stamp, files))
-    known = _kept.pop((name, key), None)
     fresh = young and any(abs(time.time_ns() - one.mtime_ns) < YOUNG_NS for one in stamps)
-    if known is None or fresh or known[0] != stamps:
-        known = stamps, make()
+    return latest(name, key, stamps, make, fresh)
+
+
+def latest(name: str, key: Path, given: tuple[Any, ...], make: Callable[[], T], fresh: bool = False) -> T:
+    """What `make` returns, made again only when `given`, what it is made of, is another than at the last call, or `fresh`."""
+    known = _kept.pop((name, key), None)
+    if known is None or fresh or known[0] != given:
+        known = given, make()
     _kept[name, key] = known
     while len(_kept) > KEPT:
         _kept.pop(next(iter(_kept)), None)

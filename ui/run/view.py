@@ -27,7 +27,7 @@ from runs.results import Lora
 from ui.dataset.draft_store import OUT_OF_DATE
 from ui.run import snapshots
 from ui.run.metrics import Metrics
-from ui.run.readers import kept, stamp
+from ui.run.readers import kept, latest, stamp
 
 SAMPLES, PROMPTS = "sample", "sample_prompts.txt"
 READ_RUNS = 8  # runs whose losses stay in memory
@@ -150,13 +150,9 @@ def read(folder: Path) -> View:
     state = view.status.get("state")
     if not isinstance(state, str) or state in FINAL or not is_held(folder / LOCK):
         return view
-    return _watched(view, with_age({**view.status, "alive": True})["stale"])
-
-
-@functools.lru_cache(maxsize=1000)
-def _watched(view: View, stale: str) -> View:
-    """The view of a run whose monitor lives."""
-    return replace(view, status={**view.status, "alive": True, "stale": stale})
+    stale = with_age({**view.status, "alive": True})["stale"]
+    status = {**view.status, "alive": True, "stale": stale}
+    return latest("alive", folder, (view, stale), lambda: replace(view, status=status))
 
 
 def _read(folder: Path) -> View:
