@@ -8,7 +8,6 @@ across restarts; a new one is made when the file is gone.
 
 import contextlib
 import hashlib
-import hmac
 import os
 import re
 import secrets
@@ -75,13 +74,6 @@ def _read(path: Path) -> str:
 def cookie_value(token: str) -> str:
     """What a browser keeps instead of the token, and sends to every port of the host."""
     return hashlib.sha256(f"cookie {token}".encode()).hexdigest()
-
-
-def same(given: str, expected: str) -> bool:
-    """Compare in a time that depends on neither text nor length."""
-    return hmac.compare_digest(
-        *(hashlib.sha256(text.encode("utf-8", "replace")).digest() for text in (given, expected))
-    )
 
 
 def bearer(token: str | None) -> dict[str, str]:

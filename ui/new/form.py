@@ -10,23 +10,23 @@ import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import presets
-import runs
 from monitor.phrases import count
-from presets.steps import Images
 from runs import env_file, weights
+from runs.command import samples
 from runs.dataset import shown_per_epoch
 from runs.fields import EMPTY, HEAD, KEYS, LABELS, LENGTH, MACHINES, MORE, SAMPLES, SUBJECT
 from runs.files import Fault, RunError
-from runs.machine import this_machine
+from runs.folders import name_fault, planned_steps, problems, with_intervals
+from runs.machine import Machine, this_machine, tier_for
+from runs.paths import outputs_dir
 from runs.proposal import Proposal, propose, subjects
+from runs.scripts import script
+from runs.spec import RunSpec, make
 from ui.dataset import bucket_preview, draft, image_edit
 from ui.html import esc
-
-if TYPE_CHECKING:
-    from runs.machine import Machine
 
 BACKENDS = {"diffusers": "Built-in (Diffusers)", "sd-scripts": "kohya's sd-scripts", "musubi": "kohya's musubi-tuner"}
 # Fields that depend on the base model and on what is trained: choosing either sets each that the user has not typed.
@@ -74,22 +74,24 @@ class Review:
     """What the form's values give, from one pass over them.
 
     spec: as a run gets it, with its intervals; None where a field is invalid. images: their number by folder. faults: what prevents a start, by key of the form;
-    missing: what has not been entered yet, which prevents a start as well; warnings: what lets the run start. counted:
-    the images as runs.planned_steps counts them, by bucket where their sizes are known.
+    missing: what has not been entered yet, which prevents a start as well; warnings: what lets the run start. items: the
+    images themselves where they are known.
     """
 
     values: dict[str, Any]
     images: dict[str, int]
-    spec: "runs.RunSpec | None"
+    spec: RunSpec | None
     faults: tuple[Fault, ...]
     missing: tuple[Fault, ...]
     warnings: tuple[Fault, ...]
-    counted: Images
+    items: Sequence[draft.Item] = ()
 
     @property
     def steps(self) -> int:
-        """The optimizer steps of the run; 0 without a spec or images."""
-        return runs.planned_steps(self.spec, self.counted) if self.spec is not None and self.counted else 0
+        """The optimizer steps of the run, by bucket where the images are known; 0 without a spec or images."""
+        if self.spec is None or not self.images:
+            return 0
+        return planned_steps(self.spec, bucket_preview.by_folder(self.spec, self.items) if self.items else self.images)
 
     def marks(self, starting: bool = False) -> dict[str, list[list[str]]]:
         """What to show beside each field: [["bad" or "warn", sentence], …] by key."""
@@ -104,7 +106,7 @@ class Review:
 def review(
     values: dict[str, Any],
     images: Mapping[str, int],
-    machine: "Machine | None" = None,
+    machine: Machine | None = None,
     sizes: Sequence[tuple[int, int]] = (),
     ask: bool = False,
     items: Sequence[draft.Item] = (),
@@ -112,7 +114,7 @@ def review(
     """Parse and judge the form's values. Start uses this function too: what it allows, starts.
 
     Args:
-        images: their number by folder. machine, sizes: as in runs.sanity.judge. ask: as in runs.problems.
+        images: their number by folder. machine, sizes: as in runs.sanity.judge. ask: as in runs.folders.problems.
         items: the images themselves, whose masks not every trainer uses.
     """
     from runs.sanity import IMPOSSIBLE, judge
@@ -128,7 +130,15 @@ def review(
     if spec is not None:
         refused = any(fault.field == "extra" for fault in faults)
         findings = [one for one in judge(spec, images, machine, sizes) if not (refused and one.field == "extra")]
-        found = start_faults(spec, ask, named=not missing or missing[0].field != "name")
+        taken = None if any(fault.field == "name" for fault in missing) else name_fault(spec)
+        found = [*([taken] if taken else []), *(one for one in problems(spec, ask=ask) if one.field != "images")]
+        try:
+            samples(spec)
+        except RunError as error:
+            found += error.faults
+        if spec.control_dir and not Path(spec.control_dir).expanduser().is_dir():
+            text = f"There is no folder {spec.control_dir}; create it, or correct the path"
+            found.append(Fault("control_dir", text))
         # Only Start reports these as errors: the model's notes offer the next step, and the folder is not named yet.
         later = {"model"} if weights.can_be_fetched(spec) else set[str]()
         later |= set() if spec.control_dir else {"control_dir"}
@@ -137,14 +147,14 @@ def review(
         faults += [finding for finding in findings if finding.severity == IMPOSSIBLE]
         warnings = [finding for finding in findings if finding.severity != IMPOSSIBLE]
         warnings += [Fault("extra", env_file.kept_text(spec.secrets))] if spec.secrets else []
-        pairs = bool(spec.control_dir)
-        warnings += [Fault("images", note) for note in image_edit.start_notes(items, spec.backend, pairs)]
+        if edited := [item for item in items if item.mask is not None or item.crop is not None or item.turn > 0]:
+            notes = image_edit.start_notes(edited, spec.backend, bool(spec.control_dir))
+            warnings += [Fault("images", note) for note in notes]
         if bare := undescribed(spec.trigger, items):
             warnings.append(Fault("images", bare))
-    counted = bucket_preview.by_folder(spec, items) if spec is not None and items else images
     if spec is not None:
-        spec = runs.with_intervals(spec, images, [item.caption for item in items])
-    return Review(values, dict(images), spec, _in_form(faults), tuple(missing), _in_form(warnings), counted)
+        spec = with_intervals(spec, images, [item.caption for item in items])
+    return Review(values, dict(images), spec, _in_form(faults), tuple(missing), _in_form(warnings), items)
 
 
 def undescribed(trigger: str, items: Sequence[draft.Item]) -> str:
@@ -159,7 +169,7 @@ def undescribed(trigger: str, items: Sequence[draft.Item]) -> str:
     )
 
 
-def parse(values: dict[str, Any]) -> "tuple[runs.RunSpec | None, list[Fault]]":
+def parse(values: dict[str, Any]) -> tuple[RunSpec | None, list[Fault]]:
     """The RunSpec of the form's values, and what is wrong with them; no spec where a field is invalid.
 
     A flag that the trainer refuses is a fault of a valid spec.
@@ -185,8 +195,8 @@ def parse(values: dict[str, Any]) -> "tuple[runs.RunSpec | None, list[Fault]]":
         wrong = [Fault("model", str(error))]
     faults += wrong
     try:
-        spec = runs.make(given)
-    except runs.RunError as error:
+        spec = make(given)
+    except RunError as error:
         return None, faults + list(error.faults)
     return (None if faults else spec), faults + flag_faults(spec)
 
@@ -199,17 +209,17 @@ def _in_form(faults: Iterable[Fault]) -> tuple[Fault, ...]:
     )
 
 
-def spec_of(values: dict[str, Any]) -> "runs.RunSpec":
+def spec_of(values: dict[str, Any]) -> RunSpec:
     """The RunSpec of the form's values.
 
     Raises:
-        runs.RunError: one fault for each invalid field, by key of the form.
+        RunError: one fault for each invalid field, by key of the form.
     """
     named = bool((values["name"] or "").strip())
     spec, faults = parse(values if named else {**values, "name": "my-lora"})
     faults = [*([] if named else [Fault("name", "Give your LoRA a name")]), *faults]
     if faults or spec is None:
-        raise runs.RunError(_in_form(faults))
+        raise RunError(_in_form(faults))
     return spec
 
 
@@ -218,15 +228,15 @@ def shown(fault: Fault) -> str:
     return f"{LABELS[fault.field]}: {fault.message}" if fault.field in LABELS else str(fault)
 
 
-def values_of_spec(spec: "runs.RunSpec", images: Mapping[str, int]) -> dict[str, Any]:
+def values_of_spec(spec: RunSpec, images: Mapping[str, int]) -> dict[str, Any]:
     """Form values that give this spec with these images, their number by folder; the inverse of `spec_of`.
 
     A spec field without a form field goes into "Extra trainer options" when it differs from its default.
     """
     given = {"name": spec.name, "model": spec.model, "backend": spec.backend}  # not every backend trains every model
-    fields, plain = spec.model_dump(), runs.make(given).model_dump()
+    fields, plain = spec.model_dump(), make(given).model_dump()
     for key in ("save_every_n_steps", "sample_every_n_steps"):
-        if fields[key] and getattr(runs.with_intervals(spec.changed(**{key: None}), images), key) == fields[key]:
+        if fields[key] and getattr(with_intervals(spec.changed(**{key: None}), images), key) == fields[key]:
             fields[key] = None  # the value that an empty field gives
     values = {key: fields.pop(key) for key in KEYS if key in fields}
     values |= {"prompts": "\n".join(spec.prompts), "alpha": str(spec.alpha), "learning_rate": str(spec.learning_rate)}
@@ -250,26 +260,6 @@ def as_text(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return json.dumps(value, ensure_ascii=False) if isinstance(value, list) else str(value)
-
-
-def start_faults(spec: "runs.RunSpec", ask: bool = False, named: bool = True) -> list[Fault]:
-    """What prevents the start of a new run, except its images, which are not in the data set yet.
-
-    Args:
-        ask: as in runs.problems. named: whether the spec has the user's name, so that a name that is taken is a fault.
-    """
-    from runs.command import samples
-    from runs.folders import name_fault
-
-    taken = name_fault(spec) if named else None
-    found = [*([taken] if taken else []), *(one for one in runs.problems(spec, ask=ask) if one.field != "images")]
-    try:
-        samples(spec)
-    except runs.RunError as error:
-        found += error.faults
-    if spec.control_dir and not Path(spec.control_dir).expanduser().is_dir():
-        found.append(Fault("control_dir", f"There is no folder {spec.control_dir}; create it, or correct the path"))
-    return found
 
 
 def plan(review: Review) -> str:
@@ -305,8 +295,8 @@ def script_of(review: Review) -> tuple[str, bool]:
     reasons = [*review.missing[:1], *review.faults]
     if review.spec is not None and not any(fault.field == "name" for fault in review.missing):
         try:
-            return runs.script(review.spec, runs.outputs_dir() / review.spec.slug), True
-        except runs.RunError as error:
+            return script(review.spec, outputs_dir() / review.spec.slug), True
+        except RunError as error:
             reasons = [*error.faults]
     head = "The script appears here once these errors are fixed:"
     return "".join(
@@ -331,7 +321,7 @@ def subject_of(key: str) -> dict[str, Any]:
     return next(one for one in subjects() if one["key"] == key)
 
 
-def model_values(key: str, backend: str, subject: str, machine: "Machine | None" = None) -> dict[str, Any]:
+def model_values(key: str, backend: str, subject: str, machine: Machine | None = None) -> dict[str, Any]:
     """The values that suit a base model and what is trained: a trainer that can train it, and MODEL_FIELDS.
 
     The VRAM choice is that of the machine's GPU; without one, the page's first choice, or the smallest that can hold the model.
@@ -349,9 +339,7 @@ def model_values(key: str, backend: str, subject: str, machine: "Machine | None"
     }
 
 
-def _tier_of(key: str, backend: str, machine: "Machine | None") -> str:
-    from runs.machine import tier_for
-
+def _tier_of(key: str, backend: str, machine: Machine | None) -> str:
     if machine is not None and machine.vram_gb:
         return tier_for(machine, key, backend)
     usual = tier_for(machine) if machine is not None else presets.defaults()["run"]["tier"]
@@ -381,7 +369,7 @@ def current(draft_id: str) -> dict[str, Any]:
 
 
 def reviewed(draft_id: str, ask: bool = False) -> Review:
-    """The draft's settings and images as they are, parsed and judged. Raises as `current`. ask: as in runs.problems."""
+    """The draft's settings and images as they are, parsed and judged. Raises as `current`. ask: as in runs.folders.problems."""
     values, items = current(draft_id), draft.items(draft_id)
     sizes = [item.trained_size for item in items]
     return review(values, draft.counts(draft_id), this_machine(values["backend"]), sizes, ask, items)

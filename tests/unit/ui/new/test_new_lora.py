@@ -5,7 +5,6 @@ from configure_helpers import values
 from draft_helpers import add_photos
 
 import presets
-import runs
 from ui.dataset import draft
 from ui.new import form, new_lora
 
@@ -38,8 +37,8 @@ def test_start_refuses_while_the_browser_holds_something(mine, key):
 def test_the_form_is_parsed_once_a_change(mine, monkeypatch, tmp_path):
     add_photos(mine, tmp_path, 2)
     calls = []
-    make = runs.make
-    monkeypatch.setattr(runs, "make", lambda fields: calls.append(1) or make(fields))
+    make = form.make
+    monkeypatch.setattr(form, "make", lambda fields: calls.append(1) or make(fields))
     draft.save_fields(mine, values())
     plan, *_ = new_lora.review(mine)
     assert len(calls) == 1 and "320 steps" in plan
