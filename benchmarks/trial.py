@@ -159,10 +159,7 @@ def living(token: str) -> dict[int, str]:
 
 
 def waits(pid: int) -> bool:
-    """Whether it is a standby attempt that has not passed the gate: it has imported a trainer and is none yet.
-
-    So is a process that ends at this moment: its environment is empty.
-    """
+    """Whether it is a standby attempt before its gate, so no trainer yet; or ends just now: its environment is empty."""
     found = platform.environ_of(pid)
     folder = Path(found.get(gate.FOLDER, ""))
     return not found or (gate.VARIABLE in found and not (folder / gate.PASSED).exists())
