@@ -150,11 +150,10 @@ def _install():
         return made
 
     def methods(label, base):
-        """A subclass of a built-in type whose own methods that reach the operating system go through `check`."""
+        """A subclass of a built-in type, with no __weakref__ more; its methods that reach the system call `check`."""
         left_alone = pure[label].split()
         names = [n for n, v in vars(base).items() if callable(v) and not n.startswith("_") and n not in left_alone]
         changed = {name: wrapped(f"{label}.{name}", getattr(base, name)) for name in names}
-        # Without slots of its own it would have a __weakref__, which socket.socket, made from it, brings itself.
         return type(base.__name__, (base,), {**changed, "__module__": base.__module__, "__slots__": ()})
 
     def chaos_open(*args, **kwargs):
