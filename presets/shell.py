@@ -164,7 +164,7 @@ class Bash:
             quoted = quoted != (kind == "quote")
             if kind != "gap":
                 value = "" if kind == "quote" else piece[kind]
-                out += WORD + (ESCAPE.sub(_unescaped, value) if kind == "ansi" else value)
+                out += WORD + (ESCAPE.sub(unescaped, value) if kind == "ansi" else value)
         return out
 
     def _expansion(self, written: str, quoted: bool) -> str:
@@ -216,7 +216,7 @@ def _values(marked: str) -> list[str]:
     return [word.replace(WORD, "").replace(MANY, "") for word in marked.split(SPACE) if word]
 
 
-def _unescaped(found: re.Match[str]) -> str:
+def unescaped(found: re.Match[str]) -> str:
     octal, byte, point, other = found.groups()
     if other is not None:
         return ANSI.get(other, other)

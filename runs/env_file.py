@@ -264,7 +264,9 @@ def of_script(text: str) -> tuple[str, dict[str, str]]:
 def _literal(written: str, batch: bool) -> str:
     """The value of a word as it is written; "" where only the shell knows it."""
     if written.startswith("$'"):
-        return written[2:-1]
+        from presets.shell import ESCAPE, unescaped
+
+        return ESCAPE.sub(unescaped, written[2:-1])
     inner = written[1:-1] if written[:1] in "'\"" and written[-1:] == written[:1] and len(written) > 1 else written
     if not written.startswith("'") and re.search(r"%\w+%" if batch else r"[$`]", inner):
         return ""

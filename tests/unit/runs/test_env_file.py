@@ -277,6 +277,11 @@ def test_a_secret_is_found_however_a_script_writes_it(written):
     assert ("--seed 1" in text) == ("--seed 1" in written)
 
 
+def test_a_secret_with_escapes_is_what_the_shell_makes_of_it():
+    text, found = env_file.of_script(r"export WANDB_API_KEY=$'abc\x41defghijkl\041'")
+    assert found == {"WANDB_API_KEY": "abcAdefghijkl!"} and "defghijkl" not in text
+
+
 @pytest.mark.parametrize("written", [
     "export TOKENIZERS_PARALLELISM=false", "--keep_tokens 1 --max_token_length 225 --t5xxl_max_token_length 512",
     'export WANDB_API_KEY="${WANDB_API_KEY:-}"', "export HF_TOKEN=$(cat ~/token)", "--wandb_api_key $WANDB_API_KEY",
