@@ -242,7 +242,7 @@ def draw(draft_id: str, images: Any) -> None:
     """Make the components of the fold. images: the component whose event `changed` says that the images or their selection
     changed."""
     small: dict[str, Any] = {"size": "sm", "scale": 0, "min_width": 150}
-    ids, seed = gr.HTML(html_template=""), gr.State(1)
+    ids, seed, turn = gr.HTML(html_template=""), gr.State(1), gr.State(0)  # turn: how often the images changed
     some = gr.Checkbox(True, label="Only the selected images, if some are selected", interactive=True)
     with gr.Tabs():
         with gr.Tab("Captions"):
@@ -325,19 +325,21 @@ def draw(draft_id: str, images: Any) -> None:
         act = functools.partial(subsets.rename, draft_id, folder or "", name or "", repeats)
         return done(lambda: f"Saved; the subset has {count(act(), 'image')}.")
 
-    def lists(folder: str | None) -> dict[str, Any]:
+    def lists(folder: str | None, turn: int) -> tuple[dict[str, Any], int]:
         known = _subsets(draft_id)
-        return gr.update(choices=known, value=folder if folder in [value for _, value in known] else None)
+        return gr.update(choices=known, value=folder if folder in [value for _, value in known] else None), turn + 1
 
-    previewed: dict[str, Any] = {"fn": look, "inputs": [*fields, seed, some, ids], "outputs": [effect, go]}
-    previewed |= {"js": form.CHOSEN, "trigger_mode": "always_last", **QUIET}
-    gr.on([one.change for one in (*fields[1:], some)], **previewed)
-    kind.change(on_kind, kind, [text, replace, keep], **QUIET).then(**previewed)
-    images.changed(lists, subset, subset, trigger_mode="always_last", **QUIET).then(**previewed)
-    tab.select(lists, subset, subset, **QUIET)
+    # One event for all that changes the preview, and it waits for nothing in the browser: Gradio then sends the newest
+    # values once the answer before is there. Of two events, or of two that wait, either answer can be the last.
+    given = [*fields, seed, some, ids]
+    changes = [one.change for one in (*fields, some, turn)]
+    gr.on(changes, look, given, [effect, go], js=form.SELECTED, trigger_mode="always_last", **QUIET)
+    kind.change(on_kind, kind, [text, replace, keep], **QUIET)
+    images.changed(lists, [subset, turn], [subset, turn], trigger_mode="always_last", **QUIET)
+    tab.select(lists, [subset, turn], [subset, turn], **QUIET)
     subset.input(on_subset, subset, [name, repeats], **QUIET)
     for event in (
-        go.click(on_apply, previewed["inputs"], [note, seed], js=form.CHOSEN, **QUIET),
+        go.click(on_apply, given, [note, seed], js=form.CHOSEN, **QUIET),
         gr.on([move.click, place.submit], on_move, [place, often, ids], note, js=form.CHOSEN, **QUIET),
         gr.on([save.click, name.submit], on_save, [subset, name, repeats], note, js=form.FLUSH, **QUIET),
     ):

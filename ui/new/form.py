@@ -35,7 +35,9 @@ MODEL_FIELDS = ("tier", "resolution", "rank", "alpha", "learning_rate", "mixed_p
 FOLLOWING = ("repeats", "epochs")  # follow the number of images, until one of them is set
 # For events of the page (ui/new/fields.js): before one, the server gets what was typed; after one, the page shows what is stored.
 FLUSH = "async (...values) => { await hangproof.flush(); return values; }"
-# As FLUSH; the last value is replaced by the ids of the images that are selected on the cards (ui/dataset/images.js).
+# The last value is replaced by the ids of the images that are selected on the cards (ui/dataset/images.js).
+# CHOSEN does what FLUSH does first.
+SELECTED = "(...values) => [...values.slice(0, -1), hangproof.selected()]"
 CHOSEN = "async (...values) => { await hangproof.flush(); return [...values.slice(0, -1), hangproof.selected()]; }"
 # The cards show what the server stored of the images, in the other tabs of this browser too.
 SHOW_NEW = "() => { hangproof.showNew(); hangproof.tellOthers(); return []; }"

@@ -119,5 +119,7 @@ def draw(draft_id: str) -> None:
 
     given = [other, *texts]
     changes = [one.change for one in given]
-    gr.on(changes, on_typed, given, [said, go], js=form.FLUSH, trigger_mode="always_last", **QUIET)
+    # An event that waits in the browser can overtake the one before; the second one here does not wait.
+    stored = gr.on(changes, None, js=form.FLUSH, **QUIET)
+    stored.then(on_typed, given, [said, go], trigger_mode="always_last", **QUIET)
     go.click(on_start, given, said, js=form.FLUSH, **QUIET)
