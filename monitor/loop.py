@@ -173,7 +173,7 @@ class Loop(Run):
         if self.at.give_up_s:
             return UNKILLABLE_POLL_S
         if self.at.state in (State.RUNNING, State.SUSPECT, State.SLOW, State.STOPPING):
-            left_s = self.at.due_s - time.monotonic() if self.at.state is State.SUSPECT else 0.0
+            left_s = self.at.due_s - time.monotonic()
             return min(self.watch.poll_s(), left_s + 0.005) if left_s > 0 else self.watch.poll_s()
         if self.at.state is State.BACKOFF:
             return min(IDLE_POLL_S, max(0.0, self.at.due_s - time.monotonic()))

@@ -359,7 +359,8 @@ def progressing(loop: Loop, attempt: Attempt, view: Observation, verdict: Verdic
     begins = loop.at.state is State.STARTING and not any(b.count for b in view.beats)
     if loop.at.state is State.STARTING and not begins:
         recovery.note_gpu(loop, view.beats)
-    return loop.at if begins else Transition(State.RUNNING)
+    suspect_s = view.now_s + verdict.budget_s / 2 - verdict.stalled_s  # a turn is then, not a poll later
+    return loop.at if begins else Transition(State.RUNNING, due_s=suspect_s)
 
 
 def start_probe(loop: Loop, attempt: Attempt, view: Observation, full: bool) -> Probe:

@@ -8,7 +8,7 @@ A trace is a sequence of (event, seconds, amount):
     "exit"    rank 0's outcome is "done" and its process lives on
     "gone"    no rank lives, the script does; its processes use `amount` of activity (CPU seconds, bytes) a second
     "process" the next stage of the script: a new rank process in phase "import"
-`play` shows a trace to `Watch` as the monitor sees it: one observation every `poll_s()` seconds.
+`play` shows a trace to `Watch` as the monitor sees it: one observation every `poll_s()` seconds, and at T/2 and T.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ class Played:
             if verdict.kind in (HUNG, OVER):
                 self.caught, self.detect_s = verdict, self.poll_at - max(self.gone_s, beat.beat_s)
                 return True
-            self.poll_at += self.watch.poll_s()
+            moments = (verdict.budget_s / 2 - verdict.stalled_s, verdict.budget_s - verdict.stalled_s)
+            self.poll_at += min([self.watch.poll_s(), *(left_s + 0.005 for left_s in moments if left_s > 0)])
         return False
 
     def pass_time(self, seconds: float) -> bool:
