@@ -89,6 +89,7 @@ def test_no_orphan_of_the_training_stays_a_zombie(folder):
     for one in (process.pid, watcher):
         exported = psutil.Process(one).environ()
         assert not [name for name in exported if name in spawned.MARKS], "it does not look like a training"
+    assert "HANGPROOF_NOTIFY" not in psutil.Process(trainers(folder)[0]).environ(), "the monitor's, not the training's"
     os.kill(trainers(folder)[0], signal.SIGSTOP)  # no new ones
     wait_for(lambda: not [p for p in platform.scan().values() if p.ppid == watcher and p.dead], what="no zombie")
     process.send_signal(signal.SIGINT)
