@@ -9,6 +9,7 @@ The address is printed only after the page has responded. Never imports torch.
 
 import argparse
 import contextlib
+import ctypes
 import errno
 import gc
 import os
@@ -31,6 +32,7 @@ from runs.paths import data_root, datasets_dir, outputs_dir
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
+M_ARENA_MAX = -8  # malloc.h
 RESPONSE_S = 30  # seconds until the page must respond
 WAIT_SLICE_S = 0.25  # Windows delivers Ctrl-C only between two waits
 GRADIO_ENV = {
@@ -199,6 +201,7 @@ def serve(args: argparse.Namespace) -> str:
     Raises:
         RunError, PresetError: the page cannot be served.
     """
+    share_memory()
     auth = auth_of(args)
     host = "0.0.0.0" if args.listen else "127.0.0.1"
     check_port(host, args.port)
@@ -222,6 +225,13 @@ def serve(args: argparse.Namespace) -> str:
     check_response(args.port, token)
     # A password is for people who do not have the token; the page then asks for it.
     return f"http://127.0.0.1:{args.port}" + (f"/?token={token}" if token and auth is None else "")
+
+
+def share_memory() -> None:
+    """Let all threads take memory from one arena. glibc (mallopt(3)) gives each thread one of its own and keeps there what
+    it frees: with eight tabs open, the server grew by 1.6 MB a minute."""
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):  # musl has none
+        libc.mallopt(M_ARENA_MAX, 1)
 
 
 def build(args: argparse.Namespace, auth: tuple[str, str] | None, token: str | None) -> "ASGIApp":
