@@ -401,7 +401,7 @@ def read_all(folder: str | os.PathLike[str]) -> list[Beat]:
     """Every readable record of a heartbeat folder, sorted by rank; unreadable ones are left out. Never raises."""
     beats = []
     try:
-        paths = [Path(folder) / name for name in os.listdir(folder) if re.fullmatch(r"rank-\d+\.hb", name)]
+        paths = [os.path.join(folder, name) for name in os.listdir(folder) if re.fullmatch(r"rank-\d+\.hb", name)]
     except OSError:
         return []
     for path in paths:

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from guards import step_requests
-from guards.checkpoint import append_line
 from guards.heartbeat import Beat
 from monitor import config, gpu, recovery
 from monitor.attempt import Attempt, Unkillable, kill_processes
@@ -34,7 +33,7 @@ from monitor.process import platform
 from monitor.process.platform import Moment
 from monitor.recovery import Interrupted, Run
 from monitor.resume import checkpoints
-from monitor.run_folder import METRICS, STATUS, Notifier, RunFolder, machines, print_line, read_json
+from monitor.run_folder import STATUS, Notifier, RunFolder, machines, print_line, read_json
 from monitor.state import EXIT_CODES, EXIT_FAILED, FINAL, WATCHED, Observation, State, Transition, load_learned
 from runs.staging import drop_copied
 
@@ -151,10 +150,15 @@ class Loop(Run):
             self.enter(Transition(state, message))
 
     def write_status(self, force: bool = False) -> bool:
-        """status.json, once a second or when `force`."""
+        """status.json, once a second or when `force`; and the ledger, which an activity begins on time."""
+        activity, ledger = self.activity(), self.state.ledger
+        due = force or platform.now().mono_s - self.status.written_s >= EVERY_S
+        if due or activity != ledger.state:
+            ledger.passes(activity)
+        if not due:
+            return True
         self.notifier.poll()
         checkpoints.touch_memory(self.state.snapshots)
-        self.state.ledger.passes(self.activity())
         return self.status.write(force)
 
     def activity(self) -> str:
@@ -204,8 +208,8 @@ class Loop(Run):
         if view.step <= state.best_step:
             return view
         first_new, state.best_step = state.best_step + 1, view.step
-        before, self.last_step_s = self.last_step_s, view.now_s
-        gap_s = self.last_step_s - before if before is not None else 0.0
+        gap_s = view.now_s - self.last_step_s if self.last_step_s is not None else 0.0
+        self.last_step_s = view.now_s
         state.history, refunded = state.history.after_progress(gap_s, self.config.restart)
         if refunded:
             self.folder.log("ten minutes of new steps: all restarts are available again")
@@ -377,8 +381,9 @@ class StatusWriter:
     def __init__(self, run: Run, parent_pid: int | None):
         self.run, self.parent_pid = run, parent_pid
         self.phases: set[str] = set()  # that this attempt has entered; an event told of each
-        self._written_s = self._checkpoints_s = self._gpu_s = self._machine_s = -1e9
+        self.written_s = self._checkpoints_s = self._gpu_s = self._machine_s = -1e9
         self._machine: dict[str, Any] = {}
+        self._snapshots: dict[str, Any] | None = None
         self._sample = Sample(0.0)  # of the attempt's processes
         self._progress_utc: str | None = None
         self._states: dict[Path, int] | None = None  # the complete ones, with their steps
@@ -393,16 +398,15 @@ class StatusWriter:
             self.run.folder.event("phase", f"{first.phase}{total}", phase=first.phase, step=first.step)
 
     def write(self, force: bool) -> bool:
-        """Replace status.json, once a second or when `force`; False when it could not be written."""
+        """Replace status.json; False when it could not be written. `force`: with a new look at the checkpoints."""
         run, now = self.run, platform.now()
         state = run.at.state
-        if not force and now.mono_s - self._written_s < EVERY_S:
-            return True
-        self._written_s = now.mono_s
+        self.written_s = now.mono_s
         if force or now.mono_s - self._checkpoints_s >= CHECKPOINTS_S:
             self._checkpoints_s = now.mono_s
             if self._note_checkpoints() and state in ACTIVE:
                 run.state.save(run.folder)  # its ledger: after a power cut, no later status may be left
+            self._snapshots = checkpoints.memory_summary(run.state.snapshots, run.state.snapshots_off)
         attempt = run.attempt if state in ACTIVE else None
         if now.mono_s - self._machine_s >= MACHINE_S:
             self._machine_s = now.mono_s
@@ -454,7 +458,7 @@ class StatusWriter:
             **({"host": socket.gethostname(), "machines": machines(folder.folder)} if run.several else {}),
             "standby": run.standby.summary(),  # the next attempt, started early
             "store": run.store.summary() if run.store else None,
-            "snapshots": checkpoints.memory_summary(saved.snapshots, saved.snapshots_off),  # None where there are none
+            "snapshots": self._snapshots,  # None where there are none
         }
         saved.save_again(folder)
         return folder.write_status(values)
@@ -480,10 +484,7 @@ class StatusWriter:
             self._gpu_s = now.mono_s
             for i, reading in enumerate(readings):
                 values = {k: v for k, v in reading.items() if k not in ("pids", "spill", "uuid", "use")}
-                try:
-                    append_line(folder.own / METRICS, {"kind": "gpu", "t": now.utc, "gpu": i, **values})
-                except OSError as error:
-                    folder.log(f"metrics.jsonl: {error.strerror}")
+                folder.metric({"kind": "gpu", "t": now.utc, "gpu": i, **values})
         before, self._sample = self._sample, take(attempt.tree.keys(), Missing()) if attempt else Sample(0.0)
         used_s = growths(before, self._sample, "cpu_s")
         with contextlib.suppress(OSError):

@@ -21,7 +21,7 @@ from typing import Any, TextIO
 import tomllib
 
 import runs
-from guards.checkpoint import append_text, atomic_write
+from guards.checkpoint import append_line, append_text, atomic_write
 from guards.reading import read_json as read_json
 from monitor.process import platform, spawned
 from monitor.process.spawned import Subjob, helper, python
@@ -233,6 +233,10 @@ class RunFolder:
         """Replace a file of this machine's monitor atomically; False, with a message, when that fails. `sync`: it survives a power cut."""
         # A file name that is not UTF-8 becomes a surrogate, which UTF-8 cannot encode.
         return self._write(name, lambda path: atomic_write(path, (text + "\n").encode("utf-8", "replace"), sync))
+
+    def metric(self, values: dict[str, Any]) -> None:
+        """Append a line to metrics.jsonl."""
+        self._write(METRICS, lambda path: append_line(path, values))
 
     def _append(self, name: str, line: str) -> None:
         self._write(name, lambda path: append_text(path, line))
