@@ -11,7 +11,7 @@ import sys
 from dataclasses import asdict
 
 import runs
-from jobs import queue, worker
+from jobs import queue
 from monitor.process.spawned import idle
 from monitor.run_folder import MonitorError, find
 from monitor.state import nothing_left
@@ -62,15 +62,15 @@ def change_queue(args: argparse.Namespace) -> int:
     """Change the queue or show it. Raises MonitorError, OSError."""
     action, word = args.action, args.run
     if action == "work":
-        return worker.work()
+        return queue.work()
     if action != "list" and not word:
         raise MonitorError(f"name the run: python -m jobs queue {action} RUN")
     if action == "add":
         folder = find(word)
-        print(f"{folder.name}: position {worker.add(folder)} in the queue")
+        print(f"{folder.name}: position {queue.add(folder)} in the queue")
     elif action == "start":
         folder = find(word)
-        answer = worker.start_or_wait(folder)
+        answer = queue.start_or_wait(folder)
         waits = f"position {answer['position']} in the queue" if answer["position"] else ""
         watched = f"watched by process {answer['pid']}" if answer["pid"] else ""
         print(f"{folder.name}: {waits or watched or nothing_left(folder)}")
@@ -80,10 +80,10 @@ def change_queue(args: argparse.Namespace) -> int:
         print(f"{word}: position {queue.move(_name(word), args.position)} in the queue")
         queue.ensure_worker()
     elif action == "cancel":
-        stopped = worker.cancel(_name(word))
+        stopped = queue.cancel(_name(word))
         print(f"{word}: removed from the queue" + (f"; stopping {', '.join(stopped)}" if stopped else ""))
     elif action == "now":
-        paused = worker.run_now(_name(word))
+        paused = queue.run_now(_name(word))
         print(f"{word}: starts next" + (f"; paused for it: {', '.join(paused)}" if paused else ""))
     entries = queue.read().entries
     if action == "list":

@@ -374,7 +374,7 @@ class StatusWriter:
     """Writes what the page and the command line read: `status.json`, the events of phases and checkpoints, GPU samples.
 
     Decides nothing, and a reading that fails costs that reading: the next one is at most a few seconds away. The
-    machine's figures (GPU, processor, memory, free disk) are read every MACHINE_S seconds; a second's write copies them.
+    machine's figures (GPU, processor, memory, disk) are read every MACHINE_S seconds; a second's write copies them.
     parent_pid: the process that restarts this monitor when it is killed.
     """
 
@@ -383,11 +383,10 @@ class StatusWriter:
         self.phases: set[str] = set()  # that this attempt has entered; an event told of each
         self.written_s = self._checkpoints_s = self._gpu_s = self._machine_s = -1e9
         self._machine: dict[str, Any] = {}
-        self._snapshots: dict[str, Any] | None = None
         self._sample = Sample(0.0)  # of the attempt's processes
         self._progress_utc: str | None = None
         self._states: dict[Path, int] | None = None  # the complete ones, with their steps
-        self._checkpoint: dict[str, object] | None = None
+        self._files: dict[str, Any] = {"checkpoint": None}
 
     def note_phase(self, beats: Sequence[Beat]) -> None:
         """An event for every phase that is entered for the first time in this attempt."""
@@ -404,9 +403,8 @@ class StatusWriter:
         self.written_s = now.mono_s
         if force or now.mono_s - self._checkpoints_s >= CHECKPOINTS_S:
             self._checkpoints_s = now.mono_s
-            if self._note_checkpoints() and state in ACTIVE:
+            if self._look_at_folder() and state in ACTIVE:
                 run.state.save(run.folder)  # its ledger: after a power cut, no later status may be left
-            self._snapshots = checkpoints.memory_summary(run.state.snapshots, run.state.snapshots_off)
         attempt = run.attempt if state in ACTIVE else None
         if now.mono_s - self._machine_s >= MACHINE_S:
             self._machine_s = now.mono_s
@@ -449,32 +447,35 @@ class StatusWriter:
             "boot": platform.boot_id()[:8],
             "last_progress_at": self._progress_utc,
             "message": run.at.message,
-            "incidents": len(folder.incident_numbers()),
-            "checkpoint": self._checkpoint,
-            "lora": str(folder.lora) if folder.lora else None,
+            **self._files,
             "reason": saved.reason,
             "changes": [c["sentence"] for c in saved.changes],
             "slow": run.slow or None,
             **({"host": socket.gethostname(), "machines": machines(folder.folder)} if run.several else {}),
             "standby": run.standby.summary(),  # the next attempt, started early
             "store": run.store.summary() if run.store else None,
-            "snapshots": self._snapshots,  # None where there are none
         }
         saved.save_again(folder)
         return folder.write_status(values)
 
-    def _note_checkpoints(self) -> bool:
-        """The newest checkpoint with its guard file; an event for a new one, and True."""
+    def _look_at_folder(self) -> bool:
+        """The newest checkpoint, the LoRA, incidents, snapshots; an event for a new checkpoint, and True."""
+        folder, saved = self.run.folder, self.run.state
+        self._files |= {
+            "incidents": len(folder.incident_numbers()),
+            "lora": str(lora) if (lora := folder.lora) else None,
+            "snapshots": checkpoints.memory_summary(saved.snapshots, saved.snapshots_off),  # None where there are none
+        }
         try:
-            found = checkpoints.states([self.run.folder.folder])
+            found = checkpoints.states([folder.folder])
         except OSError:
             return False
         known, self._states = self._states, {path: step for path, step in found.items() if step >= 0}
         newest, step = next(iter(self._states.items()), (None, 0))
-        self._checkpoint = {"path": str(newest), "step": step} if newest else None
+        self._files["checkpoint"] = {"path": str(newest), "step": step} if newest else None
         if newest is None or known is None or newest in known:
             return False
-        self.run.folder.event("checkpoint", f"checkpoint of step {step}: {newest.name}", step=step, path=str(newest))
+        folder.event("checkpoint", f"checkpoint of step {step}: {newest.name}", step=step, path=str(newest))
         return True
 
     def _sample_machine(self, now: Moment, attempt: Attempt | None) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from run_facts import members, status, weight
 from seeds import seed
 from toys import undisturbed
 
-from jobs import worker
+from jobs import queue
 
 
 @pytest.mark.timeout(1200)
@@ -22,7 +22,7 @@ def test_kills_lose_nothing_and_start_nothing_twice(data, number):
     draw = random.Random(number)
     folders = made(data, *(f"run-{n}" for n in range(6)), steps=40)
     for folder in folders:
-        worker.add(folder)
+        queue.add(folder)
     done = 0
     until = time.monotonic() + 300
     while not all((folder / "status.json").exists() and ended(folder) for folder in folders):

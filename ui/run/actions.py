@@ -102,7 +102,6 @@ def act(run: str, action: str) -> dict[str, Any]:
     Raises:
         RunError: it cannot be done; the message says why.
     """
-    from jobs import worker
     from monitor.cli import commands
 
     try:
@@ -113,12 +112,12 @@ def act(run: str, action: str) -> dict[str, Any]:
                 commands.ask_to_end(view.folder_of(run), {"pause": True})
                 return {}
             case "queue":
-                return {"position": worker.add(view.folder_of(run))}
+                return {"position": run_queue.add(view.folder_of(run))}
             case "now":
-                paused = worker.run_now(run)
+                paused = run_queue.run_now(run)
                 return {"paused": paused, "message": f"Pausing {', '.join(paused)} first." if paused else ""}
             case "cancel":
-                worker.cancel(run)
+                run_queue.cancel(run)
                 return {"message": f"{run} left the queue. The run and its files stay."}
             case "up" | "down" | "retry":
                 order = [one.run for one in queue.entries()]

@@ -6,10 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from monitor_helpers import wait_for
 from queue_helpers import command, ended, made, processes, starts
-from run_facts import weight
+from run_facts import step_of, weight
 from toys import undisturbed
 
-from jobs import queue, worker
+from jobs import queue
 from monitor.process.platform import LOCK, Lock
 from monitor.process.spawned import idle
 from monitor.run_folder import MonitorError
@@ -22,9 +22,9 @@ def test_runs_are_trained_one_after_another_in_the_order_that_people_choose(data
     (broken / "run.toml").write_text('name = "broken"\nmodel = "no-such-model"\n', encoding="utf-8")
     assert "position 1 in the queue" in command("queue", "add", "first").stdout
     assert "no-such-model" in command("queue", "add", "broken").stderr  # it is looked at at once
-    queue.add(broken)  # and if it breaks while it waits, the others go on
+    queue.insert(broken)  # and if it breaks while it waits, the others go on
     for name in ("second", "third"):
-        worker.add(data / "outputs" / name)
+        queue.add(data / "outputs" / name)
     queue.move("third", 1)
     wait_for(lambda: all(map(ended, (first, second, third))), what="three runs")
     assert starts(first) < starts(third) < starts(second)
@@ -33,13 +33,13 @@ def test_runs_are_trained_one_after_another_in_the_order_that_people_choose(data
     (left,) = queue.read().entries
     assert left.run == "broken" and "no-such-model" in left.problem
     wait_for(lambda: not processes(data, "work"), what="the end of the queue's process")
-    assert queue.cancel("broken").run == "broken" and not queue.read().entries
+    assert queue.remove("broken").run == "broken" and not queue.read().entries
 
 
 def test_many_who_change_the_queue_at_once_lose_nothing(data):
     names = [f"run-{n}" for n in range(12)]
     for folder in made(data, *names):
-        queue.add(folder)
+        queue.insert(folder)
 
     def change(seed):
         own = random.Random(seed)
@@ -48,7 +48,7 @@ def test_many_who_change_the_queue_at_once_lose_nothing(data):
 
     with ThreadPoolExecutor(4) as pool:  # flock is per open file, so threads exclude each other as processes do
         list(pool.map(change, range(4)))
-        assert queue.cancel("run-10").run == "run-10"
+        assert queue.remove("run-10").run == "run-10"
     assert sorted(waiting()) == sorted(set(names) - {"run-10"})
     with pytest.raises(MonitorError, match="run-10 is not in the queue"):
         queue.move("run-10", 1)
@@ -61,18 +61,18 @@ def waiting() -> list[str]:
 def test_moved_deleted_and_foreign_entries(data):
     a, _, c, _ = folders = made(data, "a", "b", "c", "d")
     for folder in folders:
-        queue.add(folder)
+        queue.insert(folder)
     queue.move("d", 1)
     queue.move("a", 4)  # from a page that shows the order before
     assert waiting() == ["d", "b", "c", "a"]
-    queue.cancel("d")
+    queue.remove("d")
     (a / "run.toml").write_text('name = "a"\n', encoding="utf-8")
     manage.delete("a", idle)
     queue.forget("a")  # so that a new run of this name does not inherit its place
     assert waiting() == ["b", "c"]
     lock = Lock(c / LOCK)
     assert lock.acquire()  # somebody started it by hand
-    assert worker._take() == "" and not queue.next_can_start()  # b waits for it
+    assert queue._take() == "" and not queue.next_can_start()  # b waits for it
     assert waiting() == ["b"]
     lock.release()
 
@@ -83,4 +83,52 @@ def test_a_damaged_queue_is_an_empty_one(data):
     for text in ("", "[]", "{", '{"entries": 5}', wrong):
         (data / "outputs" / queue.FILE).write_text(text, encoding="utf-8")
         assert queue.read() == queue.Queue()
-        assert queue.add(folder) == 1
+        assert queue.insert(folder) == 1
+
+
+# ---- what starts the runs: each once, whatever is killed ----
+
+
+@pytest.mark.slow
+def test_what_was_started_before_a_kill_is_not_started_again(data):
+    (run,) = made(data, "run")
+    queue.insert(run)
+    assert queue._take() == "run"
+    assert queue._start(run) == ""
+    wait_for(lambda: ended(run), what="the run")
+    (run / "run.safetensors").unlink()  # so that a second start would train again
+    command("queue", "work")  # the process that took it was killed here
+    assert not queue.read().entries and len(starts(run)) == 1
+    # Taken, and killed before the start: it is started now.
+    (other,) = made(data, "other")
+    queue.insert(other)
+    assert queue._take() == "other"
+    command("queue", "work")
+    wait_for(lambda: ended(other), what="the other run")
+    assert len(starts(other)) == 1
+
+
+def test_a_look_at_a_busy_gpu_keeps_the_note_of_what_is_being_started(data):
+    run, other = made(data, "run", "other")
+    queue.insert(run)
+    assert queue._take() == "run"  # the process that took it was killed here, before the monitor had its lock
+    lock = Lock(other / LOCK)
+    assert lock.acquire()
+    assert queue._take() == "" and queue.read().taken == "run"
+    (run / "status.json").write_text("{}")  # the monitor's first act
+    lock.release()
+    assert queue._take() == "" and queue.read() == queue.Queue()
+
+
+@pytest.mark.slow
+def test_a_run_without_a_gpu_starts_at_once_and_one_with_a_gpu_waits(data, monkeypatch):
+    busy, other = made(data, "busy", "other", steps=5000)
+    queue.start_or_wait(busy)
+    wait_for(lambda: step_of(busy) >= 1, what="a step")
+    assert queue.start_or_wait(other)["position"] == 1
+    assert queue.start_or_wait(other)["position"] == 1  # asked twice
+    queue.remove("other")
+    monkeypatch.setenv("HANGPROOF_GPUS", "")
+    assert queue.start_or_wait(other)["pid"]
+    for name in ("busy", "other"):
+        assert command("stop", name, "--wait", "60").returncode == 0

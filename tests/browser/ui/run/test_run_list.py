@@ -21,7 +21,7 @@ def test_search_queue_and_list_are_all_there_with_30_runs(browser, data):
     for number in range(NUMBER):
         write_run(data, f"cat {number:02}", state="completed", step=100)
     for name in WAITING:
-        queue.add(data / "outputs" / slug(name))
+        queue.insert(data / "outputs" / slug(name))
     with serving(data) as server, a_tab(browser) as page:
         show_run(page, server, slug("cat 00"))
         page.locator(".hp-queue ol > li").first.wait_for()

@@ -38,7 +38,7 @@ def test_what_can_be_done_follows_the_state(folder, data):
     assert allowed(folder, state="running") == ["save", "pause"] and allowed(folder, state="restarting") == ["pause"]
     ended = write_run(data, "ended", state="completed")
     assert allowed(ended) == [] and allowed(ended, state="failed") == ["queue"] == allowed(ended, state="paused")
-    run_queue.add(ended)
+    run_queue.insert(ended)
     assert allowed(ended) == ["now", "cancel"]
     assert "Waits in the queue, position 1." in actions.html(view.read(ended))
 

@@ -18,7 +18,7 @@ def waiting(data, monkeypatch):
         folder = write_run(data, name, state="stopped", step=10, step_s=2.0)
         if name == "three":
             (folder / "run.toml").write_text(f"name = '''{MARK}'''")
-        run_queue.add(folder)
+        run_queue.insert(folder)
     return data
 
 
