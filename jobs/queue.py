@@ -21,7 +21,7 @@ import os
 import time
 import traceback
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -62,11 +62,11 @@ class Entry:
         return self.sweep[0] if self.sweep else self.run
 
 
-@dataclass(frozen=True)
+@dataclass
 class Queue:
     """The content of the file. `taken`: the run that is being started, and when that began (Unix time)."""
 
-    entries: tuple[Entry, ...] = ()
+    entries: list[Entry] = field(default_factory=list)
     taken: str = ""
     taken_s: float = 0.0
 
@@ -82,7 +82,7 @@ def read() -> Queue:
             found.append(entry)
     taken, taken_s = values.get("taken"), values.get("taken_s")
     known = isinstance(taken, str) and isinstance(taken_s, int | float)
-    return Queue(tuple(found), str(taken) if known else "", float(taken_s) if known and taken_s else 0.0)
+    return Queue(found, str(taken) if known else "", float(taken_s) if known and taken_s else 0.0)
 
 
 def _entry(values: object) -> Entry | None:
@@ -100,8 +100,8 @@ def _entry(values: object) -> Entry | None:
 
 
 @contextlib.contextmanager
-def changing() -> Iterator[list[Queue]]:
-    """The queue, to be replaced in the list; written at the end, while no other process changes it.
+def changing() -> Iterator[Queue]:
+    """The queue, to be changed; written at the end, while no other process changes it.
 
     Raises:
         MonitorError: another process keeps it. OSError: it cannot be written.
@@ -112,11 +112,11 @@ def changing() -> Iterator[list[Queue]]:
             f"{outputs() / FILE}: another process has been changing the queue for {LOCK_S:.0f} s; try again"
         )
     try:
-        before = read()
-        held = [before]
-        yield held
-        if held[0] != before:
-            atomic_write(outputs() / FILE, json.dumps({"version": 1, **asdict(held[0])}, ensure_ascii=False, indent=1))
+        queue = read()
+        before = asdict(queue)
+        yield queue
+        if (after := asdict(queue)) != before:
+            atomic_write(outputs() / FILE, json.dumps({"version": 1, **after}, ensure_ascii=False, indent=1))
     finally:
         lock.release()
 
@@ -168,16 +168,16 @@ def add_sweep(name: str, runs: list[str]) -> int:
 
 
 def _insert(entry: Entry) -> int:
-    with changing() as held:
-        entries = list(held[0].entries)
-        if entry.run not in [one.run for one in entries]:
-            if len(entries) >= MOST:
-                raise MonitorError(
-                    f"the queue has {MOST} entries already; wait until some have been trained, or cancel some"
-                )
-            entries.append(entry)
-        held[0] = replace(held[0], entries=tuple(entries))
-        return [one.run for one in entries].index(entry.run) + 1
+    with changing() as queue:
+        names = [one.run for one in queue.entries]
+        if entry.run in names:
+            return names.index(entry.run) + 1
+        if len(names) >= MOST:
+            raise MonitorError(
+                f"the queue has {MOST} entries already; wait until some have been trained, or cancel some"
+            )
+        queue.entries.append(entry)
+        return len(queue.entries)
 
 
 def run_now(run: str) -> list[str]:
@@ -187,12 +187,12 @@ def run_now(run: str) -> list[str]:
     """
     first = find_entry(read(), run)
     paused = [outputs() / name for name in busy(outputs() / first.next_run)]
-    with changing() as held:
-        entry = find_entry(held[0], run)
+    with changing() as queue:
+        entry = find_entry(queue, run)
         names = {entry.run, *(other.name for other in paused)}
         later = [Entry(other.name, platform.now().utc, after_pause=True) for other in paused]
-        rest = [one for one in held[0].entries if one.run not in names]
-        held[0] = replace(held[0], entries=(replace(entry, problem=""), *later, *rest))
+        rest = [one for one in queue.entries if one.run not in names]
+        queue.entries = [replace(entry, problem=""), *later, *rest]
     for other in paused:
         with contextlib.suppress(MonitorError):  # it has ended meanwhile
             ask_to_end(other, {"pause": True})
@@ -220,9 +220,9 @@ def cancel(run: str) -> list[str]:
 
 def remove(run: str) -> Entry:
     """Take a run, or all that is left of a sweep, out of the queue; the entry. Raises MonitorError: it does not wait."""
-    with changing() as held:
-        entry = find_entry(held[0], run)
-        held[0] = replace(held[0], entries=tuple(one for one in held[0].entries if one is not entry))
+    with changing() as queue:
+        entry = find_entry(queue, run)
+        queue.entries.remove(entry)
         return entry
 
 
@@ -231,12 +231,11 @@ def move(run: str, to: int) -> int:
 
     Only this run moves: two people who move different runs at once both get what they asked for. Raises MonitorError.
     """
-    with changing() as held:
-        entry = find_entry(held[0], run)
-        entries = [one for one in held[0].entries if one is not entry]
-        at = max(0, min(to - 1, len(entries)))
-        entries.insert(at, replace(entry, problem=""))
-        held[0] = replace(held[0], entries=tuple(entries))
+    with changing() as queue:
+        entry = find_entry(queue, run)
+        queue.entries.remove(entry)
+        at = max(0, min(to - 1, len(queue.entries)))
+        queue.entries.insert(at, replace(entry, problem=""))
         return at + 1
 
 
@@ -252,14 +251,8 @@ def forget(run: str) -> None:
     """A run is deleted: a new run of its name does not inherit its place. Raises MonitorError, OSError."""
     if not any(run in (entry.run, *entry.sweep) for entry in read().entries):
         return
-    with changing() as held:
-        entries = [replace(entry, sweep=tuple(one for one in entry.sweep if one != run)) for entry in held[0].entries]
-        kept = (
-            new
-            for old, new in zip(held[0].entries, entries, strict=True)
-            if (new.sweep if old.sweep else old.run != run)
-        )
-        held[0] = replace(held[0], entries=tuple(kept))
+    with changing() as queue:
+        queue.entries = [left for entry in queue.entries if (left := _without(entry, run))]
 
 
 # ---- what is free ----
@@ -322,25 +315,24 @@ def advance() -> None:
     """
     while name := _take():
         problem = _start(outputs() / name)
-        with changing() as held:
-            entries = [_started(entry, name, problem) for entry in held[0].entries]
-            held[0] = Queue(tuple(entry for entry in entries if entry is not None))
+        with changing() as queue:
+            queue.entries = [left for entry in queue.entries if (left := _without(entry, name, problem))]
+            queue.taken, queue.taken_s = "", 0.0
 
 
 def _take() -> str:
     """The next run that can start, noted in the file as taken; "" for none."""
-    with changing() as held:
-        now = held[0]
-        entries = [entry for one in now.entries if (entry := _current(one, now)) is not None]
+    with changing() as queue:
+        entries = [entry for one in queue.entries if (entry := _current(one, queue)) is not None]
         first = next((one.next_run for one in entries if not one.problem), "")
         name = "" if first and blockers(outputs() / first) else first
         if name:
-            held[0] = Queue(tuple(entries), name, time.time())
-        elif any(now.taken == one.next_run for one in entries):
-            # Its monitor may not have written its status yet, so the note stays.
-            held[0] = replace(now, entries=tuple(entries))
-        else:
-            held[0] = Queue(tuple(entries))
+            queue.taken, queue.taken_s = name, time.time()
+        elif not any(
+            queue.taken == one.next_run for one in entries
+        ):  # else its monitor may not have written its status yet
+            queue.taken, queue.taken_s = "", 0.0
+        queue.entries = entries
         return name
 
 
@@ -382,8 +374,8 @@ def _start(folder: Path) -> str:
     return ""
 
 
-def _started(entry: Entry, name: str, problem: str) -> Entry | None:
-    """What is left of an entry after its run `name` was started, or could not be. A sweep goes on with its next run."""
+def _without(entry: Entry, name: str, problem: str = "") -> Entry | None:
+    """What is left of an entry without its run `name`, which was started or deleted, or could not be started (`problem`)."""
     if name not in (entry.run, *entry.sweep):
         return entry
     if problem:

@@ -22,7 +22,7 @@ SWEEPS = 4  # shown below the queue
 _checked_s = -1e9
 
 
-def entries() -> tuple[queue.Entry, ...]:
+def entries() -> list[queue.Entry]:
     """The entries of the queue; the file is read again only after it changed."""
     file = queue.outputs() / queue.FILE
     return kept("queue", file, [file], queue.read).entries
