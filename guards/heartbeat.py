@@ -388,12 +388,12 @@ def _parse(data: bytes, path: str | os.PathLike[str]) -> Beat | None:
         **{name: getattr(record, name) for name in _SAME},
         phase=PHASES[record.phase],
         outcome=OUTCOMES[record.outcome],
-        note=bytes(record.note[: record.note_bytes]).decode("utf-8", "replace"),
+        note=data[Record.note.offset :][: record.note_bytes].decode("utf-8", "replace"),
         intervals=(*ring[oldest:], *ring[:oldest]),
         point=POINTS[record.point] if record.point >= 0 else "",
         reached=tuple(record.reached),
         spent=tuple(record.spent),
-        about=json_object(bytes(record.about[: record.about_bytes])) or {},
+        about=json_object(data[Record.about.offset :][: record.about_bytes]) or {},
     )
 
 
