@@ -322,6 +322,20 @@ def test_a_run_that_has_not_begun_shows_where_it_resumes(make_loop):
     assert read_status(run.folder.folder)["step"] == 12
 
 
+def test_an_activity_begins_at_once_and_all_else_waits_for_the_next_status(running, monkeypatch):
+    touched = []
+    monkeypatch.setattr(loop.checkpoints, "touch_memory", touched.append)
+    running.write_status(force=True)
+    assert running.state.ledger.state == "loading"
+    began_s = running.state.ledger.mono_s
+    running.write_status()
+    assert running.state.ledger.mono_s == began_s
+    running.status.note_phase([beat(phase="step")])
+    running.write_status()
+    assert running.state.ledger.state == "training" and running.state.ledger.mono_s > began_s
+    assert read_status(running.folder.folder)["ledger"]["state"] == "loading" and len(touched) == 1
+
+
 def test_a_new_checkpoint_is_shown_and_told_once_and_one_without_its_guard_file_is_not(running, clock):
     run, folder = running, running.folder.folder
     (folder / "toy-step00000030-state").mkdir()
