@@ -9,16 +9,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import tomllib
-
+import presets
 from guards import download
 from guards.hub import DownloadError, Progress
 from runs.files import RunError, explained
-from runs.paths import ROOT, models_dir
+from runs.paths import models_dir
 
-TABLE = ROOT / "presets" / "captioners.toml"
 NEEDED = {"florence": ("config.json", "*.safetensors"), "tagger": ("model.onnx", "selected_tags.csv")}  # patterns
 REPORT_S = 1.0
 
@@ -41,8 +38,8 @@ class Captioner:
 @functools.cache
 def captioners() -> dict[str, Captioner]:
     """All models by key, in the order of the table."""
-    rows: dict[str, dict[str, Any]] = tomllib.loads(TABLE.read_text(encoding="utf-8"))
-    return {key: Captioner(key, **{**row, "files": tuple(row["files"])}) for key, row in rows.items()}
+    rows = presets.read_table("captioners.toml").items()
+    return {key: Captioner(key, **{**row, "files": tuple(row["files"])}) for key, row in rows}
 
 
 def of_engine(engine: str) -> list[Captioner]:
