@@ -110,28 +110,20 @@ class Edited(BaseModel):
     generated: Annotated[str, Field(max_length=200_000)]
 
 
-def shown(
-    group: str,
-    default: Any,
-    label: str,
-    info: str = "",
-    flag: str = "",
-    *,
-    choices: Any = (),
-    written: str = "",
-    refused: Any = (),
-    **limits: Any,
-) -> Any:
-    """A field that the form shows (runs/fields.py). This declaration is the one place of a field that is a plain flag.
+ABOUT: dict[str, Any] = {"choices": (), "written": "", "refused": {}}
+"""More of a field. choices: pairs of label and value. written: where runs/command.py writes the flag of a value that is
+not the default ("command" or "data set"); "" where it has a rule of its own. refused: by trainer, why it has no such thing."""
+
+
+def shown(group: str, default: Any, label: str, info: str = "", flag: str = "", **more: Any) -> Any:
+    """A field that the form shows (runs/fields.py); a plain flag is declared here and nowhere else.
 
     Args:
         group: where in the form. info: its help text.
-        flag: what the trainers call it, where that is another name. choices: pairs of label and value. written: where
-            runs/command.py writes the flag, other than its default, as it is: "command" or "data set"; "" where it has
-            a rule of its own. refused: by trainer, why it cannot use the field. limits: of pydantic's Field.
+        flag: what the trainers call it, where that is another name. more: of ABOUT, and limits of pydantic's Field.
     """
-    about = {"group": group, "flag": flag, "choices": choices, "written": written, "refused": dict(refused)}
-    return Field(default, title=label, description=info, json_schema_extra=about, **limits)
+    about = {"group": group, "flag": flag, **{key: more.pop(key, usual) for key, usual in ABOUT.items()}}
+    return Field(default, title=label, description=info, json_schema_extra=about, **more)
 
 
 in_head, in_control, in_length, in_samples, in_more, in_machines = (
