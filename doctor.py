@@ -26,7 +26,7 @@ from typing import Any
 
 from guards import loader
 from monitor.process import platform, spawned
-from presets import disks
+from presets import lint
 from runs.files import RunError
 from runs.machine import ask, this_machine
 from runs.paths import data_root, datasets_dir, models_dir, outputs_dir, venv_program
@@ -299,8 +299,8 @@ def folders() -> Iterator[Finding]:
 
 def file_system(name: str, folder: Path) -> Iterator[Finding]:
     """The kind of file system that a folder is on."""
-    kind, mount = disks.file_system(folder.resolve())
-    if disks.NETWORK.fullmatch(kind):
+    kind, mount = lint.file_system(folder.resolve())
+    if lint.NETWORK.fullmatch(kind):
         fix = "A network disk can stall for minutes. Keep images on a local one, and set save_dir to a local folder."
         where = f"{folder} is on a network file system ({kind}, at {mount})"
         yield Finding(f"file system of {name}", NOTE, where, fix)

@@ -4,16 +4,72 @@
 """
 
 import argparse
+import functools
 import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from captions import endpoint, florence, job, models, tagger
-from captions.options import ENGINES, parser
-from captions.text import Frame
+from captions.text import framed
 from captions.work import Folder, Work
 from runs.files import RunError
+
+ENGINES = ("florence", "tagger", "endpoint")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line. The page stores the same options, by the names in OPTIONS, with the draft."""
+    top = argparse.ArgumentParser(
+        prog="captions",
+        description="Write captions of images with a model. An image that has a caption keeps it. A job that was stopped "
+        "continues where it was.",
+    )
+    top.add_argument("target", metavar="FOLDER", help="a folder with images")
+    top.add_argument("--with", dest="engine", choices=ENGINES, help="what writes the captions")
+    top.add_argument("--model", default="", help="a model of presets/captioners.toml, a folder, or a server's model")
+    top.add_argument(
+        "--device", choices=("", "cpu", "cuda"), default="", help="default: the GPU when its memory is free"
+    )
+    top.add_argument(
+        "--task", choices=tuple(florence.TASKS), default="detailed", help="florence: how long a caption is"
+    )
+    top.add_argument("--general", type=float, default=0.35, help="tagger: least probability of a tag")
+    top.add_argument("--character", type=float, default=0.85, help="tagger: least probability of a character")
+    top.add_argument("--without", default="", help="tagger: tags to leave out, separated by commas")
+    top.add_argument("--underscores", action="store_true", help="tagger: keep the underscores of tags")
+    top.add_argument("--url", default="", help="endpoint: its address, such as http://127.0.0.1:11434/v1")
+    top.add_argument("--prompt", default=endpoint.PROMPT, help="endpoint: what the server is asked")
+    top.add_argument(
+        "--key-variable", default="", metavar="NAME", help="endpoint: the environment variable with the key"
+    )
+    top.add_argument("--request-s", type=float, default=120.0, help="endpoint: limit of one request in seconds")
+    top.add_argument("--load-s", type=float, default=job.LOAD_S, help="limit for the model to load, in seconds")
+    top.add_argument("--image-s", type=float, default=job.IMAGE_S, help="limit for one image, in seconds")
+    top.add_argument("--prefix", default="", help="text before each caption")
+    top.add_argument("--suffix", default="", help="text after each caption")
+    top.add_argument("--trigger", default="", help="the trigger word, put first")
+    top.add_argument("--rewrite", action="store_true", help="a folder: also replace the captions that are there")
+    top.add_argument("--json", action="store_true", help="print the result as one JSON value at the end")
+    return top
+
+
+OWN = ("help", "target", "rewrite", "json")  # what the page does not store
+OPTIONS = [action.dest for action in parser()._actions if action.dest not in OWN]
+
+
+def checked(options: Any) -> dict[str, Any]:
+    """The options that the page stored, if each is one that could have been typed. Raises RunError."""
+    known = {action.dest: action for action in parser()._actions if action.dest in OPTIONS}
+    if not isinstance(options, dict) or not options.keys() <= known.keys() or options.get("engine") not in ENGINES:
+        raise RunError("These are not options of the captions; start them again")
+    for name, value in options.items():
+        wanted = (int, float) if known[name].type is float else bool if known[name].nargs == 0 else str
+        choices = known[name].choices
+        if not isinstance(value, wanted) or (choices and value not in choices):
+            raise RunError(f"{name}: {value!r} is not a value of this option; start the captions again")
+    return options
 
 
 def folder_work(given: argparse.Namespace) -> tuple[Work, argparse.Namespace]:
@@ -31,7 +87,7 @@ def main(
     given = parser().parse_args(argv)
     try:
         work, given = work_of(given)
-        frame = Frame(given.prefix, given.suffix, given.trigger)
+        frame = functools.partial(framed, prefix=given.prefix, suffix=given.suffix, trigger=given.trigger)
         report = job.run(work, _loader(given, bool(work.missing())), frame, given.load_s, _image_limit(given))
     except RunError as error:
         print(f"captions: {error}", file=sys.stderr)
@@ -72,9 +128,8 @@ def _loader(given: argparse.Namespace, needed: bool) -> Callable[[], job.Describ
         job.say(f"Loading {name}…")
         if given.engine == "florence":
             return florence.load(folder, given.task, gpu_gb, given.device)
-        words = frozenset(word for word in given.without.split(",") if word.strip())
-        choice = tagger.Choice(given.general, given.character, words, not given.underscores)
-        return tagger.load(folder, choice, given.device)
+        names = ("general", "character", "without", "underscores")
+        return tagger.load(folder, given.device, **{name: getattr(given, name) for name in names})
 
     return load
 

@@ -4,13 +4,14 @@ An image that fails is left for the next start, and the job goes on. It stops wi
 fail, when many in a row fail, or when the next one would meet the same refusal.
 """
 
+import functools
 import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from captions.text import Frame, NoCaption, cleaned, framed
+from captions.text import NoCaption, cleaned
 from captions.work import Picture, Work, upright
 from guards.deadline import Deadline
 from runs.files import RunError
@@ -21,6 +22,7 @@ FIRST_FAILURES = 5  # images that fail before one succeeds
 FAILURES_IN_A_ROW = 20
 EXIT_STUCK = 75
 Describe = Callable[[Any], str]
+say = functools.partial(print, flush=True)  # a line for whoever watches the job
 
 
 @dataclass
@@ -31,11 +33,6 @@ class Report:
     failed: int = 0
     left: int = 0
     reason: str = ""
-
-
-def say(line: str) -> None:
-    """Print a line for whoever watches the job."""
-    print(line, flush=True)
 
 
 def limited(seconds: float, what: str) -> Deadline:
@@ -53,13 +50,17 @@ def limited(seconds: float, what: str) -> Deadline:
 
 
 def run(
-    work: Work, load: Callable[[], Describe], frame: Frame, load_s: float = LOAD_S, image_s: float = IMAGE_S
+    work: Work,
+    load: Callable[[], Describe],
+    frame: Callable[[str], str] = str,
+    load_s: float = LOAD_S,
+    image_s: float = IMAGE_S,
 ) -> Report:
     """Write the missing captions of `work`, and print one line about each image.
 
     Args:
-        load: returns the function from an image to its caption; called once, when there is something to do. load_s,
-            image_s: limits in seconds for the model to load, and for one image.
+        load: returns the function from an image to its caption; called once, when there is something to do. frame: what
+            each caption becomes. load_s, image_s: limits in seconds for the model to load, and for one image.
 
     Raises:
         RunError: the engine cannot be loaded, or a caption cannot be stored.
@@ -75,7 +76,7 @@ def run(
         say(f"Image {done + 1} of {total}: {picture.name}")
         try:
             with limited(image_s, f"a caption of {picture.name}"):
-                caption = framed(_caption(describe, picture), frame)
+                caption = frame(_caption(describe, picture))
         except NoCaption as problem:
             last = str(problem)
             row, report.failed = row + 1, report.failed + 1

@@ -5,22 +5,18 @@ guards/download.py downloads: it watches the bytes, checks the disk first and co
 
 import fnmatch
 import functools
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import tomllib
-
+import presets
 from guards import download
-from guards.hub import DownloadError, Progress
+from guards.hub import DownloadError
 from runs.files import RunError, explained
-from runs.paths import ROOT, models_dir
+from runs.paths import models_dir
+from runs.weights import reporter
 
-TABLE = ROOT / "presets" / "captioners.toml"
 NEEDED = {"florence": ("config.json", "*.safetensors"), "tagger": ("model.onnx", "selected_tags.csv")}  # patterns
-REPORT_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -41,8 +37,8 @@ class Captioner:
 @functools.cache
 def captioners() -> dict[str, Captioner]:
     """All models by key, in the order of the table."""
-    rows: dict[str, dict[str, Any]] = tomllib.loads(TABLE.read_text(encoding="utf-8"))
-    return {key: Captioner(key, **{**row, "files": tuple(row["files"])}) for key, row in rows.items()}
+    rows = presets.read_table("captioners.toml").items()
+    return {key: Captioner(key, **{**row, "files": tuple(row["files"])}) for key, row in rows}
 
 
 def of_engine(engine: str) -> list[Captioner]:
@@ -91,13 +87,6 @@ def fetch(row: Captioner, on_line: Callable[[str], None]) -> Path:
     """
     if (folder := present(row)) is not None:
         return folder
-    reported_s = 0.0
-
-    def report(at: Progress) -> None:
-        nonlocal reported_s
-        if time.monotonic() - reported_s >= REPORT_S:
-            reported_s = time.monotonic()
-            on_line(f"Downloading {row.name}: {at.done / 1e6:.0f} of {at.total / 1e6:.0f} MB")
 
     def chosen(names: list[str]) -> list[str]:
         found = [name for name in names if any(fnmatch.fnmatch(name, pattern) for pattern in row.files)]
@@ -108,7 +97,9 @@ def fetch(row: Captioner, on_line: Callable[[str], None]) -> Path:
 
     try:
         with explained(f"download {row.name}"):
-            return download.snapshot(row.repo, chosen, report)
+            return download.snapshot(
+                row.repo, chosen, reporter(lambda line: on_line(f"Downloading {row.name}, {line}"))
+            )
     except DownloadError as error:
         by_hand = f"put the files of {row.repo} into {models_dir() / row.key}"
         raise RunError(f"{row.name} was not downloaded: {error.or_by_hand(by_hand)}") from error

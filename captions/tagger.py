@@ -7,7 +7,6 @@ image is that of huggingface.co/spaces/SmilingWolf/wd-tagger.
 
 import csv
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +20,6 @@ INSTALL = (
     "onnxruntime is not installed; install it with `.venv/bin/pip install onnxruntime` (onnxruntime-gpu for an NVIDIA GPU), "
     "then start again"
 )
-
-
-@dataclass(frozen=True)
-class Choice:
-    """Which tags make a caption. general, character: least probabilities. without: tags that are left out."""
-
-    general: float = 0.35
-    character: float = 0.85
-    without: frozenset[str] = frozenset()
-    spaces: bool = True
 
 
 def read_tags(path: Path) -> list[tuple[str, int]]:
@@ -48,15 +37,26 @@ def read_tags(path: Path) -> list[tuple[str, int]]:
     return rows
 
 
-def caption_of(tags: list[tuple[str, int]], probabilities: Any, choice: Choice) -> str:
-    """The tags of an image, characters first, the most probable first, with commas between them."""
-    without, faces = {plain(tag) for tag in choice.without}, FACES.split()
+def caption_of(
+    tags: list[tuple[str, int]],
+    probabilities: Any,
+    general: float = 0.35,
+    character: float = 0.85,
+    without: str = "",
+    underscores: bool = False,
+) -> str:
+    """The tags of an image, characters first, the most probable first, with commas between them.
+
+    Args:
+        general, character: least probabilities. without: tags to leave out, separated by commas. underscores: keep them.
+    """
+    gone, faces = {plain(tag) for tag in without.split(",")}, FACES.split()
     found = []
     for (name, category), probability in zip(tags, probabilities, strict=True):
-        least = {GENERAL: choice.general, CHARACTER: choice.character}.get(category)
-        if least is not None and probability >= least and plain(name) not in without:
+        least = {GENERAL: general, CHARACTER: character}.get(category)
+        if least is not None and probability >= least and plain(name) not in gone:
             found.append((category != CHARACTER, -float(probability), name))
-    shown = (name.replace("_", " ") if choice.spaces and name not in faces else name for *_, name in sorted(found))
+    shown = (name.replace("_", " ") if not underscores and name not in faces else name for *_, name in sorted(found))
     return ", ".join(shown)
 
 
@@ -78,11 +78,11 @@ def square(image: Any, side: int) -> Any:
     return numpy.asarray(padded, dtype=numpy.float32)[None, :, :, ::-1]
 
 
-def load(folder: Path, choice: Choice, device: str = "") -> Callable[[Any], str]:
+def load(folder: Path, device: str = "", **choice: Any) -> Callable[[Any], str]:
     """A function from an image (PIL, RGB) to its tags.
 
     Args:
-        device: "cpu" or "cuda"; "" chooses what onnxruntime has.
+        device: "cpu" or "cuda"; "" chooses what onnxruntime has. choice: of caption_of.
 
     Raises:
         RunError: onnxruntime is missing, or the files are not those of a tagger.
@@ -129,6 +129,6 @@ def load(folder: Path, choice: Choice, device: str = "") -> Callable[[Any], str]
             raise RunError(
                 f"{folder}: the model has {len(found)} tags, selected_tags.csv has {len(tags)}; use files of one model"
             )
-        return caption_of(tags, found, choice)
+        return caption_of(tags, found, **choice)
 
     return caption

@@ -2,7 +2,6 @@
 
 import re
 import unicodedata
-from dataclasses import dataclass
 
 from runs.dataset import one_line
 
@@ -20,15 +19,6 @@ class NoCaption(Exception):
     def __init__(self, reason: str, fatal: bool = False, pause_s: float | None = None) -> None:
         super().__init__(reason)
         self.fatal, self.pause_s = fatal, pause_s
-
-
-@dataclass(frozen=True)
-class Frame:
-    """What surrounds each caption. trigger: the word that comes first; "" for none."""
-
-    prefix: str = ""
-    suffix: str = ""
-    trigger: str = ""
 
 
 def cleaned(answer: object) -> str:
@@ -62,9 +52,9 @@ def _plain(character: str) -> str:
     return "" if kind in ("Cf", "Co", "Cs", "Cn") and character != JOINER else character
 
 
-def framed(caption: str, frame: Frame) -> str:
+def framed(caption: str, prefix: str = "", suffix: str = "", trigger: str = "") -> str:
     """The caption with its prefix and suffix, and with the trigger word first unless it starts with it."""
-    text = one_line(f"{frame.prefix}{caption}{frame.suffix}")
-    word = one_line(frame.trigger)
+    text = one_line(f"{prefix}{caption}{suffix}")
+    word = one_line(trigger)
     starts = word and text.casefold().startswith(word.casefold()) and not text[len(word) : len(word) + 1].isalnum()
     return text if not word or starts else f"{word}, {text}"

@@ -1,5 +1,5 @@
 """Reads a file although the system lacks a descriptor or memory for a moment, or one that cannot be read as empty; and
-what Linux says in its own files: this boot, the bytes that a process moved, the memory that is left.
+what git and Linux say in their own files: a commit, this boot, the bytes that a process moved, the memory that is left.
 
 A scan of /proc or of a folder of checkpoints opens hundreds of files: if one error in fifty opens ended it, it would
 never end well. A shortage that lasts is the caller's error, as ever.
@@ -120,3 +120,24 @@ def _left(folder: Path, names: tuple[str, str, str]) -> float:
     except (OSError, ValueError):
         return math.inf
     return max(0, int(limit) - used + (int(cache[1]) if cache else 0))
+
+
+def commit(checkout: Path) -> str:
+    """The commit that a git checkout is at, from git's own files; "" where it is none, or cannot be read."""
+    try:
+        folder = checkout / ".git"
+        if folder.is_file():  # a worktree
+            folder = checkout / folder.read_text(encoding="utf-8").partition("gitdir:")[2].strip()
+        head = (folder / "HEAD").read_text(encoding="utf-8").strip()
+        if not head.startswith("ref: "):
+            return head
+        name, shared = head.removeprefix("ref: "), folder
+        if (folder / "commondir").is_file():
+            shared = folder / (folder / "commondir").read_text(encoding="utf-8").strip()
+        if (shared / name).is_file():
+            return (shared / name).read_text(encoding="utf-8").strip()
+        packed = (shared / "packed-refs").read_text(encoding="utf-8")
+    except OSError:
+        return ""
+    found = re.search(rf"^([0-9a-f]{{40,64}}) {re.escape(name)}$", packed, re.MULTILINE)
+    return found[1] if found else ""

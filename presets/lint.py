@@ -4,11 +4,12 @@ A check yields the rules that one training command breaks, each with the changes
 can. A fix never changes what is learned: no learning rate, step count, data or precision.
 """
 
+import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from presets.disks import is_network
 from presets.tables import read_table
 from presets.training import Training, file_name, trainings
 
@@ -37,6 +38,9 @@ class Change:
         return others.get(self.kind) or f"set {' '.join((f'--{self.flag}', *self.values))}"
 
 
+NETWORK = re.compile(
+    r"nfs\d?|cifs|smb\d?|smbfs|9p|ceph|lustre|gpfs|beegfs|glusterfs|afs|fuse\.(?!fuseblk|lxcfs|gvfsd)\S+", re.I
+)
 Broken = Iterator[tuple[str, list[Change]]]
 GUARD = Change("Guard")
 
@@ -139,8 +143,22 @@ def _of_the_files(t: Training) -> Broken:
         yield "cache-in-memory", in_memory
     read = [] if t.module else ["train_data_dir", "reg_data_dir", "dataset_config", "in_json"]
     paths = [path for flag in ("output_dir", *read) if (path := t.text(flag))]
-    if any(is_network(t.base.absolute() / path) for path in paths):
+    if any(NETWORK.fullmatch(file_system(t.base.absolute() / path)[0]) for path in paths):
         yield "network-disk", []
+
+
+def file_system(path: Path) -> tuple[str, str]:
+    """(kind, mount point) of the file system of an absolute path, from the table of mounts; ("", "") where it has none.
+
+    On one of a network, a read or a write can wait without limit: the path itself is not looked at.
+    """
+    import psutil
+
+    place = Path(os.path.normpath(path))
+    inside = [disk for disk in psutil.disk_partitions(all=True) if place.is_relative_to(disk.mountpoint)]
+    # Of two at one place, the later is on top.
+    disk = max(reversed(inside), key=lambda one: len(one.mountpoint), default=None)
+    return (disk.fstype, disk.mountpoint) if disk else ("", "")
 
 
 def lint(text: str, name: str = "train.sh", base: Path | None = None) -> list[Finding]:

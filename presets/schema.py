@@ -48,8 +48,8 @@ def of_parser(parser: argparse.ArgumentParser) -> dict[str, dict]:
     return found
 
 
-def flags_of(checkout: Path, script: str = "flux_train_network.py") -> dict[str, dict]:
-    """The flags of a script (its path in a checkout), as `of_parser`; read once a process for a commit of the checkout.
+def flags_of(checkout: Path, script: str = "flux_train_network.py", commit: str = "") -> dict[str, dict]:
+    """The flags of a script (its path in a checkout), as `of_parser`; read once a process for a commit, where it is given.
 
     Raises:
         PresetError: the script does not exist, fills no parser, or fails.
@@ -59,8 +59,8 @@ def flags_of(checkout: Path, script: str = "flux_train_network.py") -> dict[str,
     if not path.is_file():
         variable = f"{name.replace('-', '_').upper()}_DIR"
         raise PresetError(f"{path} does not exist; run ./start.sh {name}, or set {variable}")
-    key = (path, commit(checkout), path.stat().st_mtime_ns)
-    if key[1] is None or key not in _known:
+    key = (path, commit, path.stat().st_mtime_ns)
+    if not commit or key not in _known:
         words = [sys.executable, "-m", "presets.schema", str(root.absolute()), str(path.absolute()), entry]
         try:
             done = subprocess.run(words, cwd=ROOT, capture_output=True, timeout=DUMP_S, check=False)
@@ -73,23 +73,7 @@ def flags_of(checkout: Path, script: str = "flux_train_network.py") -> dict[str,
     return copy.deepcopy(_known[key])
 
 
-_known: dict[tuple[Path, str | None, int], dict[str, dict]] = {}
-
-
-def commit(checkout: Path) -> str | None:
-    """The current commit of a git checkout, read from its files; None when it cannot be found there."""
-    git = checkout / ".git"
-    try:
-        head = (git / "HEAD").read_text(encoding="utf-8").strip()
-        name = head.removeprefix("ref: ")
-        if name == head:
-            return head or None
-        if (git / name).is_file():
-            return (git / name).read_text(encoding="utf-8").strip() or None
-        packed = (git / "packed-refs").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return None
-    return next((line.split()[0] for line in packed if line.endswith(f" {name}")), None)
+_known: dict[tuple[Path, str, int], dict[str, dict]] = {}
 
 
 # In the process of its own --------------------------------------------------------------------------------------------

@@ -1,10 +1,10 @@
 """`python -m runs new|show|render|rename|delete|sweep|fetch-model`: create, show and manage runs without a browser."""
 
 import argparse
+import functools
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -175,24 +175,11 @@ def rename(args: argparse.Namespace) -> dict[str, Any]:
 
 def fetch(args: argparse.Namespace) -> dict[str, Any]:
     """Download model files; progress goes to standard error, at most one line per second."""
-    from guards.hub import Progress
-    from runs.weights import fetch_model
+    from runs.weights import fetch_model, reporter
 
-    printed_s, printed_name = 0.0, ""
-
-    def on_progress(at: Progress) -> None:
-        nonlocal printed_s, printed_name
-        now_s = time.monotonic()
-        if now_s - printed_s >= 1 or at.name != printed_name or at.done == at.total:
-            share = f" · {100 * at.done / at.total:.0f} %" if at.total else ""
-            speed = f" · {at.speed / 1e6:.1f} MB/s" if at.speed else ""
-            left_s = (at.total - at.done) / at.speed if at.speed else 0.0
-            left = f" · {left_s / 60:.0f} min left" if left_s >= 60 else ""
-            line = f"{at.name}: {at.done / 1e9:.2f} of {at.total / 1e9:.2f} GB{share}{speed}{left}"
-            print(line, file=sys.stderr, flush=True)
-            printed_s, printed_name = now_s, at.name
-
-    files = [str(path) for path in fetch_model(args.model, on_progress)]
+    files = [
+        str(path) for path in fetch_model(args.model, reporter(functools.partial(print, file=sys.stderr, flush=True)))
+    ]
     print("\n".join(files) or f"{args.model}: all files are downloaded already")
     return {"files": files}
 

@@ -127,8 +127,7 @@ def flags(spec: "RunSpec", folder: Path, resume: Path | None = None, platform: s
     out |= {flag: value for flag, value in memory.items() if flag not in trainer["memory"]}
     out |= {"learning_rate": spec.learning_rate}
     out |= {"max_train_steps": spec.max_train_steps} if spec.max_train_steps else {"max_train_epochs": spec.epochs}
-    if spec.gradient_accumulation > 1:
-        out["gradient_accumulation_steps"] = spec.gradient_accumulation
+    out |= spec.written("command")
     out["mixed_precision"] = spec.mixed_precision
     out |= memory
     out |= {"seed": spec.seed, "max_data_loader_n_workers": rules["workers"], "save_state": True}
@@ -319,9 +318,8 @@ def _sd_scripts_dataset(spec: "RunSpec", folders: list[str]) -> dict[str, Any]:
         "shuffle_caption": shuffled,
         "caption_extension": ".txt",
         "keep_tokens": spec.keep_tokens,
+        **spec.written("data set"),
     }
-    if spec.caption_dropout:
-        general["caption_dropout_rate"] = spec.caption_dropout
     # What makes a trainer use masks is the same for all subsets, because their images share batches.
     masked = {"alpha_mask": True} if any(map(masks.has_mask, dataset.images_in(datasets_dir() / spec.slug))) else {}
     return {

@@ -21,19 +21,18 @@ class Field:
     choices: tuple[Any, ...] = ()
 
 
-def _kind(key: str) -> str:
-    kind = RunSpec.model_fields[key].annotation
-    if about(key)["choices"]:
-        return "choice"
-    return "lines" if get_origin(kind) is list else "integer" if kind is int else "text"
-
-
 def _group(name: str) -> tuple[Field, ...]:
-    return tuple(
-        Field(key, field.title or "", _kind(key), field.description or "", about(key)["choices"])
-        for key, field in RunSpec.model_fields.items()
-        if about(key).get("group") == name
-    )
+    found = []
+    for key, field in RunSpec.model_fields.items():
+        if about(key).get("group") == name:
+            plain = (
+                "lines" if get_origin(field.annotation) is list else "integer" if field.annotation is int else "text"
+            )
+            choices = about(key)["choices"]
+            found.append(
+                Field(key, field.title or "", "choice" if choices else plain, field.description or "", choices)
+            )
+    return tuple(found)
 
 
 (CONTROL,) = _group("control")
@@ -56,11 +55,8 @@ LABELS |= {"prompts": "Sample prompts", "flags": "Extra trainer options", "image
 
 
 # Fields that may be empty, and the value of the spec that an empty one gives.
-EMPTY: dict[str, Any] = {
-    field.key: None if may_be_none(field.key) else RunSpec.model_fields[field.key].default
-    for field in TYPED
-    if may_be_none(field.key) or RunSpec.model_fields[field.key].default in ("", 0.0)
-}
+_USUAL = {key: None if may_be_none(key) else field.default for key, field in RunSpec.model_fields.items()}
+EMPTY: dict[str, Any] = {field.key: _USUAL[field.key] for field in TYPED if _USUAL[field.key] in (None, "", 0.0)}
 EMPTY["prompts"] = ""
 
 

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import presets
+from guards.reading import commit
 from runs.files import Fault, RunError
 from runs.paths import CHECKOUTS, outputs_dir
 
@@ -43,7 +44,8 @@ def known_flags(backend: str, family: str, script: str = "") -> dict[str, dict]:
     path = checkout.script(script or trainer["script"])
     if not path.is_file():
         return {}
-    return schema.flags_of(checkout.path(), path.relative_to(checkout.path()).as_posix())
+    folder = checkout.path()
+    return schema.flags_of(folder, path.relative_to(folder).as_posix(), commit(folder))
 
 
 def check_extra(spec: "RunSpec") -> None:

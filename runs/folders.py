@@ -124,20 +124,21 @@ def with_intervals(spec: "RunSpec", images: Mapping[str, int], captions: Iterabl
     """
     if not sum(images.values()):
         return spec
+    steps, found = planned_steps(spec, images), dict[str, object]()
     if spec.save_every_n_steps is None:
         rule = presets.defaults()["save"]
-        share = planned_steps(spec, images) // rule["share_of_run"]
-        spec = spec.changed(save_every_n_steps=max(1, min(rule["at_most_every_n_steps"], share)))
-    if spec.sample_every_n_steps is not None:
-        return spec
-    if not spec.prompts and not spec.trigger.strip():
-        first = next((text for caption in captions if (text := dataset.one_line(caption).replace("--", " "))), "")
-        if not first:
-            return spec.changed(sample_every_n_steps=0)
-        spec = spec.changed(prompts=[first])
-    total, epoch = planned_steps(spec, images), planned_steps(spec.changed(epochs=1, max_train_steps=None), images)
-    save = epoch * spec.save_every_n_epochs
-    return spec.changed(sample_every_n_steps=_sample_interval(total, save if 0 < save <= total else total))
+        share = steps // rule["share_of_run"]
+        found["save_every_n_steps"] = max(1, min(rule["at_most_every_n_steps"], share))
+    if spec.sample_every_n_steps is None:
+        first = "" if spec.prompts else spec.trigger.strip()
+        if not spec.prompts and not first:
+            first = next((text for one in captions if (text := dataset.one_line(one).replace("--", " "))), "")
+            found["prompts"] = [first] if first else []
+        epoch = planned_steps(spec.model_copy(update={"epochs": 1, "max_train_steps": None}), images)
+        save = epoch * spec.save_every_n_epochs
+        every = _sample_interval(steps, save if 0 < save <= steps else steps)
+        found["sample_every_n_steps"] = every if spec.prompts or first else 0
+    return spec.changed(**found) if found else spec
 
 
 def _sample_interval(total: int, save: int) -> int:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import presets
+from guards.reading import commit
 from runs.command import commands, dataset_tables, environment, launch_options, sample_prompts
 from runs.files import RunError, checksum
 from runs.paths import CHECKOUTS, ROOT, datasets_dir, models_dir, slug
@@ -109,11 +110,9 @@ def fields(spec: "RunSpec") -> dict[str, Any]:
 
 def made(job: Job, run_toml: bytes) -> Job:
     """The job of a run that is made now, from the `run.toml` with these bytes."""
-    from presets.schema import commit  # the page is built without it
-
     checkout = CHECKOUTS.get(job.spec["backend"])
-    versions = {"hangproof": commit(ROOT) or "", "trainer": job.spec["backend"]}
-    versions |= {"trainer_commit": commit(checkout.path()) or ""} if checkout else {}
+    versions = {"hangproof": commit(ROOT), "trainer": job.spec["backend"]}
+    versions |= {"trainer_commit": commit(checkout.path())} if checkout else {}
     digest = checksum(json.dumps(job.trains(), sort_keys=True).encode())
     return replace(job, versions=versions, digest=digest, run_toml=checksum(run_toml))
 

@@ -6,6 +6,7 @@ each of 20 images. The same defaults give 48,000 steps for 300 images. Images in
 (kohya's `10_name`) keep them.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -41,6 +42,7 @@ def subjects() -> Sequence[dict[str, Any]]:
     return presets.read_table("templates.toml")["subject"]
 
 
+@functools.lru_cache(maxsize=64)
 def propose(images: int, fixed: int = 0, batch_size: int = 1, accumulation: int = 1, target: int = TARGET) -> Proposal:
     """The proposal for these images; the defaults for none.
 

@@ -110,18 +110,20 @@ class Edited(BaseModel):
     generated: Annotated[str, Field(max_length=200_000)]
 
 
-def shown(
-    group: str, default: Any, label: str, info: str = "", flag: str = "", choices: Any = (), **limits: Any
-) -> Any:
-    """A field that the form shows (runs/fields.py).
+ABOUT: dict[str, Any] = {"choices": (), "written": "", "refused": {}}
+"""More of a field. choices: pairs of label and value. written: where runs/command.py writes the flag of a value that is
+not the default ("command" or "data set"); "" where it has a rule of its own. refused: by trainer, why it has no such thing."""
+
+
+def shown(group: str, default: Any, label: str, info: str = "", flag: str = "", **more: Any) -> Any:
+    """A field that the form shows (runs/fields.py); a plain flag is declared here and nowhere else.
 
     Args:
         group: where in the form. info: its help text.
-        flag: what the trainers call it, where that is another name. choices: pairs of label and value. limits: of
-            pydantic's Field.
+        flag: what the trainers call it, where that is another name. more: of ABOUT, and limits of pydantic's Field.
     """
-    about = {"group": group, "flag": flag, "choices": choices}
-    return Field(default, title=label, description=info, json_schema_extra=about, **limits)
+    about = {"group": group, "flag": flag, **{key: more.pop(key, usual) for key, usual in ABOUT.items()}}
+    return Field(default, title=label, description=info, json_schema_extra=about, **more)
 
 
 in_head, in_control, in_length, in_samples, in_more, in_machines = (
@@ -174,6 +176,7 @@ class RunSpec(BaseModel):
         "Gradient accumulation",
         "Batches per optimizer step",
         "gradient_accumulation_steps",
+        written="command",
         ge=1,
         le=10_000,
     )
@@ -190,9 +193,15 @@ class RunSpec(BaseModel):
         "Uses without a caption",
         "Share of an image's uses, e.g. 0.05; the built-in trainer only",
         "caption_dropout_rate",
+        written="data set",
+        refused=dict.fromkeys(("sd-scripts", "musubi"), "kohya's trainers encode captions once"),
     )
     validation_split: Share = in_more(
-        0.0, "Images held out", "Share that is not trained on, e.g. 0.1; its loss shows overfitting", le=0.5
+        0.0,
+        "Images held out",
+        "Share that is not trained on, e.g. 0.1; its loss shows overfitting",
+        refused={"musubi": "kohya's musubi-tuner cannot hold out images"},
+        le=0.5,
     )
     validate_every_n_steps: Count | None = in_more(
         None, "Validate every N steps", "Leave empty to validate with each sample"
@@ -302,10 +311,9 @@ class RunSpec(BaseModel):
             raise FieldError("backend", f"{self.backend} cannot train {self.model}; use {' or '.join(able)}")
         if problem := presets.tiers_of(self.model, self.backend)[self.tier]["problem"]:
             raise FieldError("tier", problem)
-        if self.caption_dropout and self.backend != "diffusers":
-            raise FieldError("caption_dropout", "kohya's trainers encode captions once; leave this empty")
-        if self.validation_split and self.backend == "musubi":
-            raise FieldError("validation_split", "kohya's musubi-tuner cannot hold out images; leave this empty")
+        for key in type(self).model_fields:
+            if (why := about(key).get("refused", {}).get(self.backend)) and getattr(self, key):
+                raise FieldError(key, f"{why}; leave this empty")
         precisions = presets.trainer_of(self.model, self.backend)["precisions"]
         if precisions and self.mixed_precision not in precisions:
             raise FieldError("mixed_precision", f"{self.model} needs {' or '.join(precisions)}")
@@ -315,6 +323,11 @@ class RunSpec(BaseModel):
     def slug(self) -> str:
         """The name of the run's folder and files."""
         return slug(self.name)
+
+    def written(self, place: str) -> dict[str, Any]:
+        """The fields that are written as they are to "command" or "data set", by flag; none that has its default."""
+        rows = [(about(key), getattr(self, key), field.default) for key, field in type(self).model_fields.items()]
+        return {said["flag"]: value for said, value, usual in rows if said.get("written") == place and value != usual}
 
     def public(self) -> dict[str, Any]:
         """Its fields without the values of secrets, for everything that is written or shown."""

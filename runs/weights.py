@@ -6,6 +6,7 @@ guards/download.py does a download; this module says where a file comes from and
 """
 
 import json
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -199,6 +200,23 @@ def note(spec: "RunSpec") -> str:
 
 
 # Downloads -------------------------------------------------------------------------------------------------------------
+
+
+def reporter(say: Callable[[str], object]) -> Progress:
+    """What says how far a download is: one line for each file and second."""
+    said_s, said_name = 0.0, ""
+
+    def report(at: hub.Progress) -> None:
+        nonlocal said_s, said_name
+        if time.monotonic() - said_s >= 1 or at.name != said_name or at.done == at.total:
+            share = f" · {100 * at.done / at.total:.0f} %" if at.total else ""
+            speed = f" · {at.speed / 1e6:.1f} MB/s" if at.speed else ""
+            left_s = (at.total - at.done) / at.speed if at.speed else 0.0
+            left = f" · {left_s / 60:.0f} min left" if left_s >= 60 else ""
+            say(f"{at.name}: {at.done / 1e9:.2f} of {at.total / 1e9:.2f} GB{share}{speed}{left}")
+            said_s, said_name = time.monotonic(), at.name
+
+    return report
 
 
 def missing_files(model: str) -> list[Path]:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from guards.checkpoint import atomic_write
+from guards.reading import commit
 from sd_scripts_patches import compatibility
 from sd_scripts_patches.trainers import TRAINERS, Trainer
 
@@ -34,27 +34,6 @@ class Record:
     trainer: str
     checkout: str
     commits: list[str] = field(default_factory=list)
-
-
-def commit(checkout: Path) -> str:
-    """Return the commit that a checkout is at, "" when it is no git checkout or cannot be read."""
-    try:
-        folder = checkout / ".git"
-        if folder.is_file():  # a worktree
-            folder = checkout / folder.read_text(encoding="utf-8").partition("gitdir:")[2].strip()
-        head = (folder / "HEAD").read_text(encoding="utf-8").strip()
-        if not head.startswith("ref: "):
-            return head
-        name, shared = head.removeprefix("ref: "), folder
-        if (folder / "commondir").is_file():
-            shared = folder / (folder / "commondir").read_text(encoding="utf-8").strip()
-        if (shared / name).is_file():
-            return (shared / name).read_text(encoding="utf-8").strip()
-        packed = (shared / "packed-refs").read_text(encoding="utf-8")
-    except OSError:
-        return ""
-    found = re.search(rf"^([0-9a-f]{{40,64}}) {re.escape(name)}$", packed, re.MULTILINE)
-    return found[1] if found else ""
 
 
 def used(run: Path) -> Record | None:

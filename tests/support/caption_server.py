@@ -12,7 +12,6 @@ from loopback import Answer, Double, Request, running
 from PIL import Image
 
 from captions import endpoint, job
-from captions.text import Frame
 from captions.work import Folder
 
 
@@ -68,4 +67,4 @@ def texts(folder: Path) -> dict[str, str]:
 def run(server: CaptionServer, folder: Path, **limits) -> job.Report:
     """A job in this process, with a server."""
     asked = endpoint.Server(server.url, "m", limit_s=limits.pop("limit_s", 60.0))
-    return job.run(Folder(folder), lambda: endpoint.load(asked), Frame(), **limits)
+    return job.run(Folder(folder), lambda: endpoint.load(asked), **limits)

@@ -49,9 +49,9 @@ def set_settings(draft_id: str, settings: dict) -> dict[str, Any]:
 
 def review_draft(draft_id: str) -> dict[str, Any]:
     """The settings of a draft, the warnings, and `problems`: what keeps it from being started now."""
-    values, found = form.current(_known(draft_id)), form.reviewed(draft_id)
+    found = form.reviewed(_known(draft_id))
     problems = [form.shown(fault) for fault in (*found.missing, *found.faults)]
-    return {"settings": values, "problems": problems, "warnings": [form.shown(fault) for fault in found.warnings]}
+    return {"settings": found.values, "problems": problems, "warnings": [form.shown(fault) for fault in found.warnings]}
 
 
 def list_images(draft_id: str, first: int = 0, count: int = PAGE, filter: str = "") -> dict[str, Any]:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from captions import endpoint, models
-from captions.options import OPTIONS, checked, parser
+from captions.__main__ import OPTIONS, checked, main, parser
 from captions.work import Picture
 from runs.files import RunError
 from ui import jobs
@@ -370,6 +370,4 @@ def draft_work(given: argparse.Namespace) -> tuple[DraftWork, argparse.Namespace
 
 
 if __name__ == "__main__":
-    from captions.__main__ import main
-
     sys.exit(main(sys.argv[1:], draft_work))

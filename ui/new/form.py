@@ -9,6 +9,7 @@ values from each other. Labels and help texts are in runs/fields.py; defaults co
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,7 @@ class Review:
     warnings: tuple[Fault, ...]
     items: Sequence[draft.Item] = ()
 
-    @property
+    @cached_property
     def steps(self) -> int:
         """The optimizer steps of the run, by bucket where the images are known; 0 without a spec or images."""
         if self.spec is None or not self.images:
@@ -125,7 +126,6 @@ def review(
     warnings: list[Fault] = []
     if not (values["name"] or "").strip():
         missing.append(Fault("name", "Give your LoRA a name"))
-        values = {**values, "name": "my-lora"}  # so that the other fields are judged too
     if not sum(images.values()):
         missing.append(Fault("images", "Add at least one image in step 1; 10 to 30 make a good LoRA"))
     spec, faults = parse(values)
@@ -174,11 +174,12 @@ def undescribed(trigger: str, items: Sequence[draft.Item]) -> str:
 def parse(values: dict[str, Any]) -> tuple[RunSpec | None, list[Fault]]:
     """The RunSpec of the form's values, and what is wrong with them; no spec where a field is invalid.
 
-    A flag that the trainer refuses is a fault of a valid spec.
+    A flag that the trainer refuses is a fault of a valid spec. The other fields are judged without a name, too.
     """
     from runs.flags import flag_faults, settings
 
     given, faults = {key: values[key] for key in HEAD}, []
+    given["name"] = values["name"] if (values["name"] or "").strip() else "my-lora"
     if presets.models().get(values["model"], {}).get("control"):  # another model's run does not use the folder
         given["control_dir"] = (values["control_dir"] or "").strip()
     for field in (*LENGTH, *MORE, *MACHINES, *SAMPLES):
@@ -218,7 +219,7 @@ def spec_of(values: dict[str, Any]) -> RunSpec:
         RunError: one fault for each invalid field, by key of the form.
     """
     named = bool((values["name"] or "").strip())
-    spec, faults = parse(values if named else {**values, "name": "my-lora"})
+    spec, faults = parse(values)
     faults = [*([] if named else [Fault("name", "Give your LoRA a name")]), *faults]
     if faults or spec is None:
         raise RunError(_in_form(faults))
@@ -436,6 +437,7 @@ def save_settings(draft_id: str, changes: dict[str, Any], starting: bool = False
     if changes:
         save(draft_id, changes, typed=True)
     try:
-        return {"values": current(draft_id), "marks": reviewed(draft_id).marks(starting)}
+        found = reviewed(draft_id)
+        return {"values": found.values, "marks": found.marks(starting)}
     except presets.PresetError:  # the plan reports it; what was typed is stored
         return {"values": draft.form(draft_id), "marks": {}}

@@ -231,7 +231,8 @@ def load(draft_id: str | None) -> tuple[Any, ...]:
         stored, shown, problem = {}, images.listing(draft_id), problem_html(str(error), "Your draft could not be read")
     said: tuple[Any, ...] = (gr.skip(),) * 9
     try:
-        values, found = form.current(draft_id), form.reviewed(draft_id)
+        found = form.reviewed(draft_id)
+        values = found.values
         shown, said = {**shown, "marks": found.marks()}, _said(draft_id, found)
     except presets.PresetError as error:
         values, problem = stored, problem_html(str(error), "The base models could not be read")

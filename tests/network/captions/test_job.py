@@ -28,11 +28,10 @@ HANGS = """
 import sys, time
 from pathlib import Path
 from captions import job
-from captions.text import Frame
 from captions.work import Folder
 wait = lambda *_: time.sleep(600)
 loads = sys.argv[2] == "loads"
-job.run(Folder(Path(sys.argv[1])), (lambda: wait) if loads else wait, Frame(), 0.5, 0.5)
+job.run(Folder(Path(sys.argv[1])), (lambda: wait) if loads else wait, str, 0.5, 0.5)
 """
 
 

@@ -13,7 +13,7 @@ from runs.files import RunError
 @pytest.mark.parametrize("channels_first", [False, True])
 def test_a_tagger_sees_bgr_on_a_white_square(tmp_path, channels_first):
     model = tagger_model(tmp_path / "model", channels_first=channels_first)
-    describe = tagger.load(model, tagger.Choice(0.2, 0.8), device="cpu")
+    describe = tagger.load(model, "cpu", general=0.2, character=0.8)
     # White above and below makes blue 0.5, green 0.75 and red 1.
     caption = describe(Image.new("RGB", (64, 32), (255, 128, 0)))
     assert caption == "alice (wonderland), o_o, solo, blue sky, red, long hair"
@@ -21,11 +21,9 @@ def test_a_tagger_sees_bgr_on_a_white_square(tmp_path, channels_first):
 
 def test_thresholds_blacklist_and_underscores():
     found = [0.9, 0.5, 0.36, 0.34, 0.99, 0.84, 0.35]
-    assert tagger.caption_of(TAGS, found, tagger.Choice()) == "red, long hair, blue sky, solo"
-    character = tagger.Choice(general=0.9, character=0.8, spaces=False)
-    assert tagger.caption_of(TAGS, found, character) == "alice_(wonderland), red"
-    without = tagger.Choice(without=frozenset({" Long_Hair ", "red"}))
-    assert tagger.caption_of(TAGS, found, without) == "blue sky, solo"
+    assert tagger.caption_of(TAGS, found) == "red, long hair, blue sky, solo"
+    assert tagger.caption_of(TAGS, found, 0.9, 0.8, underscores=True) == "alice_(wonderland), red"
+    assert tagger.caption_of(TAGS, found, without=" Long_Hair ,red,") == "blue sky, solo"
 
 
 def test_files_that_are_not_a_tagger_and_a_missing_onnxruntime_are_named(tmp_path, monkeypatch):
@@ -38,7 +36,7 @@ def test_files_that_are_not_a_tagger_and_a_missing_onnxruntime_are_named(tmp_pat
         with monkeypatch.context() as without:
             without.setitem(sys.modules, "onnxruntime", None)
             with pytest.raises(RunError, match="pip install onnxruntime"):
-                tagger.load(model, tagger.Choice())
+                tagger.load(model)
         (model / name).write_bytes(content)
         with pytest.raises(RunError, match=message):
-            tagger.load(model, tagger.Choice(), device="cpu")(Image.new("RGB", (8, 8)))
+            tagger.load(model, "cpu")(Image.new("RGB", (8, 8)))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from captions.text import MOST_CHARACTERS, Frame, NoCaption, cleaned, framed
+from captions.text import MOST_CHARACTERS, NoCaption, cleaned, framed
 
 
 def test_an_answer_becomes_one_line_of_plain_text():
@@ -43,9 +43,9 @@ def test_no_answer_gives_a_caption_with_control_characters_or_several_lines(answ
 
 def test_prefix_suffix_and_trigger():
     for caption, frame, result in (
-        ("a cat", Frame(trigger="ohwx"), "ohwx, a cat"),
-        ("Ohwx, a cat", Frame(trigger="ohwx"), "Ohwx, a cat"),
-        ("ohwxen graze", Frame(trigger="ohwx"), "ohwx, ohwxen graze"),
-        ("a cat", Frame("in style, ", "", "ohwx"), "ohwx, in style, a cat"),
+        ("a cat", ("", "", "ohwx"), "ohwx, a cat"),
+        ("Ohwx, a cat", ("", "", "ohwx"), "Ohwx, a cat"),
+        ("ohwxen graze", ("", "", "ohwx"), "ohwx, ohwxen graze"),
+        ("a cat", ("in style, ", "", "ohwx"), "ohwx, in style, a cat"),
     ):
-        assert framed(caption, frame) == result
+        assert framed(caption, *frame) == result

@@ -9,7 +9,7 @@ from presets import schema
 
 
 def small_checkout(folder: Path) -> Path:
-    """A checkout with a parser in two files, at a commit."""
+    """A checkout with a parser in two files."""
     (folder / "library").mkdir(parents=True)
     (folder / "library/args.py").write_text("""
 import torch
@@ -29,23 +29,19 @@ def setup_parser():
     more.add_more(parser, deep=True)
     return parser
 """)
-    (folder / ".git").mkdir()
-    (folder / ".git/HEAD").write_text("ref: refs/heads/main\n")
-    (folder / ".git/packed-refs").write_text("# pack-refs\n" + "a" * 40 + " refs/heads/main\n")
     return folder
 
 
 def test_the_parser_is_read_at_each_commit_and_what_comes_from_elsewhere_is_not_guessed(tmp_path):
     checkout = small_checkout(tmp_path / "c")
-    flags = schema.flags_of(checkout, "train.py")
+    flags = schema.flags_of(checkout, "train.py", "a")
     assert list(flags) == ["pick", "depth", "shallow", "device"] and flags["shallow"]["type"] == "bool"
     assert (flags["pick"]["choices"], flags["pick"]["default"], flags["pick"]["help"]) == (["a", "b"], 3, "one of")
     assert flags["depth"]["type"] == "float" and flags["depth"]["nargs"] == "*"
     assert flags["device"]["default"] is None and flags["device"]["default_is_computed"]
     (checkout / "library/args.py").write_text("def add_more(parser, *a, **k): pass\n")
-    assert schema.flags_of(checkout, "train.py") == flags, "the same commit"
-    (checkout / ".git/packed-refs").write_text("b" * 40 + " refs/heads/main\n")
-    assert schema.flags_of(checkout, "train.py") == {}
+    assert schema.flags_of(checkout, "train.py", "a") == flags, "the same commit"
+    assert schema.flags_of(checkout, "train.py", "b") == schema.flags_of(checkout, "train.py") == {}
 
 
 def test_a_missing_or_unreadable_checkout_is_an_error_that_says_what_to_do(tmp_path):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from captions.options import OPTIONS, checked, parser
+from captions.__main__ import OPTIONS, checked, parser
 from runs.files import RunError
 
 
