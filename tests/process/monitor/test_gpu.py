@@ -275,12 +275,10 @@ def test_a_gpu_has_one_lock_however_it_is_named(named, locked):
     assert gpu.lock_names(named.split(","), ()) == {name: name for name in named.split(",")}, "without NVML"
 
 
-def test_an_index_and_its_uuid_exclude_each_other_whatever_tmpdir_is(tmp_path, monkeypatch, queued):
+def test_an_index_and_its_uuid_exclude_each_other(monkeypatch, queued):
     monkeypatch.delenv("HANGPROOF_GPUS")
     queues = []
     for number, named in enumerate(("0", A, "GPU-aaaa", "2")):
-        (tmp_path / str(number)).mkdir()
-        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / str(number)))
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
         queues.append(queued(f"run {number}", listed=lambda: LISTED))
         queues[-1].acquire()
