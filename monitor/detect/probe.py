@@ -247,10 +247,6 @@ def _io(text: str) -> dict[str, Any]:
     return {"disk_bytes": moved, "copied_bytes": copied}
 
 
-def _swapped(text: str) -> int:
-    return sum(map(int, re.findall(r"^pswp(?:in|out) (\d+)", text, re.MULTILINE)))
-
-
 def _disks(text: str) -> Disks:
     found = {}
     for line in text.splitlines():
@@ -275,8 +271,9 @@ def processes(keys: Iterable[Key], missing: Missing) -> dict[Key, ProcessSample]
 
 def take(keys: Iterable[Key], missing: Missing, gpu: tuple[Gpu, ...] = (), stacks_text: str = "") -> Sample:
     """A sample of these processes, the machine and these GPUs, now. Adds to `missing`, never raises."""
-    swapped, disks = missing.proc("vmstat", _swapped) or 0, missing.proc("diskstats", _disks) or {}
-    return Sample(time.monotonic(), processes(keys, missing), swapped, disks, gpu, stacks_text)
+    swapped = missing.proc("vmstat", lambda text: sum(map(int, re.findall(r"^pswp(?:in|out) (\d+)", text, re.M))))
+    disks = missing.proc("diskstats", _disks) or {}
+    return Sample(time.monotonic(), processes(keys, missing), swapped or 0, disks, gpu, stacks_text)
 
 
 def growths(first: Sample, second: Sample, attribute: str, pids: Collection[int] | None = None) -> list[float]:
