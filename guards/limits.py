@@ -2,7 +2,7 @@
 
 Why one table: two limits in two programs contradict each other sooner or later. The monitor once gave a finished
 process 15 s to exit, while the process took 60 s for its uploads and 15 s more for its threads. Now each row names the
-keys of `monitor/config.toml` that enclose it, and the monitor raises these (monitor/config.py reads the rows itself):
+keys of `monitor/config.toml` that enclose it, and the monitor raises these (monitor/config.py):
 outer limit >= inner limit + grace. Which limits a training has set, its heartbeat says (guards/heartbeat.py).
 
 Which key encloses a limit follows from what happens when the limit fires. Where the run continues afterwards (an upload
@@ -37,20 +37,15 @@ class Limit:
     user: bool = True  # users can set it; 0 means no limit
 
 
-def _read() -> dict[str, Limit]:
-    table, user = {}, True
-    for line in FILE.read_text(encoding="utf-8").splitlines():
-        if line.startswith("["):
-            user = line.startswith("[user]")
-        elif line and not line.startswith("#"):
-            name, _, row = line.partition(" = ")
-            default_s, grace_s, what, *outer = json.loads(row)
-            table[name] = Limit(float(default_s), what, float(grace_s), tuple(outer), user)
-    return table
-
-
-TABLE = _read()
+TABLE: dict[str, Limit] = {}
 """Name of the limit to the limit. The order is the order of the help text."""
+for _line in FILE.read_text(encoding="utf-8").splitlines():
+    if _line.startswith("["):
+        _user = _line == "[user]"
+    elif _line and not _line.startswith("#"):
+        _name, _, _row = _line.partition(" = ")
+        _default_s, _grace_s, _what, *_outer = json.loads(_row)
+        TABLE[_name] = Limit(float(_default_s), _what, float(_grace_s), tuple(_outer), _user)
 
 
 class LimitError(ValueError):

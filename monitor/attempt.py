@@ -30,13 +30,8 @@ if TYPE_CHECKING:
     from monitor.recovery import Run
 
 _WRAPPER = 'printf %s "$$" >"$3"; bash "$1"; code=$?; printf %s "$code" >"$2"; exit "$code"'
-_OURS = (
-    *MARKS,
-    snapshot_files.RING,
-    snapshot_files.SPEC,
-    snapshot_files.LIMIT,
-    "HANGPROOF_NOTIFY",
-)  # of no use to a training
+# of no use to a training
+_OURS = (*MARKS, snapshot_files.RING, snapshot_files.SPEC, snapshot_files.LIMIT, "HANGPROOF_NOTIFY")
 ACTIVE_CORES = 0.05  # processor cores that the script's processes use when they are at work
 ACTIVE_BYTES_S = 16 * 1024  # bytes a second that they read and write
 

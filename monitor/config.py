@@ -18,10 +18,9 @@ from typing import Any
 
 import tomllib
 
-import guards
+from guards import limits
 
 _DEFAULTS = Path(__file__).with_name("config.toml")
-_GUARDS = Path(guards.__file__).with_name("limits.toml")
 _UNITS: dict[str, tuple[tuple[type[float], ...], str]] = {
     "s": ((int, float), "a number of seconds, 0 or more"),
     "count": ((int,), "an integer, 0 or more"),
@@ -107,13 +106,12 @@ def minimums(environ: Mapping[str, str] | None = None) -> dict[str, float]:
     that the training process refuses because it is no number, encloses nothing.
     """
     environ, least = os.environ if environ is None else environ, dict[str, float]()
-    for section, rows in tomllib.loads(_GUARDS.read_text(encoding="utf-8")).items():
-        for name, (default_s, grace_s, _what, *keys) in rows.items():
-            given = environ.get(f"HANGPROOF_{name.upper()}") if section == "user" else None
-            with contextlib.suppress(ValueError):
-                inner_s = float(given or default_s)
-                for key in keys if 0 < inner_s < math.inf else ():
-                    least[key] = max(least.get(key, 0.0), inner_s + grace_s)
+    for name, limit in limits.TABLE.items():
+        given = environ.get(f"HANGPROOF_{name.upper()}") if limit.user else None
+        with contextlib.suppress(ValueError):
+            inner_s = float(given or limit.default_s)
+            for key in limit.outer if 0 < inner_s < math.inf else ():
+                least[key] = max(least.get(key, 0.0), inner_s + limit.grace_s)
     return least
 
 

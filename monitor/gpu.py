@@ -40,8 +40,6 @@ FRESH_S = 30.0
 ANSWER_S = 2.0  # how long `wait_free` waits for one reading
 RESTART_S = 60.0
 COUNT_S = 20.0  # a driver answers the first question after some seconds where no persistence daemon runs
-# What NVML raises where there is no GPU: a container that got none has the driver's kernel module, but not its library.
-ABSENT = ("NVMLError_LibraryNotFound", "NVMLError_DriverNotLoaded", "NVMLError_NotFound")
 # A container may hide the first; WSL 2 has only the second.
 DRIVER_FILES = (Path("/proc/driver/nvidia/version"), Path("/usr/lib/wsl/lib/libnvidia-ml.so.1"))
 POWERSHELL = "powershell.exe"  # WSL runs the one of its Windows
@@ -119,14 +117,12 @@ class Gpus:
             self._start()
 
     def _start(self) -> None:
-        self._started_s = time.monotonic()
+        self._started_s, self._error = time.monotonic(), ""
         try:
             self._folder = self._folder or private_folder("gpu")
+            self._job = Subjob(python("monitor.gpu", str(self._folder / FILE)), math.inf, stdin=None)
         except OSError as error:
             self._error = f"no GPU readings: {error.strerror}"
-            return
-        self._error = ""
-        self._job = Subjob(python("monitor.gpu", str(self._folder / FILE)), math.inf, stdin=None)
 
     def _running(self) -> bool:
         return self._job is not None and not self._job.done()
@@ -258,11 +254,10 @@ def main(path: Path) -> int:
     """The helper."""
     requested = threading.Event()
     threading.Thread(target=_serve, args=(requested,), daemon=True).start()
-    try:
-        import pynvml as nvml
-    except ImportError as error:
-        _write(path, time.monotonic(), [], f"no NVML: {error}")
-        return 1
+    import pynvml as nvml
+
+    from runs.machine import ABSENT
+
     shared = SharedMemory() if spills() else None
     if shared is not None:
         shared.start()

@@ -65,15 +65,6 @@ class StoreView:
     done: int = 0  # the last order that was carried out
 
 
-def parse(values: dict[str, Any]) -> StoreView | None:
-    """The agent's values; None when one has the wrong type (another version of this program wrote the file)."""
-    try:
-        known = {key: value for key, value in values.items() if key in StoreView.__dataclass_fields__}
-        return StoreView(**known | {"lease": LeaseState(known["lease"])})
-    except (KeyError, TypeError, ValueError):
-        return None
-
-
 def extra_save_due(step: int, every: int, count: int) -> int | None:
     """The step at which the extra save was due that can be requested now, None while there is none.
 
@@ -196,9 +187,11 @@ class StoreAgent:
         values = read_json(path)
         if values is None or self._popen is None or values.get("pid") != self._popen.pid:
             return  # an earlier agent's
-        view = parse(values)
-        if view is None:
-            return
+        try:
+            known = {key: value for key, value in values.items() if key in StoreView.__dataclass_fields__}
+            view = StoreView(**known | {"lease": LeaseState(str(values.get("lease")))})
+        except ValueError:
+            return  # another version of this program wrote the file
         self._changed_ns, before, self.view = changed_ns, self.view, view
         if view.step is not None and before.step is None:
             self.folder.event("store", f"the checkpoint of step {view.step} is in the store", step=view.step)

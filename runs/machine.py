@@ -25,6 +25,7 @@ from runs.paths import ROOT, backend_venv, data_root
 GIB = 2**30
 DRIVER_TIMEOUT_S = 10.0
 FRESH_S = 600.0  # a GPU does not change while the page is open, but a driver can be installed or fail
+# What NVML raises where there is no GPU: a container that got none has the driver's kernel module, but not its library.
 ABSENT = ("NVMLError_LibraryNotFound", "NVMLError_DriverNotLoaded", "NVMLError_NotFound")
 FREE_FRESH_S = 60.0  # other programs take and free its memory; each question is a process
 

@@ -114,25 +114,21 @@ class Frame(NamedTuple):
 
 
 def frames(text: str) -> list[Frame]:
-    """Every frame of a dump or of py-spy's output, in order."""
-    matches = (_FRAME.match(line) or _SPY_FRAME.match(line) for line in text.splitlines())
-    return [Frame(match["name"], match["file"], int(match["line"])) for match in matches if match]
-
-
-def main_thread(text: str) -> str:
-    """The main thread's part of a dump or of py-spy's output, "" when it is not there.
+    """The main thread's frames in a dump or in py-spy's output, innermost first; [] when it is not there.
 
     faulthandler calls the thread that took the signal "current". That is the main thread, written last; after a fatal
     signal it is the faulting thread, written first. A dump without it is incomplete, and no other thread can stand for
     it: threads of pools and trackers always wait. py-spy names the main thread.
     """
     blocks = re.split(r"^(?=Thread |Current thread )", text, flags=re.M)
-    return next((b for b in reversed(blocks) if b.startswith("Current thread ") or '"MainThread"' in b), "")
+    main = next((b for b in reversed(blocks) if b.startswith("Current thread ") or '"MainThread"' in b), "")
+    matches = (_FRAME.match(line) or _SPY_FRAME.match(line) for line in main.splitlines())
+    return [Frame(match["name"], match["file"], int(match["line"])) for match in matches if match]
 
 
 def where(text: str) -> str:
     """The main thread's innermost frame, "" when it is not there."""
-    return next(map(str, frames(main_thread(text))), "")
+    return next(map(str, frames(text)), "")
 
 
 class PySpy:
@@ -251,10 +247,6 @@ def _io(text: str) -> dict[str, Any]:
     return {"disk_bytes": moved, "copied_bytes": copied}
 
 
-def _swapped(text: str) -> int:
-    return sum(map(int, re.findall(r"^pswp(?:in|out) (\d+)", text, re.MULTILINE)))
-
-
 def _disks(text: str) -> Disks:
     found = {}
     for line in text.splitlines():
@@ -279,8 +271,9 @@ def processes(keys: Iterable[Key], missing: Missing) -> dict[Key, ProcessSample]
 
 def take(keys: Iterable[Key], missing: Missing, gpu: tuple[Gpu, ...] = (), stacks_text: str = "") -> Sample:
     """A sample of these processes, the machine and these GPUs, now. Adds to `missing`, never raises."""
-    swapped, disks = missing.proc("vmstat", _swapped) or 0, missing.proc("diskstats", _disks) or {}
-    return Sample(time.monotonic(), processes(keys, missing), swapped, disks, gpu, stacks_text)
+    swapped = missing.proc("vmstat", lambda text: sum(map(int, re.findall(r"^pswp(?:in|out) (\d+)", text, re.M))))
+    disks = missing.proc("diskstats", _disks) or {}
+    return Sample(time.monotonic(), processes(keys, missing), swapped or 0, disks, gpu, stacks_text)
 
 
 def growths(first: Sample, second: Sample, attribute: str, pids: Collection[int] | None = None) -> list[float]:

@@ -134,11 +134,6 @@ def decide(stalled_s: float, budget_s: float, slow_s: float, signals: Signals) -
     return HUNG if hung else SUSPECT
 
 
-def _progress_s(beat: Beat) -> float:
-    """When the last progress was made that the record shows, in monotonic seconds."""
-    return max(beat.step_s, beat.phase_s) if beat.phase in _STEPS and beat.step_s else beat.beat_s
-
-
 @dataclass
 class _Rank:
     """What is remembered of one rank's process between two observations."""
@@ -249,7 +244,8 @@ class Watch:
         if moved:
             # Use the record's timestamp: poll time is half an interval late on average, and a monitor that was stuck or
             # replaced sees the last step long after it. What is judged is only the time that somebody watched.
-            late = max(0.0, seen.now_s - _progress_s(beat))
+            progress_s = max(beat.step_s, beat.phase_s) if beat.phase in _STEPS and beat.step_s else beat.beat_s
+            late = max(0.0, seen.now_s - progress_s)
             rank.moved_s, rank.moved_at = seen.now_s - late, now - (late if late <= awake else 0.0)
         if old is None or beat.count != old.count:
             rank.step_at, rank.waited = rank.moved_at, False

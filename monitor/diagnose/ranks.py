@@ -171,7 +171,7 @@ class Group:
     def __init__(self, ranks: Sequence[Rank], stacks: Mapping[int, str] | None = None, stopped: Iterable[int] = ()):
         self.ranks = ranks
         self.stopped = set(stopped)
-        self._frames = {r["rank"]: probe.frames(probe.main_thread((stacks or {}).get(r["pid"], ""))) for r in ranks}
+        self._frames = {r["rank"]: probe.frames((stacks or {}).get(r["pid"], "")) for r in ranks}
 
     def frames(self, rank: Rank) -> list[Frame]:
         """The frames of its main thread, innermost first; [] where there is no stack."""

@@ -233,7 +233,6 @@ class Slowdown:
         self.run = run
         self._window_s = run.config.slow.window_s
         self._pace = Pace(self._window_s)
-        self._known: dict[str, Any] | None = None  # of `known`, from the first attempt on
         self._begin()
 
     def _begin(self) -> None:
@@ -249,9 +248,8 @@ class Slowdown:
     def attach(self) -> None:
         """Another attempt is watched: its pace is expected to be that of the last one, unless the run was changed."""
         self._report_over("the attempt ended")
-        self._known = dict(self.run.state.pace)
-        same = self._known.get("changes", []) == self._names()
-        usual_s = float(self._known.get("usual_s", 0.0)) if same else 0.0
+        known = self.run.state.pace
+        usual_s = float(known.get("usual_s", 0.0)) if known.get("changes", []) == self._names() else 0.0
         first = not usual_s and not self._names()
         self._pace = Pace(self._window_s, _rehearsed_s(self.run.folder.folder) if first else usual_s)
         self._begin()
@@ -262,7 +260,7 @@ class Slowdown:
     def known(self) -> dict[str, Any]:
         """For a later monitor: {"usual_s", "changes", "tried": the change that was tried, "slow_s" before it}."""
         usual = {"usual_s": self._pace.usual_s, "changes": self._names()} if self._pace.usual_s else {}
-        return {**(self.run.state.pace if self._known is None else self._known), **usual}
+        return {**self.run.state.pace, **usual}
 
     def text(self) -> str:
         """The slow time as a clause for a report; "" for none."""
@@ -375,8 +373,8 @@ class Slowdown:
 
     def _change(self) -> Changes | None:
         """The changes with one more that helps against this cause; None where none is allowed or left."""
-        run, known, changes = self.run, self._known, self.run.state.changes
-        if not run.config.slow.changes_count or known is None or known.get("tried") or run.several:
+        run, known, changes = self.run, self.run.state.pace, self.run.state.changes
+        if not run.config.slow.changes_count or known.get("tried") or run.several:
             return None
         if not (ladder := run.slow["ladder"]):
             return None
@@ -390,7 +388,7 @@ class Slowdown:
 
     def _tried(self, under_way_s: float) -> Changes | None:
         """Judge the change that was tried, once enough steps are known; the changes without it if it did not help."""
-        known = self._known or {}
+        known = self.run.state.pace
         before_s, tried = float(known.get("slow_s", 0.0)), known.get("tried")
         if not before_s or tried not in self._names() or len(self._pace.window) < MIN_STEPS:
             return None

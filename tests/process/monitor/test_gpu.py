@@ -22,8 +22,6 @@ from monitor import gpu, recovery
 from monitor.gpu import GpuQueue
 from monitor.process import platform
 
-posix = pytest.mark.skipif(os.name == "nt", reason="signals")
-
 
 @pytest.fixture
 def driver(tmp_path, monkeypatch):
@@ -56,7 +54,7 @@ def test_a_reading_has_what_the_gpu_supports(gpus, tmp_path, monkeypatch):
     one = gpus()
     (reading,) = wait_for(one.read)
     assert reading == dict(
-        memory_used=1 << 30, memory_total=24 << 30, spill=os.name == "nt", name="Stand-in", uuid="GPU-0", utilization=50,
+        memory_used=1 << 30, memory_total=24 << 30, spill=False, name="Stand-in", uuid="GPU-0", utilization=50,
         power_w=250.5, limit_w=300.0, throttle="power limit, too hot", pids=[],
     )  # fmt: skip
     assert one.note == ""
@@ -69,7 +67,6 @@ def test_a_reading_has_what_the_gpu_supports(gpus, tmp_path, monkeypatch):
 def test_without_a_gpu_there_is_no_helper(monkeypatch, tmp_path):
     monkeypatch.setenv("HANGPROOF_GPUS", "")
     monkeypatch.setattr(gpu, "DRIVER_FILES", (tmp_path / "none",))
-    monkeypatch.setattr(gpu, "WINDOWS", False)
     one = gpu.Gpus()
     assert not gpu.present() and one._job is None and one.read() == () and one.note == ""
     assert one.wait_free({1}, 1) == set()
@@ -78,7 +75,7 @@ def test_without_a_gpu_there_is_no_helper(monkeypatch, tmp_path):
     assert gpu.present()
 
 
-@pytest.mark.parametrize("how, text", [("fails", "version mismatch"), ("lost", "GPU is lost"), ("import", "NVML: x")])
+@pytest.mark.parametrize("how, text", [("fails", "mismatch"), ("lost", "GPU is lost"), ("import", "ImportError: x")])
 def test_a_driver_that_fails_is_a_note(gpus, driver, how, text):
     if how == "import":
         (driver / "pynvml.py").write_text("raise ImportError('x')")
@@ -119,9 +116,8 @@ def test_a_driver_that_never_answers_is_a_note_and_is_not_waited_for(gpus, drive
     assert seconds(one.wait_free, {1}, 60)[1] < 50
 
 
-@posix
 def test_a_helper_that_does_not_read_does_not_block_the_monitor(gpus):
-    """On Windows the helper never read its input; here it is stopped. 80,000 requests fill any pipe."""
+    """It is stopped; 80,000 requests fill any pipe."""
     one = gpus()
     wait_for(one.read)
     os.kill(one._job._popen.pid, signal.SIGSTOP)
@@ -130,7 +126,6 @@ def test_a_helper_that_does_not_read_does_not_block_the_monitor(gpus):
     one.close()
 
 
-@posix
 def test_the_helper_exits_with_the_monitor_even_when_the_driver_hangs(driver):
     (driver / "hangs").touch()
     code = "from monitor.gpu import Gpus; import time; g = Gpus(); print(g._job._popen.pid, flush=True); time.sleep(60)"
@@ -142,7 +137,6 @@ def test_the_helper_exits_with_the_monitor_even_when_the_driver_hangs(driver):
     wait_for(lambda: (info := platform.process_info(helper)) is None or info.dead, timeout_s=60)
 
 
-@posix
 def test_a_helper_that_was_killed_is_started_again(gpus, monkeypatch):
     one = gpus()
     wait_for(one.read)
@@ -275,12 +269,10 @@ def test_a_gpu_has_one_lock_however_it_is_named(named, locked):
     assert gpu.lock_names(named.split(","), ()) == {name: name for name in named.split(",")}, "without NVML"
 
 
-def test_an_index_and_its_uuid_exclude_each_other_whatever_tmpdir_is(tmp_path, monkeypatch, queued):
+def test_an_index_and_its_uuid_exclude_each_other(monkeypatch, queued):
     monkeypatch.delenv("HANGPROOF_GPUS")
     queues = []
     for number, named in enumerate(("0", A, "GPU-aaaa", "2")):
-        (tmp_path / str(number)).mkdir()
-        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / str(number)))
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
         queues.append(queued(f"run {number}", listed=lambda: LISTED))
         queues[-1].acquire()
@@ -317,7 +309,7 @@ time.sleep(600)
 """
 
 
-@pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="only root can be another account")
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be another account")
 def test_two_accounts_exclude_each_other_in_a_folder_that_everybody_may_write_to(queued, request, monkeypatch):
     # Not below tmp_path: another pytest that starts closes that to other accounts again.
     shared = Path(tempfile.mkdtemp(prefix="hangproof-test-"))
@@ -340,7 +332,6 @@ def test_two_accounts_exclude_each_other_in_a_folder_that_everybody_may_write_to
     assert mine.acquire()
 
 
-@pytest.mark.skipif(os.name == "nt", reason="links")
 def test_a_link_where_a_lock_should_be_is_refused_and_what_it_leads_to_is_unharmed(queued, tmp_path):
     (tmp_path / "mine").write_text("precious")
     path = tmp_path / "hangproof-gpu.0.lock"

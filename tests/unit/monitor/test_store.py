@@ -97,8 +97,9 @@ def test_what_the_living_agent_writes_is_taken_and_its_news_reported_once(machin
     agent.poll()
     assert agent.summary()["lease"] == "connecting" and not agent.holds
     assert machine.writes(pid=77, step=5) == store.StoreView(), "an earlier agent's"
-    assert machine.writes(lease="borrowed") == store.StoreView()
-    view = machine.writes(ready=True, step=20, pending="x", pending_bytes=3)
+    for unknown in ("borrowed", None, []):
+        assert machine.writes(lease=unknown) == store.StoreView(), "another version's"
+    view = machine.writes(ready=True, step=20, pending="x", pending_bytes=3, new=1)
     assert (view.lease, view.ready, view.step) == (store.LeaseState.HELD, True, 20)
     agent.admitted = True
     assert agent.holds and agent.unreachable_s() == 0.0
@@ -162,8 +163,3 @@ def test_an_agent_is_closed_by_the_end_of_its_orders_or_killed(tmp_path, program
     assert [json.loads(line)["what"] for line in said.splitlines()] == ["release"] * (program == "cat")
     agent.poll()
     assert agent._popen is None, "it is not started again"
-
-
-def test_values_of_another_version_are_ignored():
-    assert store.parse({"lease": "held", "ready": True, "new": 1}).lease is store.LeaseState.HELD
-    assert store.parse({"lease": "borrowed"}) is None and store.parse({}) is None

@@ -14,6 +14,7 @@ from unittest.mock import Mock
 import pytest
 from monitor_evidence import beat, frames
 from monitor_helpers import wait_for
+from proc_helpers import linux
 
 from guards.heartbeat import stacks_path
 from monitor import config
@@ -24,7 +25,6 @@ from monitor.process import platform
 from monitor.process.spawned import TOKEN, Tree
 from monitor.state import Signals, Verdict
 
-LINUX = sys.platform.startswith("linux")
 GUARDED = """import os, sys, time
 from guards import crash, heartbeat
 os.environ["HANGPROOF_HEARTBEAT"] = sys.argv[1]
@@ -59,7 +59,7 @@ def test_names_and_places_are_read_from_faulthandler_and_from_py_spy():
     assert probe.where(other) == "", "cut off before the main thread"
 
 
-@pytest.mark.skipif(not LINUX, reason="SigCgt is in /proc")
+@linux
 @pytest.mark.parametrize("reused", [False, True])
 def test_no_signal_is_sent_to_a_process_that_has_no_handler_for_it(child, tmp_path, reused):
     """SIGUSR2 would kill it. Fault 15: the stacks file of a former process is there, another program has its pid."""
@@ -70,14 +70,14 @@ def test_no_signal_is_sent_to_a_process_that_has_no_handler_for_it(child, tmp_pa
         child.wait(0.2)
 
 
-@pytest.mark.skipif(not LINUX, reason="SIGUSR2 is not on Windows")
+@linux
 def test_a_guarded_process_answers_with_its_stacks(guarded, tmp_path):
     found = probe.dump(tmp_path, [key(guarded)], 20.0)
     assert probe.where(found[guarded.pid]).startswith("<module>")
     assert guarded.poll() is None
 
 
-@pytest.mark.skipif(not LINUX, reason="SIGUSR2 is not on Windows")
+@linux
 @pytest.mark.parametrize("vanishes", [True, False])
 def test_a_stacks_file_that_vanishes_or_cannot_be_read_meanwhile_is_no_error(guarded, tmp_path, monkeypatch, vanishes):
     real, calls = os.path.getsize, []
@@ -128,7 +128,7 @@ def test_py_spy_is_killed_when_the_probe_ends(py_spy, tmp_path, child):
     assert not spy.poll()
 
 
-@pytest.mark.skipif(not LINUX, reason="the stand-in for py-spy is a shell script")
+@linux
 @pytest.mark.parametrize(
     ("script", "answer"),
     [
@@ -266,7 +266,7 @@ def gathered(sleeper, heartbeats: Path, gpu=lambda: ()) -> probe.Probe:
     return found
 
 
-@pytest.mark.skipif(not platform.LINUX, reason="/proc is Linux's")
+@linux
 @pytest.mark.parametrize("code", [errno.ENOENT, errno.EACCES])
 @pytest.mark.parametrize("path", ["/proc/vmstat", "/proc/diskstats", "io", "schedstat", "wchan"])
 def test_a_file_of_proc_that_cannot_be_read_is_named_as_missing_evidence(monkeypatch, sleeper, tmp_path, path, code):
@@ -280,7 +280,7 @@ def test_a_file_of_proc_that_cannot_be_read_is_named_as_missing_evidence(monkeyp
         assert f"{shown}: {os.strerror(code)}" in found.missing
 
 
-@pytest.mark.skipif(not platform.LINUX, reason="/proc is Linux's")
+@linux
 @pytest.mark.parametrize("text", ["1 2 3\n", "a b c d e f g h i j k l m n\n", "read_bytes\n", "pswpin\n"])
 def test_a_proc_of_another_shape_is_missing_evidence(monkeypatch, sleeper, tmp_path, text):
     real = io.open

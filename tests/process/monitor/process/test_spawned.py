@@ -118,9 +118,6 @@ def test_orphans_are_named_with_what_to_do(tmp_path, spawn):
     assert not spawned.with_environment(spawned.RUN, str(tmp_path) + "x")
 
 
-posix = pytest.mark.skipif(os.name == "nt", reason="signals")
-
-
 def run(code, timeout_s=60, **more):
     """Run Python code to its end."""
     job = Subjob([sys.executable, "-c", code], timeout_s, **more)
@@ -148,12 +145,10 @@ def test_the_error_is_the_last_line_or_the_exit_status():
     assert run("import sys; sys.exit(3)").error.endswith("failed: exit status 3")
     job = run("import sys; print('{\"a\": 1}'); sys.exit(3)")
     assert job.error.endswith("failed: exit status 3") and job.answer() == {"a": 1} and job.code == 3
-    if os.name != "nt":
-        job = run("import os; print('half a line', flush=True); os.kill(os.getpid(), 11)")
-        assert job.error.endswith("was killed by SIGSEGV") and job.code == -11 and job.text() == "half a line\n"
+    job = run("import os; print('half a line', flush=True); os.kill(os.getpid(), 11)")
+    assert job.error.endswith("was killed by SIGSEGV") and job.code == -11 and job.text() == "half a line\n"
 
 
-@posix
 def test_its_deadline_kills_it_and_its_children():
     job = Subjob(["bash", "-c", "sleep 600 & echo $!; wait"], 0.5)
     job.wait(time.sleep)
@@ -192,7 +187,6 @@ def test_a_program_that_is_missing_is_an_error_in_words():
     assert Subjob(["a\0b"], 5).error
 
 
-@posix
 @pytest.mark.parametrize("number", [errno.ENOMEM, errno.EMFILE, errno.ENOSPC])
 @pytest.mark.parametrize(("place", "name"), [(subprocess.Popen, "_execute_child"), (tempfile, "TemporaryFile")])
 def test_a_fork_or_a_temporary_file_that_fails_is_an_error_in_words(monkeypatch, number, place, name):
@@ -203,7 +197,7 @@ def test_a_fork_or_a_temporary_file_that_fails_is_an_error_in_words(monkeypatch,
     assert place is tempfile or job.error.startswith("monitor.nothing cannot be started: ")
 
 
-@posix
+@linux
 def test_without_a_free_descriptor_it_is_done_at_once():
     code = """
 import os, resource, tempfile
@@ -219,13 +213,11 @@ for free in range(6):
 resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))
 assert len(os.listdir('/proc/self/fd')) - 1 == n, 'nothing stays open'
 """
-    if sys.platform.startswith("linux"):
-        shown = children.run(code)
-        assert shown.returncode == 0, shown.stderr
-        assert shown.stdout.split()[:4] == ["fails"] * 4 and set(shown.stdout.split()) == {"fails", "works"}
+    shown = children.run(code)
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout.split()[:4] == ["fails"] * 4 and set(shown.stdout.split()) == {"fails", "works"}
 
 
-@posix
 def test_a_child_that_cannot_be_killed_does_not_hold_us_up(monkeypatch):
     killed = []
     job = Subjob(["sleep", "60"], 0.2)
