@@ -30,7 +30,6 @@ DOT = Markup('<i class="hp-dot hp-{}"></i>{}')
 Fact = tuple[str, str, str]  # label, value, explanation
 LISTED = 100  # runs that the list shows; the search finds the others
 UTC_TIME = re.compile(r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|\+00:00)")
-ERROR_STATES = ("failed", "recovering", "backoff", "unkillable", "orphaned")
 
 # State: (colour class, label, explanation). {start} is the start button's label, {resume} what it does. The monitor's
 # message is shown as well.

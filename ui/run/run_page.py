@@ -43,7 +43,7 @@ from ui.run.fold import QUIET
 
 TICK_S = 1.0
 COPY = "New LoRA from this run"
-PARTS = ("list", "head", "loras", "incidents", "ledger", "charts", "log", "queue", "actions")
+PARTS = ("list", "head", "loras", "incidents", "ledger", "charts", "queue", "actions")
 FOLDS = {
     "samples": ("Samples", samples.draw),
     "compare": ("Compare runs", compare.draw),
@@ -108,7 +108,6 @@ def build() -> RunPage:
             for name in ("actions", "loras", "incidents", "ledger"):
                 part(name)
             parts["charts"] = scripts.component("charts", "run-charts")
-            part("log")
             gr.set_static_paths(outputs_dir())  # Gradio names the samples by their path instead of copying them
             for name, (title, draw) in FOLDS.items():
                 fold.build(title, f"{name}-fold", selected, draw)
@@ -211,7 +210,6 @@ def render(selected: str, seen: str, search: str = "") -> list[Any]:
             parts["loras"] = cards.loras(folder, saved, view.evolution(folder), blind_vote.picked(folder))
         parts["incidents"] = cards.incidents(view.incidents(folder))
         parts["ledger"] = cards.ledger(shown)
-        parts["log"] = log_view.first_error(shown)
         parts["actions"] = actions.html(shown)
     parts |= {name: gr.update(**change) for name, change in _buttons(shown).items()}
     out = []
