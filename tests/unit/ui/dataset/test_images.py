@@ -20,7 +20,7 @@ from ui.run.view import folder_of
 
 HOSTILE = st.text(st.sampled_from("ab(){}[]*+?|^$\\.,<>&/\n\0é\ud83d💥 1"), max_size=12)
 KEYS = (
-    "run draft id ids first kind which options do to action axis from text pattern level before at incident edit"
+    "run draft id ids first kind which options do to action from text pattern level before at incident edit"
     " between path name repeats folder query filter size page bucket all overwrite job store add remove paths uploads"
     " names drop more word code bytes beside file script"
 )
