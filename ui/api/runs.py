@@ -7,7 +7,7 @@ import runs
 from runs import manage
 from runs.results import Prompt, Sample
 from ui import jobs
-from ui.run import actions, blind_vote, charts, control, log_view, queue, view
+from ui.run import actions, blind_vote, charts, log_view, queue, view
 from ui.run.snapshots import Snapshot, best
 from ui.served import file_url
 
@@ -50,14 +50,14 @@ def run_status(run: str) -> dict[str, Any]:
 def start_run(run: str) -> dict[str, Any]:
     """Start a run, or continue it from its last checkpoint. While the GPU is busy, it waits in the queue."""
     folder = view.folder_of(run)
-    control.start(folder)
+    actions.start(folder)
     return _row(view.read(folder))
 
 
 def stop_run(run: str) -> dict[str, Any]:
     """Save a checkpoint and stop."""
     folder = view.folder_of(run)
-    control.stop(folder)
+    actions.stop(folder)
     return _row(view.read(folder))
 
 
@@ -80,7 +80,7 @@ def train_longer(run: str, total: int) -> dict[str, Any]:
     """Continue a completed run to `total` epochs, or to `total` steps where the run is counted in steps."""
     folder = view.folder_of(run)
     runs.train_longer(folder, total)
-    control.start(folder)
+    actions.start(folder)
     return _row(view.read(folder))
 
 

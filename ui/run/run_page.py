@@ -30,7 +30,6 @@ from ui.run import (
     cards,
     charts,
     compare,
-    control,
     fold,
     launch_tab,
     log_view,
@@ -248,7 +247,7 @@ def notice(lines: list[str], kind: str = "info") -> str:
 def stop(selected: str) -> tuple[str, Any]:
     """Stop the selected run: (notice, what the browser shows: it has changed the button already, STOPPING)."""
     try:
-        control.stop(runs.run_folder(selected))
+        actions.stop(runs.run_folder(selected))
     except runs.RunError as error:
         return notice(str(error).splitlines(), "bad"), ""
     return "", gr.skip()
@@ -262,12 +261,12 @@ def start(selected: str, total: float | None) -> str:
         folder = runs.run_folder(selected)
         if view.read(folder).state == "completed":
             _train_longer(folder, total)
-        if text := control.ask_once(folder, rehearse.objection(folder, runs.load(folder))):
+        if text := actions.ask_once(folder, rehearse.objection(folder, runs.load(folder))):
             return notice([text], "warn")
-        control.start(folder)
+        actions.start(folder)
     except runs.RunError as error:
         return notice(str(error).splitlines(), "bad")
-    return notice(control.changed(folder), "warn")
+    return ""
 
 
 def _train_longer(folder: Path, total: float | None) -> None:

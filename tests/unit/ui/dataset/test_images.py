@@ -15,7 +15,7 @@ from ui import jobs
 from ui.dataset import bulk, draft, images, subsets
 from ui.dataset.images import Query, image_action
 from ui.page import build
-from ui.run import control
+from ui.run import actions
 from ui.run.view import folder_of
 
 HOSTILE = st.text(st.sampled_from("ab(){}[]*+?|^$\\.,<>&/\n\0é\ud83d💥 1"), max_size=12)
@@ -58,7 +58,7 @@ def place(data, monkeypatch) -> str:
 
     monkeypatch.setattr(bulk, "PATTERN_S", 0.3)
     monkeypatch.setattr(jobs, "start", refuse)
-    monkeypatch.setattr(control, "start", refuse)
+    monkeypatch.setattr(actions, "start", refuse)
     (write_run(data, state="completed") / "training.log").write_text("one\n")
     (data.parent / "secret.txt").write_text("secret")
     mine = draft.new_id()
