@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ui.html import duration, number, table
+from ui.html import number, table
 from ui.run import view
 from ui.run.metrics import Metrics
 
@@ -76,48 +76,41 @@ def lines_of(metrics: Metrics, planned: float, incidents: list["view.Incident"])
     ]
     held_step, held_loss = np.array(sorted(metrics.validation.items()), np.float64).reshape(-1, 2).T
     lines.insert(1, {"key": "val_loss", "label": "Validation loss", "unit": "", **points(held_step, held_loss)})
-    seconds = rising(steps["t_s"])
-    timed = np.isfinite(seconds)
     for index, samples in sorted(metrics.gpus.items()):
-        t_s = rising(samples["t_s"])
-        at_step = np.interp(t_s, seconds[timed], steps["step"][timed]) if timed.any() else np.full(len(t_s), math.nan)
         name = f"{index}: {metrics.gpu_names[index]}" if len(metrics.gpus) > 1 else metrics.gpu_names[index]
         for key, (label, unit, divisor) in GPU_LINES.items():
             top = metrics.gpu_memory[index] / divisor if key == "memory_used" else math.nan
             more: dict[str, Any] = {"top": round(top, 1)} if math.isfinite(top) else {}
             line = {"key": key, "label": label, "unit": unit, "name": name, **more}
-            lines.append({**line, **points(at_step, np.where(np.isfinite(t_s), samples[key] / divisor, math.nan))})
+            lines.append({**line, **points(samples["step"], samples[key] / divisor)})
     return {
         "all": [data[0], max(data[1], planned)],
         "data": data,
         "lines": [line for line in lines if len(line["mean"]) > 1],
         "marks": marks(metrics, incidents),
-        "table": table_of(metrics, seconds),
+        "table": table_of(metrics),
     }
 
 
-def rising(t_s: np.ndarray) -> np.ndarray:
-    """Times that never go back, as a changed clock would make them; a missing one is the one before it."""
-    return np.maximum.accumulate(np.where(np.isfinite(t_s), t_s, -np.inf)) if len(t_s) else t_s
-
-
 def points(x: np.ndarray, y: np.ndarray, buckets: int = BUCKETS) -> dict[str, list[float]]:
-    """At most `buckets` points of a line: {"x", "mean", "low", "high"}.
+    """At most `buckets` points of a line, each of another step: {"x", "mean", "low", "high"}.
 
     x must not fall. Each point is the mean of its bucket; low and high are the extremes, and [] where no bucket has two values.
     """
     kept = np.isfinite(y) & np.isfinite(x)
     x, y = x[kept], y[kept]
-    if len(y) <= buckets:
-        return {"x": rounded(x), "mean": rounded(y), "low": [], "high": []}
-    starts = np.linspace(0, len(y), buckets, endpoint=False).astype(int)
+    starts = np.unique(x, return_index=True)[1]
+    if len(starts) > buckets:
+        starts = starts[np.linspace(0, len(starts), buckets, endpoint=False).astype(int)]
+    if not len(starts):
+        return {"x": [], "mean": [], "low": [], "high": []}
     counts: np.ndarray = np.diff(np.append(starts, len(y)))
-    return {
-        "x": rounded(np.add.reduceat(x, starts) / counts),
-        "mean": rounded(np.add.reduceat(y, starts) / counts),
-        "low": rounded(np.minimum.reduceat(y, starts)),
-        "high": rounded(np.maximum.reduceat(y, starts)),
-    }
+    x, mean = (np.add.reduceat(one, starts) / counts for one in (x, y))
+    low: list[float] = []
+    high: list[float] = []
+    if counts.max() > 1:
+        low, high = rounded(np.minimum.reduceat(y, starts)), rounded(np.maximum.reduceat(y, starts))
+    return {"x": rounded(x), "mean": rounded(mean), "low": low, "high": high}
 
 
 def rounded(values: np.ndarray) -> list[float]:
@@ -142,17 +135,9 @@ def marks(metrics: Metrics, incidents: list["view.Incident"]) -> list[dict[str, 
     return sorted(out, key=lambda one: one["x"])[-MOST_MARKS:]
 
 
-def table_of(metrics: Metrics, seconds: np.ndarray) -> str:
-    """At most TABLE_ROWS steps, evenly spread, as markup. seconds: when each step ended."""
-    steps, count = metrics.steps, len(seconds)
+def table_of(metrics: Metrics) -> str:
+    """At most TABLE_ROWS steps, evenly spread, as markup."""
+    steps, count = metrics.steps, len(metrics.steps["step"])
     rows = np.unique(np.linspace(0, count - 1, TABLE_ROWS).astype(int)) if count else []
-    began_s = seconds[np.isfinite(seconds)][:1].sum()
-    cells = [
-        (
-            f"{steps['step'][n]:,.0f}",
-            duration(seconds[n] - began_s),
-            *(number(steps[key][n]) for key in STEP_LINES),
-        )
-        for n in rows
-    ]
-    return table("Values of the charts", ["Step", "Time", "Loss", "Learning rate", "Seconds a step"], cells)
+    cells = [(f"{steps['step'][n]:,.0f}", *(number(steps[key][n]) for key in STEP_LINES)) for n in rows]
+    return table("Values of the charts", ["Step", "Loss", "Learning rate", "Seconds a step"], cells)

@@ -20,14 +20,13 @@ MAX_STEP = 10_000_000  # a larger number in a file is not a step
 MOST_GPUS = 16
 LARGEST = 1e30  # a larger number is not a measurement
 STEP = ("step", "epoch", "attempt", "loss", "lr", "step_s")
-GPU = ("utilization", "memory_used", "power_w", "temperature")
+GPU = ("step", "utilization", "memory_used", "power_w", "temperature")
 Columns = dict[str, np.ndarray]
 
 
 def columns(found: list[dict[str, Any]], names: tuple[str, ...]) -> Columns:
-    """The numbers of some lines by name, and `t_s`: when, in seconds since 1970."""
-    rows = {name: numbers([one.get(name) for one in found]) for name in names}
-    return {**rows, "t_s": times([one.get("t") for one in found])}
+    """The numbers of some lines by name."""
+    return {name: numbers([one.get(name) for one in found]) for name in names}
 
 
 def joined(one: Columns, more: Columns) -> Columns:
@@ -39,7 +38,8 @@ class Metrics:
     """A run's numbers.
 
     restarts: the first step of each later attempt. validation: the loss on held-out images by step.
-    revision: another text when there are others, also after a restart of the server.
+    gpus: by number; their "step" is the one that the training had reached. revision: another text when there are others,
+    also after a restart of the server.
     """
 
     def __init__(self, path: Path):
@@ -49,6 +49,7 @@ class Metrics:
 
     def _begin(self) -> None:
         self.steps = columns([], STEP)
+        self._reached = 0  # the largest step so far
         self.restarts: list[int] = []
         self.validation: dict[int, float] = {}
         self.gpus: dict[int, Columns] = {}
@@ -68,6 +69,11 @@ class Metrics:
             self.revision = self._added.place
 
     def _take(self, found: list[dict[str, Any]]) -> None:
+        for one in found:
+            if one.get("kind") == "gpu":
+                one["step"] = self._reached
+            elif one.get("kind") == "step" and _is_step(one.get("step")):
+                self._reached = max(self._reached, one["step"])
         self._take_steps([one for one in found if one.get("kind") == "step" and _is_step(one.get("step"))])
         held_out = [one for one in found if one.get("kind") == "validation" and _is_step(one.get("step"))]
         losses = numbers([one.get("val_loss") for one in held_out]).tolist()
@@ -101,14 +107,3 @@ def numbers(values: list[Any]) -> np.ndarray:
         values = [one if type(one) in (int, float) and abs(one) < LARGEST else math.nan for one in values]
     found = np.array(values, np.float64)
     return np.where(np.abs(found) < LARGEST, found, math.nan)
-
-
-def times(texts: list[Any]) -> np.ndarray:
-    """Seconds since 1970 of UTC times such as 2026-11-22T12:00:00.123Z; NaN for everything else."""
-    try:
-        found = np.array([text[:23].rstrip("Z") for text in texts], "datetime64[ms]")
-    except (TypeError, ValueError, AttributeError, OverflowError):
-        if len(texts) == 1:
-            return np.array([math.nan])
-        return np.concatenate([times([text]) for text in texts])
-    return np.where(np.isnat(found), math.nan, found.astype(np.int64) / 1000.0)
