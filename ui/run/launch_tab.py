@@ -12,9 +12,8 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import gradio as gr
@@ -35,70 +34,38 @@ TEXT_BYTES = 200_000  # of a file that is shown; a longer one is only a download
 VALUE = re.compile(r"[^\x00-\x1f\x7f]{0,300}")
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """Where a run can go. needs: a program (or a variable, in capitals) without which it cannot be submitted from here.
 
     labels: of the command's options (OPTIONS of its module) that the page shows.
     """
 
     label: str
-    about: str
     needs: str
     labels: dict[str, str]
-
-    def options(self, kind: str) -> list[tuple[str, str, Any, str]]:
-        """(flag, label, default, help) of each option that the page shows."""
-        module = importlib.import_module(COMMANDS[kind][0])
-        rows = {words.partition(" ")[0]: (default, text) for words, default, text in module.OPTIONS}
-        return [(flag, label, *rows[flag]) for flag, label in self.labels.items()]
 
 
 SECRET = {"--secret": "Names of secret variables"}
 RENTED = {"--gpu": "GPU", "--disk": "Disk in GB", **SECRET}
-PLACES: dict[str, Place] = {
-    "slurm": Place(
-        "Slurm cluster",
-        "A script for sbatch. Slurm starts the job again after a pre-emption, and it continues from its checkpoint.",
-        "sbatch",
-        {
-            "--partition": "Partition", "--time": "Time limit", "--account": "Account", "--gpus": "GPUs of each node",
-            "--gpus-type": "Type of GPU", "--mem": "Memory of each node",
-        },
-    ),
-    "skypilot": Place(
-        "SkyPilot (any cloud)",
-        "A managed job on spot machines. It moves to another machine when one is taken away.",
-        "sky",
-        {**RENTED, "--on-demand": "No spot machines"},
-    ),
-    "docker": Place(
-        "Docker",
-        "The command that trains this run in a container on this machine, or on one that shares its disk.",
-        "docker",
-        {"--image": "Container image", **SECRET},
-    ),
-    "runpod": Place(
-        "RunPod",
-        "A pod that fetches the run from its store, trains it, and stops itself when it is finished.",
-        "RUNPOD_API_KEY",
-        {**RENTED, "--image": "Container image"},
-    ),
-    "vast": Place(
-        "Vast.ai",
-        "SkyPilot's managed job on spot machines of Vast.ai. It moves to another machine when one is taken away.",
-        "sky",
-        {**RENTED, "--on-demand": "No spot machines"},
-    ),
-    "bundle": Place(
-        "One file (ZIP)",
-        "The run, its images and Hangproof in one archive. Unpack it anywhere with Python, and run train.sh, or train.bat on Windows.",
-        "",
-        {"--models": "Add the files of the base model"},
-    ),
-}  # fmt: skip
+SPOT = {**RENTED, "--on-demand": "No spot machines"}
+NODES = {"--partition": "Partition", "--time": "Time limit", "--account": "Account", "--gpus": "GPUs of each node"}
+PLACES = {  # by the command that writes its files
+    "slurm": Place("Slurm cluster", "sbatch", {**NODES, "--gpus-type": "Type of GPU", "--mem": "Memory of each node"}),
+    "skypilot": Place("SkyPilot (any cloud)", "sky", SPOT),
+    "docker": Place("Docker", "docker", {"--image": "Container image", **SECRET}),
+    "runpod": Place("RunPod", "RUNPOD_API_KEY", {**RENTED, "--image": "Container image"}),
+    "vast": Place("Vast.ai", "sky", SPOT),
+    "bundle": Place("One file (ZIP)", "", {"--models": "Add the files of the base model"}),
+}
 ABOUT_DIAGNOSE = "Each rank's check points and stacks, and which one is stuck."
 ABOUT_REHEARSE = "Two steps, a sample, a checkpoint and a resume on the real model, in about two minutes."
+
+
+def options(kind: str) -> list[tuple[str, str, Any, str]]:
+    """(flag, label, default, help) of each option of a command that the page shows."""
+    module = importlib.import_module(COMMANDS[kind][0])
+    rows = {words.partition(" ")[0]: (default, text) for words, default, text in module.OPTIONS}
+    return [(flag, label, *rows[flag]) for flag, label in PLACES[kind].labels.items()]
 
 
 def missing(place: Place) -> str:
@@ -124,7 +91,7 @@ def write_files(folder: Path, kind: str, values: Sequence[Any], submit: bool = F
 def arguments(kind: str, values: Sequence[Any]) -> list[str]:
     """The options of a command from the values of its fields. RunError: one is missing, or not one line."""
     words = []
-    for (flag, label, default, _), value in zip(PLACES[kind].options(kind), values, strict=True):
+    for (flag, label, default, _), value in zip(options(kind), values, strict=True):
         if default is False:
             words += [flag] * (value is True)
             continue
@@ -225,10 +192,11 @@ def draw(folder: Path) -> None:
 
 def _place(folder: Path, kind: str, place: Place) -> tuple[gr.Button, list[Any]]:
     """The fields of a place and its buttons. Returns the one that writes the files, and the fields."""
-    fold.say(place.about, "hp-hint")
+    about = COMMANDS[kind][1]
+    fold.say(f"{about[:1].upper()}{about[1:]}.", "hp-hint")
     fields: list[Any] = []
     with gr.Row(elem_classes="hp-fields"):
-        for _, label, default, text in place.options(kind):
+        for _, label, default, text in options(kind):
             common: dict[str, Any] = {"label": label, "info": text[:1].upper() + text[1:], "interactive": True}
             fields.append(gr.Checkbox(**common) if default is False else gr.Textbox(lines=1, max_length=300, **common))
     reason = missing(place)

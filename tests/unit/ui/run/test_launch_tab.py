@@ -14,7 +14,7 @@ from ui.run import launch_tab
 @pytest.mark.parametrize("kind", launch_tab.PLACES)
 def test_each_place_shows_options_of_its_command_and_asks_for_the_required_ones(kind):
     module = importlib.import_module(COMMANDS[kind][0])
-    assert len(launch_tab.PLACES[kind].options(kind)) == len(launch_tab.PLACES[kind].labels)
+    assert len(launch_tab.options(kind)) == len(launch_tab.PLACES[kind].labels)
     assert bool(launch_tab.PLACES[kind].needs) == ("--submit" in [row[0] for row in module.OPTIONS])
     required = {words.partition(" ")[0] for words, default, _ in module.OPTIONS if default is ...}
     assert required <= launch_tab.PLACES[kind].labels.keys()
