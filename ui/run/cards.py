@@ -7,7 +7,6 @@ object that they show, because a timer asks every second.
 import functools
 import os
 import re
-from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -274,11 +273,6 @@ def machine(view: View) -> list[Fact]:
     if (free := view.number("disk_free")) is not None:
         out.append(("Disk", f"{size_text(free)} free", "Free space where the run is stored"))
     return out
-
-
-def fact_list(found: Iterable[Fact]) -> str:
-    """Figures as markup."""
-    return CARD("fact_list", found)
 
 
 def loras(folder: Path, found: list[Lora], evolution: Evolution, picked: int | None) -> str:
