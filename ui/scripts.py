@@ -36,7 +36,7 @@ PARTS = {
     ),
     "drawn": ("drawn",),
     "run_actions": ("drawn", "run/run_address", "run/stale_folds"),
-    "charts": ("vendor/uplot", "run/plot", "run/charts"),
+    "charts": ("vendor/uplot", "run/charts"),
 }
 # Gradio repeats the rules that it gets for its own container, so that they win over its components' rules.
 NESTED = ".gradio-container.gradio-container .contain {\n%s\n}\n"

@@ -1,13 +1,9 @@
-"""A folder in place of kohya's sd-scripts, with two commits, and runs that trained with one of them."""
+"""A folder in place of kohya's sd-scripts, with two commits."""
 
-import json
 import subprocess
 from pathlib import Path
 
 import pytest
-from ui_helpers import write_run
-
-from sd_scripts_patches import versions
 
 
 def git(folder: Path, *words: str) -> str:
@@ -31,11 +27,3 @@ def checkout(tmp_path) -> tuple[Path, str, str]:
     old = commit(folder, "the first <b>one</b>")
     (folder / "train_network.py").write_text("new\n")
     return folder, old, commit(folder, "the update")
-
-
-def used(data: Path, folder: Path, old: str, **run) -> Path:
-    """A run that trained with a commit of the checkout."""
-    made = write_run(data, state="completed", **run)
-    note = {"trainer": "sd-scripts", "checkout": str(folder), "commits": [old]}
-    (made / versions.FILE).write_text(json.dumps(note))
-    return made

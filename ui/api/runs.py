@@ -5,10 +5,9 @@ from typing import Any
 
 import runs
 from runs import manage
-from runs.files import RunError
 from runs.results import Prompt, Sample
 from ui import jobs
-from ui.run import actions, blind_vote, charts, control, log_view, queue, view
+from ui.run import actions, blind_vote, charts, log_view, queue, view
 from ui.run.snapshots import Snapshot, best
 from ui.served import file_url
 
@@ -51,14 +50,14 @@ def run_status(run: str) -> dict[str, Any]:
 def start_run(run: str) -> dict[str, Any]:
     """Start a run, or continue it from its last checkpoint. While the GPU is busy, it waits in the queue."""
     folder = view.folder_of(run)
-    control.start(folder)
+    actions.start(folder)
     return _row(view.read(folder))
 
 
 def stop_run(run: str) -> dict[str, Any]:
     """Save a checkpoint and stop."""
     folder = view.folder_of(run)
-    control.stop(folder)
+    actions.stop(folder)
     return _row(view.read(folder))
 
 
@@ -81,7 +80,7 @@ def train_longer(run: str, total: int) -> dict[str, Any]:
     """Continue a completed run to `total` epochs, or to `total` steps where the run is counted in steps."""
     folder = view.folder_of(run)
     runs.train_longer(folder, total)
-    control.start(folder)
+    actions.start(folder)
     return _row(view.read(folder))
 
 
@@ -149,22 +148,10 @@ def _short(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.6g}")
 
 
-def run_charts(run: str, axis: str = "step") -> dict[str, Any]:
-    """The lines of the charts: loss, learning rate, GPU use, memory, power, temperature. axis: "step" or "time"."""
-    if axis not in ("step", "time"):
-        raise RunError(f"There is no axis {axis[:100]!r}; use step or time")
+def run_charts(run: str) -> dict[str, Any]:
+    """The lines of the charts over the steps: loss, learning rate, GPU use, memory, power, temperature; and its restarts."""
     found = charts.value(view.read(view.folder_of(run)))
-    lines, marks = (
-        [{"x": one[axis], **{key: value for key, value in one.items() if key not in ("step", "time")}} for one in part]
-        for part in (found.get("lines", []), found.get("marks", []))
-    )
-    return {
-        "revision": found["revision"],
-        "axis": axis,
-        "lines": lines,
-        "marks": marks,
-        "share": found.get("share", 1.0),
-    }
+    return {"revision": found["revision"], "lines": found.get("lines", []), "marks": found.get("marks", [])}
 
 
 def run_log(run: str, text: str = "", level: str = "", lines: int = 200) -> list[str]:

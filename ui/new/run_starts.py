@@ -11,7 +11,7 @@ import runs
 from runs.files import Fault, RunError
 from ui.dataset import draft
 from ui.new import form, script_editor
-from ui.run import control
+from ui.run import actions
 
 
 class NotStarted(RunError):
@@ -42,7 +42,7 @@ def start(draft_id: str) -> tuple[Path, list[str]]:
         from launch import rehearse
 
         questions.append(rehearse.objection(rehearsed, spec))
-    if text := control.ask_once(draft.folder(draft_id), *questions):
+    if text := actions.ask_once(draft.folder(draft_id), *questions):
         raise RunError(text)
     folder, messages = create(draft_id, spec)
     if rehearsed.is_dir():
@@ -53,7 +53,7 @@ def start(draft_id: str) -> tuple[Path, list[str]]:
 def begin(folder: Path, messages: list[str]) -> tuple[Path, list[str]]:
     """Start a run that was just created; returns both arguments. Raises NotStarted."""
     try:
-        control.start(folder)
+        actions.start(folder)
     except RunError as error:
         raise NotStarted(error, folder, messages) from error
     return folder, messages

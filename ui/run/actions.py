@@ -1,19 +1,26 @@
-"""What can be done with the selected run beside Start and Stop: sample images or a checkpoint now, a pause, a place in the queue;
-and what the buttons of the queue do.
+"""What can be done with the selected run: start, stop, sample images or a checkpoint now, a pause, a place in the queue; and what
+the buttons of the queue do.
 
-The actions are the monitor's commands as functions, so the command line and the page do the same.
+Start and stop are the monitor's commands as processes, because a run must outlive the page. They are not in the table of
+ui/jobs.py: the monitor's own lock excludes a second start, a stop can be repeated, and a stop must work on a full disk.
+Their output goes to a file, not to a pipe: the processes that the monitor starts inherit it and would keep a pipe open.
+The other actions are the monitor's commands as functions, so the command line and the page do the same.
 """
 
+import subprocess
+import tempfile
+import threading
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from guards import step_requests
 from jobs import queue as run_queue
+from monitor.process.spawned import helper, python
 from monitor.run_folder import EVENTS, MonitorError
 from runs.files import RunError
 from runs.growing import json_objects
-from ui.dataset.images import OUT_OF_DATE
+from ui.dataset.draft_store import OUT_OF_DATE
 from ui.html import esc, press
 from ui.run import queue, view
 from ui.run.readers import end_of, kept
@@ -31,6 +38,57 @@ ACTIONS = {
 MOVES = {"up": -1, "down": 1, "retry": 0}
 SHOWN_S = 120.0  # an answer to a request stays so long
 EVENT_BYTES = 64 << 10
+START_S = 60  # seconds `monitor start` may take
+STOP_S = 5  # seconds the page waits for `monitor stop`, which continues without the page
+_asked: set[tuple[Path, str]] = set()
+
+
+def ask_once(folder: Path, *questions: str) -> str:
+    """Why the run or draft in `folder` is not started unasked, the first time; "" from then on, and without a question:
+    whoever starts again after the question means it. Another server asks again."""
+    text = "".join(f"{one.rstrip('.')}. " for one in questions if one)
+    if not text or (folder, text) in _asked:
+        return ""
+    _asked.add((folder, text))
+    return f"{text}Press the button again to start anyway."
+
+
+def start(folder: Path) -> None:
+    """Start or resume a run, detached; while its GPU is busy, or others wait for it, it goes to the end of the queue.
+
+    Raises:
+        RunError: the monitor refused; carries its message.
+    """
+    if not _done(["jobs", "queue", "start", str(folder)], START_S):
+        raise RunError(
+            f"the monitor did not start within {START_S} s; read {folder / 'monitor.log'}, then press Start again"
+        )
+
+
+def stop(folder: Path) -> None:
+    """Request a checkpoint and a stop. Returns after at most STOP_S seconds; the run's state shows the progress.
+
+    Raises:
+        RunError: the monitor refused; carries its message.
+    """
+    _done(["monitor", "stop", str(folder)], STOP_S)
+
+
+def _done(words: list[str], wait_s: float) -> bool:
+    """Whether a command has ended within a time; it continues without the page. RunError: it failed, with its last lines."""
+    with tempfile.TemporaryFile() as output:
+        process = helper(python(*words), output)
+        try:
+            code = process.wait(wait_s)
+        except subprocess.TimeoutExpired:
+            threading.Thread(target=process.wait, daemon=True).start()  # it is no zombie when it has ended
+            return False
+        if code:
+            output.seek(0)
+            lines = output.read().decode("utf-8", "replace").strip().splitlines()[-8:]
+            said = "\n".join(line.removeprefix("monitor: ").removeprefix("jobs: ") for line in lines)
+            raise RunError(said or f"python -m {' '.join(words)} exited with code {code}")
+        return True
 
 
 def possible(shown: "view.View") -> list[str]:

@@ -36,13 +36,7 @@ def _lines(folder: Path, kind: str) -> list[dict[str, Any]]:
         lines = (folder / FILE).read_bytes().splitlines()
     except OSError:
         return []
-    found: list[dict[str, Any]] = []
-    for entry in entries(lines):
-        if entry.get("kind") == "reset":  # of an earlier version, which had a button for it
-            found.clear()
-        elif entry.get("kind") == kind:
-            found.append(entry)
-    return found
+    return [entry for entry in entries(lines) if entry.get("kind") == kind]
 
 
 def _append(folder: Path, **values: Any) -> None:

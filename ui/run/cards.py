@@ -7,7 +7,6 @@ object that they show, because a timer asks every second.
 import functools
 import os
 import re
-from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,6 @@ DOT = Markup('<i class="hp-dot hp-{}"></i>{}')
 Fact = tuple[str, str, str]  # label, value, explanation
 LISTED = 100  # runs that the list shows; the search finds the others
 UTC_TIME = re.compile(r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|\+00:00)")
-ERROR_STATES = ("failed", "recovering", "backoff", "unkillable", "orphaned")
 
 # State: (colour class, label, explanation). {start} is the start button's label, {resume} what it does. The monitor's
 # message is shown as well.
@@ -275,11 +273,6 @@ def machine(view: View) -> list[Fact]:
     if (free := view.number("disk_free")) is not None:
         out.append(("Disk", f"{size_text(free)} free", "Free space where the run is stored"))
     return out
-
-
-def fact_list(found: Iterable[Fact]) -> str:
-    """Figures as markup."""
-    return CARD("fact_list", found)
 
 
 def loras(folder: Path, found: list[Lora], evolution: Evolution, picked: int | None) -> str:

@@ -37,11 +37,10 @@ def losses(one: "view.View") -> list[tuple[str, float, float]]:
     """(name of the run, step, loss) of at most MOST_POINTS steps."""
 
     def read(metrics: Metrics) -> dict[str, list[float]]:
-        steps = metrics.steps["step"]
-        return points({"step": steps, "time": steps}, metrics.steps["loss"], MOST_POINTS)
+        return points(metrics.steps["step"], metrics.steps["loss"], MOST_POINTS)
 
-    found = view.with_metrics(one.folder, read, whole=True)
-    return [(one.name, step, loss) for step, loss in zip(found["step"], found["mean"], strict=True)]
+    found = view.with_metrics(one.folder, read)
+    return [(one.name, step, loss) for step, loss in zip(found["x"], found["mean"], strict=True)]
 
 
 def settings(one: "view.View") -> dict[str, str]:
@@ -57,7 +56,7 @@ def _text(found: Any) -> str:
 def facts(one: "view.View") -> dict[str, str]:
     """What came out of a run."""
     ledger = Ledger.of(one.status)
-    peak = view.with_metrics(one.folder, peak_memory, whole=True)
+    peak = view.with_metrics(one.folder, peak_memory)
     return {
         "State": cards.describe(one)[1],
         "Steps": cards.steps(one) or "–",

@@ -8,7 +8,6 @@ never waits: a store that is slow or fails costs only its own part.
 import json
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -48,7 +47,7 @@ class Fleet:
         self.stores: dict[str, Store] = {}
         self.error = ""  # of the last reading as a whole
         self.reading: Subjob | None = None
-        self.read_s: float | None = None  # the end of the last reading, monotonic
+        self.read_s: float | None = None  # the end of the last reading, monotonic; None: read at the next look
         self._lock = threading.Lock()
 
     def look(self) -> dict[str, Store]:
@@ -63,11 +62,6 @@ class Fleet:
             if due and self.reading is None:
                 self.reading = Subjob(python("launch", "fleet", "--json"), READ_S)
             return {**self.stores}
-
-    def refresh(self) -> None:
-        """Read every store again at the next look."""
-        with self._lock:
-            self.read_s = None
 
     def stop(self, address: str, slug: str) -> None:
         """Request a stop through the store. RunError: the store is not in the list."""
@@ -102,26 +96,24 @@ def _reason(job: Subjob) -> str:
 FLEET = Fleet()
 
 
-def add_store(address: str) -> None:
-    """Add the address of a store, and read the stores again. RunError, LaunchError: it cannot be one."""
+def change(do: str, address: str = "", run: str = "") -> None:
+    """Do what a button says, and read the stores again. RunError, LaunchError: it cannot be done."""
     from launch import fleet
 
-    if not address.strip():
-        raise RunError("Enter the address of a store, such as s3://bucket/runs")
-    if len(address) > MOST_ADDRESS or not address.isprintable():
-        raise RunError("This is not the address of a store")
-    fleet.add(address)
-    FLEET.stores.setdefault(address.strip(), Store())
-    FLEET.refresh()
-
-
-def remove_store(address: str) -> None:
-    """Remove a store from the list. RunError: the list cannot be written."""
-    from launch import fleet
-
-    fleet.remove(address)
-    FLEET.stores.pop(address, None)
-    FLEET.refresh()
+    if do == "stop":
+        FLEET.stop(address, run)
+        return
+    if do == "remove":
+        fleet.remove(address)
+        FLEET.stores.pop(address, None)
+    elif do == "add":
+        if not address.strip():
+            raise RunError("Enter the address of a store, such as s3://bucket/runs")
+        if len(address) > MOST_ADDRESS or not address.isprintable():
+            raise RunError("This is not the address of a store")
+        fleet.add(address)
+        FLEET.stores.setdefault(address.strip(), Store())
+    FLEET.read_s = None
 
 
 # The tab ------------------------------------------------------------------------------------------------------------------
@@ -166,30 +158,22 @@ def _run(run: dict[str, Any], stop: Subjob | None) -> tuple[object, ...]:
     return run, colour, state, facts, lines, "" if ended else "Stop requested" if asked else "Stop"
 
 
-def _changed(change: Callable[..., None], *values: str) -> list[str]:
-    """The stores after a change, and why it could not be made."""
+def _on_press(do: str, *values: str) -> list[str]:
+    """The stores after a press of a button, and why it could not be done."""
     try:
-        change(*values)
+        change(do, *values)
     except fold.ERRORS as error:
         return [html(), fold.note(error, True)]
     return [html(), ""]
 
 
 def _on_act(event: gr.EventData) -> list[str]:
-    store = pressed(event, "store")
-    if pressed(event, "do") == "stop":
-        return _changed(FLEET.stop, store, pressed(event, "run"))
-    return _changed(remove_store, store)
+    return _on_press(*(pressed(event, key) for key in ("do", "store", "run")))
 
 
 def _on_add(address: str) -> list[Any]:
-    shown, problem = _changed(add_store, address)
+    shown, problem = _on_press("add", address)
     return [shown, problem, gr.skip() if problem else ""]
-
-
-def _on_refresh() -> str:
-    FLEET.refresh()
-    return html()
 
 
 def build() -> gr.Timer:
@@ -212,6 +196,6 @@ def build() -> gr.Timer:
 
     timer.tick(on_tick, drawn, [shown, drawn], **QUIET)
     gr.on([add.click, address.submit], _on_add, address, [shown, problem, address], **QUIET)
-    again.click(_on_refresh, None, shown, **QUIET)
+    again.click(lambda: _on_press("refresh"), None, [shown, problem], **QUIET)
     shown.act(_on_act, None, [shown, problem], **QUIET)
     return timer

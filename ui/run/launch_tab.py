@@ -12,9 +12,8 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import gradio as gr
@@ -25,7 +24,7 @@ from runs.dataset import counts
 from runs.files import RunError
 from runs.manage import size_text
 from ui import jobs, served
-from ui.html import box, duration, esc, region
+from ui.html import esc, region
 from ui.new import rehearsal
 from ui.run import fold, view
 from ui.run.fold import QUIET
@@ -35,70 +34,38 @@ TEXT_BYTES = 200_000  # of a file that is shown; a longer one is only a download
 VALUE = re.compile(r"[^\x00-\x1f\x7f]{0,300}")
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """Where a run can go. needs: a program (or a variable, in capitals) without which it cannot be submitted from here.
 
     labels: of the command's options (OPTIONS of its module) that the page shows.
     """
 
     label: str
-    about: str
     needs: str
     labels: dict[str, str]
-
-    def options(self, kind: str) -> list[tuple[str, str, Any, str]]:
-        """(flag, label, default, help) of each option that the page shows."""
-        module = importlib.import_module(COMMANDS[kind][0])
-        rows = {words.partition(" ")[0]: (default, text) for words, default, text in module.OPTIONS}
-        return [(flag, label, *rows[flag]) for flag, label in self.labels.items()]
 
 
 SECRET = {"--secret": "Names of secret variables"}
 RENTED = {"--gpu": "GPU", "--disk": "Disk in GB", **SECRET}
-PLACES: dict[str, Place] = {
-    "slurm": Place(
-        "Slurm cluster",
-        "A script for sbatch. Slurm starts the job again after a pre-emption, and it continues from its checkpoint.",
-        "sbatch",
-        {
-            "--partition": "Partition", "--time": "Time limit", "--account": "Account", "--gpus": "GPUs of each node",
-            "--gpus-type": "Type of GPU", "--mem": "Memory of each node",
-        },
-    ),
-    "skypilot": Place(
-        "SkyPilot (any cloud)",
-        "A managed job on spot machines. It moves to another machine when one is taken away.",
-        "sky",
-        {**RENTED, "--on-demand": "No spot machines"},
-    ),
-    "docker": Place(
-        "Docker",
-        "The command that trains this run in a container on this machine, or on one that shares its disk.",
-        "docker",
-        {"--image": "Container image", **SECRET},
-    ),
-    "runpod": Place(
-        "RunPod",
-        "A pod that fetches the run from its store, trains it, and stops itself when it is finished.",
-        "RUNPOD_API_KEY",
-        {**RENTED, "--image": "Container image"},
-    ),
-    "vast": Place(
-        "Vast.ai",
-        "SkyPilot's managed job on spot machines of Vast.ai. It moves to another machine when one is taken away.",
-        "sky",
-        {**RENTED, "--on-demand": "No spot machines"},
-    ),
-    "bundle": Place(
-        "One file (ZIP)",
-        "The run, its images and Hangproof in one archive. Unpack it anywhere with Python, and run train.sh, or train.bat on Windows.",
-        "",
-        {"--models": "Add the files of the base model"},
-    ),
-}  # fmt: skip
+SPOT = {**RENTED, "--on-demand": "No spot machines"}
+NODES = {"--partition": "Partition", "--time": "Time limit", "--account": "Account", "--gpus": "GPUs of each node"}
+PLACES = {  # by the command that writes its files
+    "slurm": Place("Slurm cluster", "sbatch", {**NODES, "--gpus-type": "Type of GPU", "--mem": "Memory of each node"}),
+    "skypilot": Place("SkyPilot (any cloud)", "sky", SPOT),
+    "docker": Place("Docker", "docker", {"--image": "Container image", **SECRET}),
+    "runpod": Place("RunPod", "RUNPOD_API_KEY", {**RENTED, "--image": "Container image"}),
+    "vast": Place("Vast.ai", "sky", SPOT),
+    "bundle": Place("One file (ZIP)", "", {"--models": "Add the files of the base model"}),
+}
 ABOUT_DIAGNOSE = "Each rank's check points and stacks, and which one is stuck."
 ABOUT_REHEARSE = "Two steps, a sample, a checkpoint and a resume on the real model, in about two minutes."
+
+
+def options(kind: str) -> list[tuple[str, str, Any, str]]:
+    """(flag, label, default, help) of each option of a command that the page shows."""
+    module = importlib.import_module(COMMANDS[kind][0])
+    rows = {words.partition(" ")[0]: (default, text) for words, default, text in module.OPTIONS}
+    return [(flag, label, *rows[flag]) for flag, label in PLACES[kind].labels.items()]
 
 
 def missing(place: Place) -> str:
@@ -124,7 +91,7 @@ def write_files(folder: Path, kind: str, values: Sequence[Any], submit: bool = F
 def arguments(kind: str, values: Sequence[Any]) -> list[str]:
     """The options of a command from the values of its fields. RunError: one is missing, or not one line."""
     words = []
-    for (flag, label, default, _), value in zip(PLACES[kind].options(kind), values, strict=True):
+    for (flag, label, default, _), value in zip(options(kind), values, strict=True):
         if default is False:
             words += [flag] * (value is True)
             continue
@@ -140,31 +107,15 @@ def arguments(kind: str, values: Sequence[Any]) -> list[str]:
 
 # What the commands did ---------------------------------------------------------------------------------------------------
 
-STATES = {
-    "done": "Finished",
-    "failed": "Failed",
-    "cancelled": "Cancelled",
-    "lost": "Ended without a result, for example because the machine restarted",
-}
-ERROR_LINES = 12
 
+def result(folder: Path, name: str) -> tuple[bool, str]:
+    """(whether a job runs, what it does or did as markup: its file, and what it printed)."""
 
-def result(folder: Path, name: str) -> str:
-    """What a job did, as markup: its state, its file, what it printed. "" where it was never started."""
-    job = jobs.read(folder, name)
-    if job is None:
-        return ""
-    printed, values, errors = jobs.output(folder, name)
-    busy, errors = job.state == "running", errors.strip()
-    state = f"Running for {duration(job.seconds)}…" if busy else STATES.get(job.state, job.state)
-    parts = [f'<p class="hp-job-state" role="status" data-state="{job.state}">{esc(state)}</p>']
-    if errors and job.state not in ("running", "done"):
-        parts.append(box(map(esc, errors.splitlines()[-ERROR_LINES:])))
-    if name.startswith("launch-"):
-        parts.append(written(folder, values))
-    if text := "\n".join(filter(None, (printed.strip(), errors if busy else ""))):
-        parts.append(region("Output", esc(text), "hp-log"))
-    return f'<div class="hp-job">{"".join(parts)}</div>'
+    def done(values: Any) -> str:
+        printed = region("Output", esc(jobs.output(folder, name)[0].strip()), "hp-log")
+        return f'<div class="hp-job">{written(folder, values)}{printed}</div>'
+
+    return fold.outcome(folder, name, "Running", "Failed", done)
 
 
 def written(folder: Path, values: Any) -> str:
@@ -208,7 +159,7 @@ def draw(folder: Path) -> None:
     def look(name: str) -> tuple[bool, str]:
         if name == "rehearse":
             return rehearsal.shown(folder, lambda: runs.load(folder), lambda: counts(runs.datasets_dir() / folder.name))
-        return jobs.running(folder, name), result(folder, name)
+        return result(folder, name)
 
     def follow(name: str, go: gr.Button, begin: Callable[..., None], inputs: list[Any] | None = None) -> None:
         fold.job(go, begin, functools.partial(look, name), lambda: jobs.cancel(folder, name), name, inputs)
@@ -241,10 +192,11 @@ def draw(folder: Path) -> None:
 
 def _place(folder: Path, kind: str, place: Place) -> tuple[gr.Button, list[Any]]:
     """The fields of a place and its buttons. Returns the one that writes the files, and the fields."""
-    fold.say(place.about, "hp-hint")
+    about = COMMANDS[kind][1]
+    fold.say(f"{about[:1].upper()}{about[1:]}.", "hp-hint")
     fields: list[Any] = []
     with gr.Row(elem_classes="hp-fields"):
-        for _, label, default, text in place.options(kind):
+        for _, label, default, text in options(kind):
             common: dict[str, Any] = {"label": label, "info": text[:1].upper() + text[1:], "interactive": True}
             fields.append(gr.Checkbox(**common) if default is False else gr.Textbox(lines=1, max_length=300, **common))
     reason = missing(place)

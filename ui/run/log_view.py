@@ -20,25 +20,21 @@ from runs.manage import size_text
 from ui import scripts
 from ui.dataset.images import OUT_OF_DATE
 from ui.html import esc, region
-from ui.run import fold, view
-from ui.run.cards import ERROR_STATES, local_times
+from ui.run import fold
+from ui.run.cards import local_times
 from ui.run.fold import QUIET
 from ui.run.readers import end_of, kept, stamp
 from ui.served import file_url
 
 TICK_S = 1.0
 SHOWN = 300  # lines of the end
-LOG_BYTES, LOG_LINES = 2 << 20, 1000  # of the end, in which the first error is looked for
+LOG_BYTES = 2 << 20  # of the end, in which they are looked for
 SEARCHED_BYTES = 4_000_000
 MOST_FOUND = 500
 LONGEST_QUERY = 200
 LONGEST_LINE = 4000  # characters of a line that are shown and searched
 ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 COLOUR = re.compile(r"(\x1b\[[0-9;]{0,40}m)")
-HEADER = re.compile(r"=== (\S+) attempt (\d+): ")  # monitor/attempt.py writes it before each attempt
-USAGE_ERROR = re.compile(r"(?:\S+: )?error: \S")
-EXCEPTION = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception): \S")
-LAUNCHER_ERRORS = ("subprocess.CalledProcessError:", "torch.distributed.")
 # Without a word's beginning: a terminal's colour code can stand before it.
 ERROR = re.compile(r"(?i)error\b|exception\b|traceback|fatal\b|critical\b|out of memory|killed\b|nan loss")
 WARNING = re.compile(r"(?i)warn(?:ing)?\b|deprecat")
@@ -59,24 +55,9 @@ def styled(line: bytes) -> str:
     return text[:LONGEST_LINE]
 
 
-def plain(line: bytes) -> str:
-    """`styled` without the colours."""
-    return COLOUR.sub("", styled(line))
-
-
 def level_of(line: str) -> str:
     """The level of a line: "error", "warning" or ""."""
     return "error" if ERROR.search(line) else "warning" if WARNING.search(line) else ""
-
-
-def _end(folder: Path) -> list[bytes]:
-    """The last lines of the log, each as a terminal shows it, without the values of secrets."""
-    data = end_of(folder / TRAINING_LOG, LOG_BYTES)
-    lines = data.split(b"\n")
-    if len(data) == LOG_BYTES and len(lines) > 1:
-        del lines[0]  # it may be cut within a secret
-    shown = b"\n".join(last_state(line)[-LINE_BYTES:] for line in lines[-LOG_LINES:])
-    return masking(folder)(shown).rstrip().split(b"\n")
 
 
 def last_state(line: bytes) -> bytes:
@@ -85,31 +66,18 @@ def last_state(line: bytes) -> bytes:
 
 
 def tail(folder: Path) -> list[Line]:
-    """The end of the log; the same object until the log changes."""
+    """The end of the log without the values of secrets; the same object until the log changes."""
 
     def made() -> list[Line]:
-        lines = [styled(line) for line in _end(folder)[-SHOWN:]]
+        data = end_of(folder / TRAINING_LOG, LOG_BYTES)
+        cut = data.split(b"\n")
+        if len(data) == LOG_BYTES and len(cut) > 1:
+            del cut[0]  # it may be cut within a secret
+        shown = b"\n".join(last_state(line)[-LINE_BYTES:] for line in cut[-SHOWN:])
+        lines = [styled(line) for line in masking(folder)(shown).rstrip().split(b"\n")]
         return [(level_of(line), line) for line in lines] if any(lines) else []
 
     return kept("log", folder, [folder / TRAINING_LOG], made)
-
-
-def first_error(shown: "view.View") -> str:
-    """What went wrong, as the log of a run that failed says it, as markup."""
-    if shown.state not in ERROR_STATES:
-        return ""
-    folder = shown.folder
-    error = kept("error", folder, [folder / TRAINING_LOG], lambda: error_of(folder))
-    return f'<p class="hp-first-error" data-testid="first-error">{esc(error[:2000])}</p>' if error else ""
-
-
-def error_of(folder: Path) -> str:
-    """The line of the last attempt that says what went wrong: a usage error, else its first exception; or ""."""
-    lines = [plain(line) for line in _end(folder)]
-    began = max((n for n, line in enumerate(lines) if HEADER.match(line)), default=0)
-    usage = [line for line in lines[began:] if USAGE_ERROR.match(line)]
-    raised = [line for line in lines[began:] if EXCEPTION.match(line) and not line.startswith(LAUNCHER_ERRORS)]
-    return next(iter(usage + raised), "")
 
 
 def find(folder: Path, text: str, level: str = "") -> tuple[list[Line], float]:

@@ -3,8 +3,7 @@
 After a restart the trainer repeats the steps since its checkpoint. The later attempt counts: a line replaces the earlier
 ones of its step and of later steps. So steps always rise, and all attempts together are one line.
 
-Each update reads only what was added (runs/growing.py). A run of 100,000 steps is 17 MB, which one update reads; of a
-larger file, each update reads READ_BYTES. Numbers are kept in arrays of numpy, which Gradio has loaded anyway.
+Each update reads only what was added (runs/growing.py). A run of 100,000 steps is 17 MB. Numbers are kept in arrays of numpy, which Gradio has loaded anyway.
 """
 
 import math
@@ -15,20 +14,19 @@ import numpy as np
 
 from runs.growing import Added, entries
 
-READ_BYTES = 24 << 20
+READ_BYTES = 24 << 20  # that are in memory at the same time
 BATCH_LINES = 5000  # lines that are objects at the same time
 MAX_STEP = 10_000_000  # a larger number in a file is not a step
 MOST_GPUS = 16
 LARGEST = 1e30  # a larger number is not a measurement
 STEP = ("step", "epoch", "attempt", "loss", "lr", "step_s")
-GPU = ("utilization", "memory_used", "power_w", "temperature")
+GPU = ("step", "utilization", "memory_used", "power_w", "temperature")
 Columns = dict[str, np.ndarray]
 
 
 def columns(found: list[dict[str, Any]], names: tuple[str, ...]) -> Columns:
-    """The numbers of some lines by name, and `t_s`: when, in seconds since 1970."""
-    rows = {name: numbers([one.get(name) for one in found]) for name in names}
-    return {**rows, "t_s": times([one.get("t") for one in found])}
+    """The numbers of some lines by name."""
+    return {name: numbers([one.get(name) for one in found]) for name in names}
 
 
 def joined(one: Columns, more: Columns) -> Columns:
@@ -39,8 +37,9 @@ def joined(one: Columns, more: Columns) -> Columns:
 class Metrics:
     """A run's numbers.
 
-    restarts: the first step of each later attempt. validation: (seconds since 1970, loss on held-out images) by step.
-    revision: another text when there are others, also after a restart of the server. share: how much of the file was read, 0 to 1.
+    restarts: the first step of each later attempt. validation: the loss on held-out images by step.
+    gpus: by number; their "step" is the one that the training had reached. revision: another text when there are others,
+    also after a restart of the server.
     """
 
     def __init__(self, path: Path):
@@ -50,38 +49,35 @@ class Metrics:
 
     def _begin(self) -> None:
         self.steps = columns([], STEP)
+        self._reached = 0  # the largest step so far
         self.restarts: list[int] = []
-        self.validation: dict[int, tuple[float, float]] = {}
+        self.validation: dict[int, float] = {}
         self.gpus: dict[int, Columns] = {}
         self.gpu_names: dict[int, str] = {}
         self.gpu_memory: dict[int, float] = {}  # bytes
-        self.share = 1.0
 
     def update(self) -> "Metrics":
-        """Read what was added, at most READ_BYTES."""
-        before = self._added.place
-        lines, new = self._added.lines(READ_BYTES)
-        if new:
-            self._begin()
-        if new or self._added.place != before:
+        """Read what was added, READ_BYTES at a time."""
+        while True:
+            lines, new = self._added.lines(READ_BYTES)
+            if new:
+                self._begin()
+            if self.revision == self._added.place:
+                return self
             for first in range(0, len(lines), BATCH_LINES):
                 self._take(entries(lines[first : first + BATCH_LINES]))
-            self.share = self._added.offset / self._added.size if self._added.size else 1.0
             self.revision = self._added.place
-        return self
-
-    def read_all(self) -> "Metrics":
-        """Read all that was added, a large file part by part."""
-        while self.revision != self.update().revision:
-            pass
-        return self
 
     def _take(self, found: list[dict[str, Any]]) -> None:
+        for one in found:
+            if one.get("kind") == "gpu":
+                one["step"] = self._reached
+            elif one.get("kind") == "step" and _is_step(one.get("step")):
+                self._reached = max(self._reached, one["step"])
         self._take_steps([one for one in found if one.get("kind") == "step" and _is_step(one.get("step"))])
         held_out = [one for one in found if one.get("kind") == "validation" and _is_step(one.get("step"))]
-        rows = columns(held_out, ("val_loss",))
-        values = zip(rows["t_s"].tolist(), rows["val_loss"].tolist(), strict=True)
-        self.validation.update(zip((one["step"] for one in held_out), values, strict=True))
+        losses = numbers([one.get("val_loss") for one in held_out]).tolist()
+        self.validation.update(zip((one["step"] for one in held_out), losses, strict=True))
         samples = [one for one in found if one.get("kind") == "gpu" and type(one.get("gpu")) is int]
         for index in {one["gpu"] for one in samples if 0 <= one["gpu"] < MOST_GPUS}:
             own = [one for one in samples if one["gpu"] == index]
@@ -111,14 +107,3 @@ def numbers(values: list[Any]) -> np.ndarray:
         values = [one if type(one) in (int, float) and abs(one) < LARGEST else math.nan for one in values]
     found = np.array(values, np.float64)
     return np.where(np.abs(found) < LARGEST, found, math.nan)
-
-
-def times(texts: list[Any]) -> np.ndarray:
-    """Seconds since 1970 of UTC times such as 2026-11-22T12:00:00.123Z; NaN for everything else."""
-    try:
-        found = np.array([text[:23].rstrip("Z") for text in texts], "datetime64[ms]")
-    except (TypeError, ValueError, AttributeError, OverflowError):
-        if len(texts) == 1:
-            return np.array([math.nan])
-        return np.concatenate([times([text]) for text in texts])
-    return np.where(np.isnat(found), math.nan, found.astype(np.int64) / 1000.0)

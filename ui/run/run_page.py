@@ -30,7 +30,6 @@ from ui.run import (
     cards,
     charts,
     compare,
-    control,
     fold,
     launch_tab,
     log_view,
@@ -43,7 +42,7 @@ from ui.run.fold import QUIET
 
 TICK_S = 1.0
 COPY = "New LoRA from this run"
-PARTS = ("list", "head", "loras", "incidents", "ledger", "charts", "log", "queue", "actions")
+PARTS = ("list", "head", "loras", "incidents", "ledger", "charts", "queue", "actions")
 FOLDS = {
     "samples": ("Samples", samples.draw),
     "compare": ("Compare runs", compare.draw),
@@ -108,7 +107,6 @@ def build() -> RunPage:
             for name in ("actions", "loras", "incidents", "ledger"):
                 part(name)
             parts["charts"] = scripts.component("charts", "run-charts")
-            part("log")
             gr.set_static_paths(outputs_dir())  # Gradio names the samples by their path instead of copying them
             for name, (title, draw) in FOLDS.items():
                 fold.build(title, f"{name}-fold", selected, draw)
@@ -211,7 +209,6 @@ def render(selected: str, seen: str, search: str = "") -> list[Any]:
             parts["loras"] = cards.loras(folder, saved, view.evolution(folder), blind_vote.picked(folder))
         parts["incidents"] = cards.incidents(view.incidents(folder))
         parts["ledger"] = cards.ledger(shown)
-        parts["log"] = log_view.first_error(shown)
         parts["actions"] = actions.html(shown)
     parts |= {name: gr.update(**change) for name, change in _buttons(shown).items()}
     out = []
@@ -250,7 +247,7 @@ def notice(lines: list[str], kind: str = "info") -> str:
 def stop(selected: str) -> tuple[str, Any]:
     """Stop the selected run: (notice, what the browser shows: it has changed the button already, STOPPING)."""
     try:
-        control.stop(runs.run_folder(selected))
+        actions.stop(runs.run_folder(selected))
     except runs.RunError as error:
         return notice(str(error).splitlines(), "bad"), ""
     return "", gr.skip()
@@ -264,12 +261,12 @@ def start(selected: str, total: float | None) -> str:
         folder = runs.run_folder(selected)
         if view.read(folder).state == "completed":
             _train_longer(folder, total)
-        if text := control.ask_once(folder, rehearse.objection(folder, runs.load(folder))):
+        if text := actions.ask_once(folder, rehearse.objection(folder, runs.load(folder))):
             return notice([text], "warn")
-        control.start(folder)
+        actions.start(folder)
     except runs.RunError as error:
         return notice(str(error).splitlines(), "bad")
-    return notice(control.changed(folder), "warn")
+    return ""
 
 
 def _train_longer(folder: Path, total: float | None) -> None:

@@ -58,7 +58,7 @@ def table(prompts: Iterable[Prompt], samples: Sequence[Sample], loras: Iterable[
     trained, epochs, losses = (metrics.steps[name] for name in ("step", "epoch", "loss"))
     last = {int(epoch): int(trained[epochs == epoch].max()) for epoch in np.unique(epochs[epochs > 0])}
     ends = {one.epoch: one.step for one in files if one.epoch and one.step and not one.final} | last
-    validation = {step: loss for step, (_, loss) in sorted(metrics.validation.items()) if not math.isnan(loss)}
+    validation = {step: loss for step, loss in sorted(metrics.validation.items()) if not math.isnan(loss)}
 
     def key(unit: str, number: int) -> At:
         if unit == "step" or number == 0:

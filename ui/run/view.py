@@ -193,10 +193,10 @@ def read_all() -> list[View]:
 _metrics = functools.lru_cache(READ_RUNS)(lambda folder: Metrics(folder / METRICS))
 
 
-def with_metrics(folder: Path, use: Callable[[Metrics], T], whole: bool = False) -> T:
-    """What `use` makes of the run's numbers, which do not change meanwhile. whole: also of a file that is read in parts."""
+def with_metrics(folder: Path, use: Callable[[Metrics], T]) -> T:
+    """What `use` makes of the run's numbers, which do not change meanwhile."""
     with _lock:
-        return use(_metrics(folder).read_all() if whole else _metrics(folder).update())
+        return use(_metrics(folder).update())
 
 
 def evolution(folder: Path) -> snapshots.Evolution:
@@ -205,7 +205,7 @@ def evolution(folder: Path) -> snapshots.Evolution:
 
     def made() -> snapshots.Evolution:
         prompts, samples = results.read_prompts(folder / PROMPTS), results.read_samples(folder / SAMPLES)
-        return snapshots.table(prompts, samples, found, _metrics(folder).read_all())
+        return snapshots.table(prompts, samples, found, _metrics(folder).update())
 
     with _lock:
         return kept("evolution", folder, [*files, *(one.path for one in found)], made, young=True)

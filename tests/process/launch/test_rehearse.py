@@ -53,7 +53,7 @@ def test_a_missing_model_is_said_at_once_and_start_asks_once(data, monkeypatch):
     assert rehearse.objection(folder, made.changed(epochs=3, name="other")) == text
     assert rehearse.objection(folder, made.changed(rank=7)) == ""  # other settings were not rehearsed
     started = []
-    monkeypatch.setattr("ui.run.control.start", started.append)
+    monkeypatch.setattr("ui.run.actions.start", started.append)
     asked = run_page.start(folder.name, None)
     assert "Press the button again to start anyway" in asked and "Check the settings" in asked and started == []
     run_page.start(folder.name, None)

@@ -1,5 +1,4 @@
-"""What most tests of the page's modules start with: a draft in an empty data root, one with settings; a trainer's checkout."""
+"""What most tests of the page's modules start with: a draft in an empty data root, one with settings."""
 
-from checkout_helpers import checkout
 from configure_helpers import filled
 from draft_helpers import mine

@@ -38,7 +38,7 @@ def test_a_store_that_hangs_or_fails_delays_nobody(data, tmp_path, request):
     # The store goes away: what was read stays, with its age and the reason.
     (tmp_path / "store").rename(tmp_path / "gone")
     (tmp_path / "store").write_text("")
-    one.refresh()
+    one.read_s = None
     wait_for(lambda: shown()[answering].error or not shown()[answering].runs)
     if one.reading is not None:
         one.reading.kill()
@@ -47,9 +47,9 @@ def test_a_store_that_hangs_or_fails_delays_nobody(data, tmp_path, request):
 @pytest.mark.parametrize("address", ["", " ", "a" * 501, "a\nb", "s3://me:password@bucket"])
 def test_addresses_that_are_none_change_nothing(data, address):
     with pytest.raises(fold.ERRORS):
-        fleet_page.add_store(address)
+        fleet_page.change("add", address)
     with pytest.raises(RunError, match="not in the list"):
-        fleet_page.FLEET.stop(address, "x")
+        fleet_page.change("stop", address, "x")
     assert not (data / fleet.STORES).exists()
 
 

@@ -15,12 +15,12 @@ from ui import jobs
 from ui.dataset import bulk, draft, images, subsets
 from ui.dataset.images import Query, image_action
 from ui.page import build
-from ui.run import control
+from ui.run import actions
 from ui.run.view import folder_of
 
 HOSTILE = st.text(st.sampled_from("ab(){}[]*+?|^$\\.,<>&/\n\0é\ud83d💥 1"), max_size=12)
 KEYS = (
-    "run draft id ids first kind which options do to action axis from text pattern level before at incident edit"
+    "run draft id ids first kind which options do to action from text pattern level before at incident edit"
     " between path name repeats folder query filter size page bucket all overwrite job store add remove paths uploads"
     " names drop more word code bytes beside file script"
 )
@@ -58,7 +58,7 @@ def place(data, monkeypatch) -> str:
 
     monkeypatch.setattr(bulk, "PATTERN_S", 0.3)
     monkeypatch.setattr(jobs, "start", refuse)
-    monkeypatch.setattr(control, "start", refuse)
+    monkeypatch.setattr(actions, "start", refuse)
     (write_run(data, state="completed") / "training.log").write_text("one\n")
     (data.parent / "secret.txt").write_text("secret")
     mine = draft.new_id()

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("no_gpu")
 
 def test_start_asks_once_about_images_that_nothing_describes_and_about_a_failed_rehearsal(mine, tmp_path, monkeypatch):
     begun: list[Path] = []
-    monkeypatch.setattr("ui.run.control.start", begun.append)
+    monkeypatch.setattr("ui.run.actions.start", begun.append)
 
     def start() -> tuple[str, str]:
         *_, (problem, name, _) = new_lora.start(mine, {})

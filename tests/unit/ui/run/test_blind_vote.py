@@ -73,9 +73,6 @@ def test_lines_that_are_torn_or_foreign_cost_no_other(tmp_path):
         file.write(b'{"kind": "vote", "choi')  # a power cut
     bv.vote(tmp_path, pair, "right")
     assert [choice for _, choice in bv.votes(tmp_path)] == ["left", "right"]
-    with (tmp_path / bv.FILE).open("a") as file:
-        file.write('{"kind": "reset"}\n')
-    assert bv.votes(tmp_path) == []
     (tmp_path / bv.FILE).unlink()
     (tmp_path / bv.FILE).mkdir()
     assert bv.votes(tmp_path) == []

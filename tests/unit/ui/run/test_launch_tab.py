@@ -14,7 +14,7 @@ from ui.run import launch_tab
 @pytest.mark.parametrize("kind", launch_tab.PLACES)
 def test_each_place_shows_options_of_its_command_and_asks_for_the_required_ones(kind):
     module = importlib.import_module(COMMANDS[kind][0])
-    assert len(launch_tab.PLACES[kind].options(kind)) == len(launch_tab.PLACES[kind].labels)
+    assert len(launch_tab.options(kind)) == len(launch_tab.PLACES[kind].labels)
     assert bool(launch_tab.PLACES[kind].needs) == ("--submit" in [row[0] for row in module.OPTIONS])
     required = {words.partition(" ")[0] for words, default, _ in module.OPTIONS if default is ...}
     assert required <= launch_tab.PLACES[kind].labels.keys()
@@ -35,13 +35,14 @@ def test_a_typed_value_is_never_another_option():
 
 
 def test_what_a_job_says_is_text(folder, monkeypatch):
-    assert launch_tab.result(folder, "launch-slurm") == ""
+    assert launch_tab.result(folder, "launch-slurm") == (False, "")
     mark = "<i onclick=x>"
     (folder / "plan.yaml").write_text(mark)
-    monkeypatch.setattr("ui.jobs.read", lambda folder, name: jobs.Job(name, "failed", 3.0))
     monkeypatch.setattr("ui.jobs.output", lambda folder, name: (mark, {"file": str(folder / "plan.yaml")}, mark))
-    shown = launch_tab.result(folder, "launch-slurm")
-    assert "<i" not in shown and shown.count("&lt;i onclick=x&gt;") == 3
+    for state, count in (("done", 2), ("failed", 1)):
+        monkeypatch.setattr("ui.jobs.read", lambda folder, name, state=state: jobs.Job(name, state, 3.0))
+        busy, shown = launch_tab.result(folder, "launch-slurm")
+        assert not busy and "<i" not in shown and shown.count("&lt;i onclick=x&gt;") == count
 
 
 def test_only_files_of_the_run_are_shown(folder, tmp_path):

@@ -3,12 +3,10 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ui_helpers import write_run
 
 from runs import env_file
 from runs.files import RunError
-from ui import html
-from ui.run import cards, log_view, view
+from ui.run import cards, log_view
 
 
 def found(folder, text="", level="") -> list[str]:
@@ -46,11 +44,12 @@ def test_a_secret_of_the_run_is_neither_shown_nor_found(folder, monkeypatch):
     (folder / "training.log").write_text(f"one\nValueError: key {key} is refused\nat 89% key={key}")
     hidden = "ValueError: key (WANDB_API_KEY) is refused"
     assert [text for _, text in log_view.tail(folder)] == ["one", hidden, "at 89% key=(WANDB_API_KEY)"]
-    assert log_view.error_of(folder) == hidden
     assert found(folder, "is refused") == [hidden] == found(folder, level="error")
     assert found(folder, "0123456789") == []
-    monkeypatch.setattr(log_view, "LOG_BYTES", 47)  # from within the first key on
-    assert log_view._end(folder) == [b"at 89% key=(WANDB_API_KEY)"]
+    monkeypatch.setattr(log_view, "LOG_BYTES", 48)  # from within the first key on
+    with (folder / "training.log").open("a") as file:
+        file.write("\n")
+    assert log_view.tail(folder) == [("", "at 89% key=(WANDB_API_KEY)")]
 
 
 def test_a_search_that_cannot_be_done_is_a_sentence(folder):
@@ -73,7 +72,7 @@ def test_what_a_log_says_is_text_and_its_times_are_elements():
 
 @given(st.binary(max_size=400))
 def test_no_bytes_of_a_log_leave_a_control_character_but_colours(noise):
-    shown = log_view.plain(noise.replace(b"\n", b""))
+    shown = log_view.COLOUR.sub("", log_view.styled(noise.replace(b"\n", b"")))
     assert all(character == "\t" or character.isprintable() for character in shown)
 
 
@@ -85,25 +84,6 @@ def test_the_log_reads_as_it_looked_on_a_terminal_with_its_colours(folder):
     assert [line for _, line in log_view.tail(folder)] == [*coloured, "\ufffd\ufffd bytes", "end"]
     shown = log_view.markup(log_view.tail(folder))
     assert '<span class="hp-sgr-c2">steps: 100%</span>' in shown and "\x1b" not in shown
-
-
-TRACE = "Traceback (most recent call last):\n"
-OWN = TRACE + '  File "/x/trainer/loop.py", line 1\nRuntimeError: CUDA out of memory\n'
-LAUNCHER = TRACE + "subprocess.CalledProcessError: Command '['python']' returned exit status 3.\n"
-
-
-def test_a_usage_error_leads_the_log(data):
-    folder = write_run(data, state="failed")
-    header = "=== 2026-11-22T00:20:00.000Z attempt 1: train.sh, from the start\n"
-    error = "__main__.py: error: argument --optimizer_type: invalid choice: 'prodigy' (choose from adamw, sgd)"
-    (folder / "training.log").write_text(header + "usage: …\n" + error + "\n" + OWN + LAUNCHER)
-    assert log_view.error_of(folder) == error
-    assert html.esc(error) in log_view.first_error(view.read(folder))
-    with (folder / "training.log").open("a") as file:
-        file.write(header.replace("attempt 1", "attempt 2") + OWN + LAUNCHER)
-    assert log_view.error_of(folder) == "RuntimeError: CUDA out of memory"  # of the last attempt, not the launcher's
-    (folder / "status.json").write_text('{"state": "stopped", "step": 3}')
-    assert error not in log_view.first_error(view.read(folder))
 
 
 def test_a_log_that_grows_or_begins_again_is_read_again_and_no_other(folder):
