@@ -5,7 +5,7 @@ All of it comes from the draft's items, so that a finding and the warning on a c
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,22 +94,38 @@ def findings(items: Sequence[Item], damaged: list[Finding], trigger: str = "", p
     Args:
         damaged: those of the files. plan: where each image is trained; None while the form has errors.
     """
-    slots, word = plan.slots if plan else {}, " ".join(trigger.split())
-    found: Findings = {
-        "damaged": damaged,
-        **_copies(items),
-        "sideways": [Finding(i.id) for i in items if "sideways" in i.warnings],
-        **_pixels(items, slots),
-        "lonely": _lonely(plan),
-        "changed": [Finding(item.id, item.changes) for item in items if item.changes],
-        "no_caption": [Finding(item.id) for item in items if "no_caption" in item.warnings],
-        "no_trigger": [
-            Finding(item.id, shortened(item.caption))
-            for item in items
-            if word and item.caption.strip() and not has_word(item.caption, word)
-        ],
-    }
+    found: Findings = {"damaged": damaged, **_copies(items)}
+    for item in items:
+        for kind, detail in of_item(item, plan.slots.get(item.id) if plan else None, " ".join(trigger.split())).items():
+            found.setdefault(kind, []).append(Finding(item.id, detail))
+    if plan is not None:
+        found["lonely"] = [
+            Finding(one, f"{few.size[0]} × {few.size[1]}: {few.shown} of {plan.batch_size} for a batch")
+            for few in plan.buckets
+            if few.few
+            for one in few.images
+        ]
     return {kind: found[kind] for kind in KINDS if found.get(kind)}
+
+
+def of_item(item: Item, slot: Slot | None, word: str) -> dict[str, str]:
+    """What is wrong with one image alone, by kind: what is said of it. word: the trigger word, "" for none."""
+    looks, (width, height) = item.looks, item.trained_size
+    found = dict.fromkeys({"sideways", "no_caption"} & {*item.warnings}, "")
+    if "small" in item.warnings:
+        found["small"] = f"{width} × {height} pixels"
+    if slot and slot.kept < LEAST_KEPT:
+        bucket = f"{slot.bucket[0]} × {slot.bucket[1]}"
+        found["cropped"] = f"{bucket} keeps {slot.kept * 100:.0f} % of {width} × {height}"
+    if is_blurred(item):
+        found["blurred"] = ""
+    if looks and looks["contrast"] <= MOST_CONTRAST and looks["high"] < DARK_HIGH and looks["mean"] < DARK_MEAN:
+        found["dark"] = f"mean brightness {looks['mean']:.0f} of 255"
+    if item.changes:
+        found["changed"] = item.changes
+    if word and item.caption.strip() and not has_word(item.caption, word):
+        found["no_trigger"] = shortened(item.caption)
+    return found
 
 
 def _copies(items: Sequence[Item]) -> Findings:
@@ -147,34 +163,6 @@ def is_blurred(item: Item) -> bool:
     """Whether a picture is not sharp anywhere; False where that is not known."""
     looks = item.looks
     return bool(looks) and looks["contrast"] >= LEAST_CONTRAST and looks["sharpness"] < LEAST_SHARPNESS
-
-
-def _pixels(items: Sequence[Item], slots: Mapping[str, Slot]) -> Findings:
-    found: Findings = {kind: [] for kind in ("small", "blurred", "dark", "cropped")}
-    for item in items:
-        looks, slot = item.looks, slots.get(item.id)
-        width, height = item.trained_size
-        if "small" in item.warnings:
-            found["small"].append(Finding(item.id, f"{width} × {height} pixels"))
-        if slot and slot.kept < LEAST_KEPT:
-            bucket = f"{slot.bucket[0]} × {slot.bucket[1]}"
-            found["cropped"].append(Finding(item.id, f"{bucket} keeps {slot.kept * 100:.0f} % of {width} × {height}"))
-        if is_blurred(item):
-            found["blurred"].append(Finding(item.id))
-        if looks and looks["contrast"] <= MOST_CONTRAST and looks["high"] < DARK_HIGH and looks["mean"] < DARK_MEAN:
-            found["dark"].append(Finding(item.id, f"mean brightness {looks['mean']:.0f} of 255"))
-    return found
-
-
-def _lonely(plan: Plan | None) -> list[Finding]:
-    if plan is None:
-        return []
-    return [
-        Finding(one, f"{bucket.size[0]} × {bucket.size[1]}: {bucket.shown} of {plan.batch_size} for a batch")
-        for bucket in plan.buckets
-        if bucket.few
-        for one in bucket.images
-    ]
 
 
 def has_word(caption: str, word: str) -> bool:

@@ -323,18 +323,16 @@ def clear(draft_id: str) -> None:
         edit.state |= {"images": {}, "texts": {}}
 
 
-def move(draft_id: str, image_id: str, before_id: str | None) -> None:
-    """Move an image before another one, or to the end. Raises RunError: one of them was removed."""
+def move(draft_id: str, image_id: str, step: int) -> int:
+    """Move an image by `step` places, at most to an end. Returns its place. Raises RunError: it was removed."""
     with draft_store.change(draft_id) as edit:
-        entry = _entry(edit.state, image_id)
-        if before_id is not None:
-            _entry(edit.state, before_id)
-        edit.label = f"place of {entry['file']}"
-        if before_id == image_id:
-            return
-        order = [key for key in edit.state["images"] if key != image_id]
-        order.insert(len(order) if before_id is None else order.index(before_id), image_id)
+        edit.label = f"place of {_entry(edit.state, image_id)['file']}"
+        order = list(edit.state["images"])
+        place = min(max(order.index(image_id) + step, 0), len(order) - 1)
+        order.remove(image_id)
+        order.insert(place, image_id)
         edit.state["images"] = {key: edit.state["images"][key] for key in order}
+    return place
 
 
 def rotated(entry: Entry, turns: int | None = None) -> Entry:

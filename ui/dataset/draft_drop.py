@@ -278,13 +278,9 @@ def _assign(state: State, texts: list[tuple[Dropped, str]], drop: str, more: boo
             messages.append(f"{_file_of(key)}: it can belong to {names}; type the caption on its card")
         else:
             lone.append(_file_of(key))
-    if len(lone) == 1:
-        messages.append(f"{lone[0]}: no image has this name; the caption is kept until you add that image")
-    elif lone:
+    if lone:
         names = ", ".join(lone[:5]) + (f" and {len(lone) - 5} more" if len(lone) > 5 else "")
-        messages.append(
-            f"No image has the names of {len(lone)} captions; they are kept until you add the images: {names}"
-        )
+        messages.append(f"{names}: no image has this name; the caption is kept until you add that image")
     return messages
 
 

@@ -73,7 +73,7 @@ def measured(path: Path, name: str, copy: Path, link: bool = False) -> Entry:
     if size > limit_mb * 1_000_000:
         raise RunError(f"{name}: {size / 1e6:.0f} MB is too large; export it with at most {limit_mb} MB")
     try:
-        _store(path, name, copy, link)
+        put(path, name, copy, link)
         with pictures.opened(copy, name) as image:
             if image.format == "PNG":
                 image.load()  # `getexif` of a PNG decodes it as well, and damage is reported once only
@@ -125,8 +125,9 @@ def looks_of(small: Any, size: tuple[int, int]) -> dict[str, Any]:
     }
 
 
-def _store(path: Path, name: str, copy: Path, link: bool) -> None:
-    """Put the image into the draft. A link to another file is never followed."""
+def put(path: Path, name: str, copy: Path, link: bool) -> None:
+    """Put a file into the draft, as a hard link where it may be one. A link to another file is never followed. Raises
+    RunError: it is one, or the file is gone."""
     if link:
         # Another disk, a file of another user, a system without hard links or (Windows) without this argument.
         with contextlib.suppress(OSError, NotImplementedError):

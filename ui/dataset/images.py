@@ -222,14 +222,7 @@ def save_caption(draft_id: str, id: str, text: Text) -> dict[str, Any]:
 
 def move_image(draft_id: str, id: str, data: dict, step: int) -> dict[str, Any]:
     """Move an image by `step` places; shows the page it is then on."""
-    order = [item.id for item in draft.items(draft_id)]
-    if id not in order:
-        raise RunError("This image was removed in another tab")
-    new = order.index(id) + step
-    order.remove(id)
-    new = min(max(new, 0), len(order))
-    draft.move(draft_id, id, order[new] if new < len(order) else None)
-    return {"page": new // _size_of(data)}
+    return {"page": draft.move(draft_id, id, step) // _size_of(data)}
 
 
 class Upload(TypedDict):

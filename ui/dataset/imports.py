@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from monitor.phrases import count
+from monitor.run_folder import read_json
 from runs import archives
 from runs.dataset import CAPTION_SUFFIXES
 from runs.files import RunError, atomic_write, explained
@@ -39,7 +40,6 @@ LARGE_ZIP_BYTES = 50_000_000  # a smaller one is unpacked while the page waits
 CHUNK = 32  # files that are added at once
 MAX_FILES = 200_000
 MAX_MESSAGES = 20
-SHOW_S = 0.3  # between two times that its progress is stored
 NUMBERS = ("done", "total", "added", "attempts")
 
 
@@ -47,23 +47,14 @@ class Import:
     """An import: its file, and what that says. state: waiting, done, failed or cancelled."""
 
     def __init__(self, path: Path):
-        new = {
-            "state": "waiting",
-            "phase": "starting",
-            "name": "",
-            "kind": "",
-            "messages": [],
-            **dict.fromkeys(NUMBERS, 0),
-        }
-        self.path, self.values, self.stored_at = path, {**new, **_read(path)}, -SHOW_S
+        new = {"state": "waiting", "phase": "starting", "name": "", "kind": "", "messages": []}
+        self.path, self.values = path, {**new, **dict.fromkeys(NUMBERS, 0), **(read_json(path) or {})}
 
-    def store(self, now: bool = True, **values: Any) -> None:
-        """Set values, and store them `now` or where the last time is SHOW_S ago. Raises RunError: the disk does not take them."""
+    def store(self, **values: Any) -> None:
+        """Set values, and store all. Raises RunError: the disk does not take them."""
         self.values |= values
-        if now or time.monotonic() - self.stored_at >= SHOW_S:
-            self.stored_at = time.monotonic()
-            with explained("store the import"):
-                atomic_write(self.path, json.dumps(self.values))
+        with explained("store the import"):
+            atomic_write(self.path, json.dumps(self.values))
 
     def end(self, state: str, messages: list[str]) -> None:
         """Store the result, and delete what the import needed."""
@@ -72,14 +63,6 @@ class Import:
             messages = [*messages[:MAX_MESSAGES], more]
         self.store(state=state, messages=messages)
         shutil.rmtree(own_folder(self.path), ignore_errors=True)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def place(draft_id: str) -> Path:
@@ -150,12 +133,7 @@ def _kept(uploads: list[tuple[Path, str]], folder: Path) -> list[list[str]]:
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         for number, (path, name) in enumerate(uploads):
-            if not path.is_file():
-                raise RunError(f"{plain_text(name)}: {draft_images.GONE}")
-            try:
-                os.link(path, folder / f"{number}")
-            except OSError:  # another disk, or one without hard links
-                shutil.copyfile(path, folder / f"{number}")
+            draft_images.put(path, plain_text(name), folder / f"{number}", link=True)
             kept.append([str(folder / f"{number}"), name])
         stack.pop_all()  # nothing failed: they stay
     return kept
@@ -307,7 +285,7 @@ def _import(draft_id: str, one: Import) -> list[str]:
             chunk, more = files[at : at + CHUNK], at + CHUNK < len(files)
             added, said = draft_drop.take(draft_id, chunk, spec["drop"], more, link=spec["kind"] == "folder")
             messages += said
-            one.store(now=False, done=at + len(chunk), added=spec["added"] + added)
+            one.store(done=at + len(chunk), added=spec["added"] + added)
     return messages
 
 

@@ -17,8 +17,7 @@ def test_a_photo_is_fine_and_its_blurred_and_dark_versions_are_not(tmp_path, nam
         path = tmp_path / f"x.{save.get('format', 'png').lower()}"
         image.save(path, **save)
         looks = draft_images.measured(path, path.name, tmp_path / "copy")["looks"]
-        kinds = checks._pixels([item("x", *image.size, looks=looks)], {})
-        return [kind for kind, some in kinds.items() if some]
+        return list(checks.of_item(item("x", *image.size, looks=looks), None, ""))
 
     image = shot(name)
     image.thumbnail((512, 512))

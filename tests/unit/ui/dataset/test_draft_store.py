@@ -56,7 +56,7 @@ def test_a_change_of_another_process_is_seen_and_can_be_undone_here(mine):
     assert texts(mine) == ["a", "b", "c"]
     code = (
         f"from ui.dataset import draft; draft.set_caption({mine!r}, {ids[0]!r}, 'other'); "
-        f"draft.move({mine!r}, {ids[2]!r}, {ids[0]!r}); draft.remove({mine!r}, [{ids[1]!r}])"
+        f"draft.move({mine!r}, {ids[2]!r}, -2); draft.remove({mine!r}, [{ids[1]!r}])"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
     assert texts(mine) == ["c", "other"]
@@ -90,20 +90,6 @@ def test_a_draft_of_another_version_is_refused_and_stays(mine):
         file.execute("PRAGMA user_version = 1")
     with pytest.raises(RunError, match="another version of Hangproof wrote it"):
         draft.items(mine)
-
-
-def test_a_draft_of_the_version_before_keeps_its_images_and_captions(mine):
-    ids = filled(mine, "a", "b")
-    path = draft.folder(mine) / draft_store.NAME
-    draft_store.close(path)
-    with contextlib.closing(sqlite3.connect(path)) as file, file:
-        file.execute("DROP TABLE steps")
-        file.execute("DROP TABLE undo")
-        file.execute("""INSERT INTO content VALUES ('history', '1', '{"position": 1, "label": "x", "step": "eJw="}')""")
-        file.execute("PRAGMA user_version = 2")
-    assert texts(mine) == ["a", "b"] and draft.history(mine) == ("", "")
-    draft.set_caption(mine, ids[0], "new")
-    assert draft.undo(mine) == "Undone: caption of 00000.png." and texts(mine) == ["a", "b"]
 
 
 def test_a_full_disk_stores_nothing_and_says_so(mine, monkeypatch):
