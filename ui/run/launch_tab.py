@@ -24,7 +24,7 @@ from runs.dataset import counts
 from runs.files import RunError
 from runs.manage import size_text
 from ui import jobs, served
-from ui.html import esc, region
+from ui.html import box, duration, esc, region
 from ui.new import rehearsal
 from ui.run import fold, view
 from ui.run.fold import QUIET
@@ -107,15 +107,31 @@ def arguments(kind: str, values: Sequence[Any]) -> list[str]:
 
 # What the commands did ---------------------------------------------------------------------------------------------------
 
+STATES = {
+    "done": "Finished",
+    "failed": "Failed",
+    "cancelled": "Cancelled",
+    "lost": "Ended without a result, for example because the machine restarted",
+}
+ERROR_LINES = 12
 
-def result(folder: Path, name: str) -> tuple[bool, str]:
-    """(whether a job runs, what it does or did as markup: its file, and what it printed)."""
 
-    def done(values: Any) -> str:
-        printed = region("Output", esc(jobs.output(folder, name)[0].strip()), "hp-log")
-        return f'<div class="hp-job">{written(folder, values)}{printed}</div>'
-
-    return fold.outcome(folder, name, "Running", "Failed", done)
+def result(folder: Path, name: str) -> str:
+    """What a job did, as markup: its state, its file, what it printed. "" where it was never started."""
+    job = jobs.read(folder, name)
+    if job is None:
+        return ""
+    printed, values, errors = jobs.output(folder, name)
+    busy, errors = job.state == "running", errors.strip()
+    state = f"Running for {duration(job.seconds)}…" if busy else STATES.get(job.state, job.state)
+    parts = [f'<p class="hp-job-state" role="status" data-state="{job.state}">{esc(state)}</p>']
+    if errors and job.state not in ("running", "done"):
+        parts.append(box(map(esc, errors.splitlines()[-ERROR_LINES:])))
+    if name.startswith("launch-"):
+        parts.append(written(folder, values))
+    if text := "\n".join(filter(None, (printed.strip(), errors if busy else ""))):
+        parts.append(region("Output", esc(text), "hp-log"))
+    return f'<div class="hp-job">{"".join(parts)}</div>'
 
 
 def written(folder: Path, values: Any) -> str:
@@ -159,7 +175,7 @@ def draw(folder: Path) -> None:
     def look(name: str) -> tuple[bool, str]:
         if name == "rehearse":
             return rehearsal.shown(folder, lambda: runs.load(folder), lambda: counts(runs.datasets_dir() / folder.name))
-        return result(folder, name)
+        return jobs.running(folder, name), result(folder, name)
 
     def follow(name: str, go: gr.Button, begin: Callable[..., None], inputs: list[Any] | None = None) -> None:
         fold.job(go, begin, functools.partial(look, name), lambda: jobs.cancel(folder, name), name, inputs)

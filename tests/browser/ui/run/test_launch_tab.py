@@ -45,7 +45,8 @@ def test_the_files_are_written_shown_and_downloaded_and_a_command_that_refuses_s
         part.get_by_text("no store").first.wait_for()
         pod.get_by_label("Container image").fill("me/hangproof:1")
         page.locator("#write-runpod").click()
-        pod.get_by_role("alert").get_by_text("trains on a CPU").wait_for()
+        pod.locator(".hp-job [role=alert]").get_by_text("trains on a CPU").wait_for()
+        pod.locator(".hp-job-state").get_by_text("Failed", exact=True).wait_for()
 
         # Another run, for everyone.
         open_run(page, server, "old")
