@@ -3,7 +3,8 @@
 PROTOCOLS has a row for each; REFUSALS says which of their errors no repeated call can help against.
 
 Nothing that was listed is cached: another machine writes here too. Credentials come from where the libraries look for
-them: AWS_… variables and ~/.aws, GOOGLE_APPLICATION_CREDENTIALS, ~/.ssh/config and the SSH agent, `hf auth login`.
+them: AWS_… variables and ~/.aws, GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_…, ~/.ssh/config and the SSH agent, `hf
+auth login`.
 """
 
 import contextlib
@@ -43,12 +44,14 @@ PROTOCOLS: dict[str, tuple[str, dict[str, Any]]] = {  # scheme: the library, and
     "sftp": ("paramiko", {}),
     "s3": ("s3fs", {"config_kwargs": _S3, **_NO_CACHE}),
     "gs": ("gcsfs", {"timeout": READ_S, **_NO_CACHE}),
+    "az": ("adlfs", {"anon": False, **_NO_CACHE}),
     "hf": ("huggingface_hub", _NEW),
 }
 TREES = ("file", "sftp")  # show a file while it is written, so it gets a hidden name first
-SHARED = ("s3", "gs")  # one client for all calls, because it costs a second of a processor
+WHOLE = ("az", "hf")  # have no conditional write, and send a file as a whole: `put` waits for its bandwidth first
+SHARED = ("s3", "gs", "az")  # one client for all calls, because it costs a second of a processor
 MISSING = ("EntryNotFoundError", "BucketNotFoundError")  # of the hub's library: there is no such name
-EXISTS = ("PreconditionFailed", "ConditionNotMet")
+EXISTS = ("PreconditionFailed", "ConditionNotMet", "ResourceExists", "BlobAlreadyExists")
 REFUSALS = (  # what an error and its causes say (class and text), and why repeating the call cannot help
     ("BadHostKeyException", "the host has another key than in known_hosts; find out why before you replace it"),
     ("not found in known_hosts", "the host key is not known; run `ssh HOST` once and accept the key"),

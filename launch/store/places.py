@@ -1,4 +1,4 @@
-"""A place that keeps bytes by name: a folder, s3://, gs://, sftp://, or hf://buckets/OWNER/NAME.
+"""A place that keeps bytes by name: a folder, s3://, gs://, az://, sftp://, or hf://buckets/OWNER/NAME.
 
 A name is checked before it is used. A call in which no byte moves for `call_s` has failed, wherever it hangs: it runs
 in a thread, which is abandoned. A failed call is repeated with growing waits. Bytes per second are limited. Files are
@@ -6,9 +6,9 @@ read in pieces, so that a failure repeats a piece and not the file, and so that 
 
 An upload is visible completely or not at all. An object store shows an object when its upload is complete; elsewhere a
 file is written under a hidden name, and renamed. `create` never replaces anything: it is what a lease is built on. It
-is one atomic request where the protocol has one, so that only one of several machines can win. The hub's buckets have
-none, and some servers that speak S3 ignore the condition: two machines may both create a file there, which a lease looks
-for afterwards.
+is one atomic request where the protocol has one (all but WHOLE), so that only one of several machines can win. Azure's
+library and the hub's buckets have none, and some servers that speak S3 ignore the condition: two machines may both
+create a file there, which a lease looks for afterwards.
 
 Credentials come from the environment and the library's own files, and are never part of an address.
 """
@@ -78,7 +78,7 @@ class Place:
         """scheme: of PROTOCOLS. address: for messages. prefix: begins the names there. options: of an SFTP login."""
         self.scheme, self.address, self.prefix = scheme, address, prefix
         self.limits, self.options = limits or Limits(), options or {}
-        self.conditional = scheme != "hf"  # `create` succeeds for only one of several callers
+        self.conditional = scheme not in kinds.WHOLE  # `create` succeeds for only one of several callers
         self._idle: list[Any] = []
         self._lock = threading.Lock()
         self._has_bucket = False
@@ -142,7 +142,7 @@ class Place:
                 os.stat(what)
             self.write(fs, key, what, meter)
 
-        unseen = size if self.scheme == "hf" else min(size, kinds.PIECE)
+        unseen = size if self.scheme in kinds.WHOLE else min(size, kinds.PIECE)
         self._call(f"write {name}", work, gone=what if isinstance(what, str) else "", more_s=unseen / SLOWEST)
 
     def create(self, name: str, data: bytes) -> bool:
@@ -293,14 +293,21 @@ class Place:
             with self._hidden(fs, key, source, meter) as temporary:
                 (os.replace if self.scheme == "file" else fs.mv)(temporary, key)
             return
-        size = len(source) if isinstance(source, bytes) else os.path.getsize(source)
+        size, whole = len(source) if isinstance(source, bytes) else os.path.getsize(source), self.scheme in kinds.WHOLE
+        if whole:
+            meter(size)
+        if isinstance(source, str) and size <= kinds.PIECE:
+            source = Path(source).read_bytes()
         if self.scheme == "hf":
-            meter(size)  # it is sent as a whole, so the wait for its bandwidth comes first
             self._write_to_bucket(key, source)
-        elif isinstance(source, str) and size > kinds.PIECE:
-            kinds.stream(fs, key, source, meter)
+        elif isinstance(source, bytes):
+            fs.pipe_file(key, source)
+        elif whole:
+            fs.put_file(source, key)
         else:
-            fs.pipe_file(key, source if isinstance(source, bytes) else Path(source).read_bytes())
+            kinds.stream(fs, key, source, meter)
+            return
+        if not whole:
             meter(size)
 
     def _write_to_bucket(self, key: str, source: bytes | str) -> None:
