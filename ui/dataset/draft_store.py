@@ -45,12 +45,14 @@ META: dict[str, Any] = {"form": {}, "kept": "", "refused": {}, "done": 0, "capti
 FIELDS: dict[str, Any] = {"crop": None, "mask": None, "weight": 1, "caption_by": ""}
 # What a user sees of an image. A change of other fields, such as where it came from, is stored without a step.
 SHOWN = {"caption", "turn", "file", "folder", "crop", "mask", "weight", "position"}
-VERSION = 3  # 0: a new file
+VERSION = 3
+OLDER = (0, 2)  # a new file, and one that had its steps as rows of `content`: these are dropped, all else is kept
 SCHEMA = f"""
 BEGIN IMMEDIATE;
 CREATE TABLE IF NOT EXISTS content (part TEXT, key TEXT, value TEXT NOT NULL, PRIMARY KEY (part, key));
 CREATE TABLE IF NOT EXISTS steps (number INTEGER PRIMARY KEY, label TEXT, merge TEXT, at REAL);
 CREATE TABLE IF NOT EXISTS undo (step INTEGER, part TEXT, key TEXT, value TEXT NOT NULL, PRIMARY KEY (step, part, key));
+DELETE FROM content WHERE part = 'history';
 PRAGMA user_version = {VERSION};
 COMMIT;
 """
@@ -87,9 +89,9 @@ class DraftFile:
             self.sql("PRAGMA synchronous=FULL")
             ((found,),) = self.sql("PRAGMA user_version")
             with self.explained():
-                if found not in (0, VERSION):
+                if found not in (*OLDER, VERSION):
                     raise sqlite3.DatabaseError("another version of Hangproof wrote it")
-                if not found:
+                if found in OLDER:
                     self.db.executescript(SCHEMA)
             self.inode = path.stat().st_ino
             self.refresh()

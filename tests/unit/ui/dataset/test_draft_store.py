@@ -92,6 +92,20 @@ def test_a_draft_of_another_version_is_refused_and_stays(mine):
         draft.items(mine)
 
 
+def test_a_draft_of_the_version_before_keeps_its_images_and_captions(mine):
+    ids = filled(mine, "a", "b")
+    path = draft.folder(mine) / draft_store.NAME
+    draft_store.close(path)
+    with contextlib.closing(sqlite3.connect(path)) as file, file:
+        file.execute("DROP TABLE steps")
+        file.execute("DROP TABLE undo")
+        file.execute("""INSERT INTO content VALUES ('history', '1', '{"position": 1, "label": "x", "step": "eJw="}')""")
+        file.execute("PRAGMA user_version = 2")
+    assert texts(mine) == ["a", "b"] and draft.history(mine) == ("", "")
+    draft.set_caption(mine, ids[0], "new")
+    assert draft.undo(mine) == "Undone: caption of 00000.png." and texts(mine) == ["a", "b"]
+
+
 def test_a_full_disk_stores_nothing_and_says_so(mine, monkeypatch):
     ids = filled(mine, "a", "b")
     file = draft_store._file(mine)
