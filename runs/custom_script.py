@@ -147,8 +147,7 @@ def problems(text: str, generated: str, platform: str = sys.platform) -> list[Pr
     if len(text.encode("utf-8", "replace")) > MAX_BYTES:
         return [Problem("error", 1, f"The script is larger than {MAX_BYTES // 1000} kB", "Shorten it")]
     if "\0" in text:
-        line = text.count("\n", 0, text.index("\0")) + 1
-        return [Problem("error", line, "The script contains a NUL character", "Remove it")]
+        return [Problem("error", _line(text, text.index("\0")), "The script contains a NUL character", "Remove it")]
     found = _syntax(text, platform)
     try:
         trained = trainings(text, script_name(platform=platform), Path())

@@ -105,9 +105,8 @@ def write(folder: Path, values: Mapping[str, str]) -> None:
 
 def keep(folder: Path, spec: "RunSpec") -> None:
     """Keep the values that a spec has in memory; a value that it only names stays. RunError: as `write`."""
-    known = read(folder)
-    values = {name: spec.environment.get(name, known.get(name)) for name in spec.secrets}
-    write(folder, {name: value for name, value in values.items() if value is not None})
+    known = {**read(folder), **spec.environment}
+    write(folder, {name: known[name] for name in spec.secrets if name in known})
 
 
 def filled(spec: "RunSpec", folder: Path) -> "RunSpec":

@@ -6,6 +6,7 @@ its size is limited, and whatever is wrong with it is a RunError. The names of e
 are tables: presets/foreign.toml. runs/foreign_spec.py turns the result into a run.
 """
 
+import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -322,7 +323,8 @@ def read_dataset(out: Settings, table: Mapping[str, Any]) -> None:
 
 GUI = TABLES["kohya_ss"]
 CHECKBOXES: dict[str, str] = GUI["checkboxes"]  # that choose a script; without any it is train_network.py
-SILENT = {*GUI["silent"]["fields"], *CHECKBOXES}
+PREFIXES = {f"{box.partition('_')[0]}_": box for box in CHECKBOXES}  # of the fields that belong to one
+SILENT = {*GUI["silent"]["fields"], *CHECKBOXES, *itertools.chain(*GUI["network_args"].values())}
 # Of these fields, 0 is a value; the GUI leaves a 0 of the others out.
 ZERO_COUNTS = ("learning_rate", "seed", "max_data_loader_n_workers", "guidance_scale", "network_alpha")
 
@@ -353,8 +355,8 @@ def read_gui(out: Settings, table: Mapping[str, Any]) -> None:
 
 def _flag_of(key: str, table: Mapping[str, Any], on: list[str]) -> str:
     """The flag of a field; "" where it is none, belongs to a family that is not trained, or has no effect."""
-    prefix = next((prefix for prefix in GUI["prefixes"] if key.startswith(prefix)), "")
-    families = [GUI["prefixes"][prefix]] if prefix else [box for box, keys in GUI["only"].items() if key in keys]
+    prefix = next((prefix for prefix in PREFIXES if key.startswith(prefix)), "")
+    families = [PREFIXES[prefix]] if prefix else [box for box, keys in GUI["only"].items() if key in keys]
     counts = all(table.get(other, wanted) == wanted for other, wanted in GUI["when"].get(key, {}).items())
     if key in SILENT or not counts or (families and families[0] not in on):
         return ""
@@ -362,7 +364,7 @@ def _flag_of(key: str, table: Mapping[str, Any], on: list[str]) -> str:
 
 
 def _is_off(key: str, value: object) -> bool:
-    unused = value in ("", None, False) or value in GUI["usual"].get(key, ())
+    unused = value in OFF or value in GUI["usual"].get(key, ())
     return unused or (key not in ZERO_COUNTS and number(value) in ("0", "0.0"))
 
 
