@@ -110,6 +110,13 @@ def test_the_script_shown_is_the_script_written(data, mine, tmp_path):
     assert (folder / "train.sh").read_text(encoding="utf-8") == shown
 
 
+def test_the_steps_of_a_review_are_computed_once(monkeypatch):
+    calls: list[object] = []
+    monkeypatch.setattr(form, "planned_steps", lambda *given: calls.append(given) or 7)
+    found = form.review(values(), {"": 2})
+    assert (found.steps, found.steps, len(calls)) == (7, 7, 1)
+
+
 def test_the_plan_counts_the_steps_and_findings_are_listed_with_labels():
     assert "<strong>320 steps</strong>" in form.plan(form.review(values(), {"": 2}))
     assert "<strong>48,000 steps</strong>" in form.plan(form.review(values(), {"": 300}))
