@@ -5,7 +5,6 @@ are counted while an entry is read, because a header can lie. A bad entry costs 
 """
 
 import errno
-import io
 import lzma
 import stat
 import struct
@@ -76,15 +75,16 @@ def unpack(path: Path, into: Path, name: str = "") -> tuple[list[Entry], list[st
     """
     name, limits = name or path.name, presets.defaults()["images"]
     many = RunError(f"{name}: the ZIP has more than {limits['max_zip_entries']} entries; split it")
+    if _directory_bytes(path) > limits["max_zip_entries"] * DIRECTORY_BYTES_PER_ENTRY:
+        raise many
+    try:
+        archive = zipfile.ZipFile(path)
+    except DAMAGE as error:
+        why = f"({str(error)[:TOLD]}). Pack it again, or drop the folder."
+        raise RunError(f"{name}: Not a readable ZIP file {why}") from error
     found: list[Entry] = []
     messages: list[str] = []
-    with _Bounded(io.FileIO(path)) as file:
-        file.most_bytes, file.error = max(BLOCK, limits["max_zip_entries"] * DIRECTORY_BYTES_PER_ENTRY), many
-        try:
-            archive = zipfile.ZipFile(file)
-        except DAMAGE as error:
-            why = f"({str(error)[:TOLD]}). Pack it again, or drop the folder."
-            raise RunError(f"{name}: Not a readable ZIP file {why}") from error
+    with archive:
         infos = archive.infolist()
         if len(infos) > limits["max_zip_entries"]:
             raise many
@@ -115,18 +115,6 @@ def unpack(path: Path, into: Path, name: str = "") -> tuple[list[Entry], list[st
         more = len(messages) - MAX_MESSAGES
         messages = [*messages[:MAX_MESSAGES], f"{name}: {more} more files were not added"]
     return found, messages
-
-
-class _Bounded(io.BufferedReader):
-    """A ZIP as zipfile reads it: its directory at once, into memory, in the size that its end record says."""
-
-    most_bytes: int
-    error: RunError
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        if (size or 0) > self.most_bytes:
-            raise self.error
-        return super().read(size)
 
 
 def _check(info: zipfile.ZipInfo, inside: str) -> None:
@@ -168,3 +156,23 @@ def _copy(archive: zipfile.ZipFile, info: zipfile.ZipInfo, target: Path, left: i
     if refused:
         raise RunError(refused)
     return size
+
+
+def _directory_bytes(path: Path) -> int:
+    """The size of a ZIP's directory as its end record says it: zipfile reads the directory as a whole into memory."""
+    with path.open("rb") as file:
+        end = file.seek(0, 2)
+        file.seek(max(0, end - 65_557))
+        tail = file.read()
+        at = tail.rfind(b"PK\5\6")
+        if at < 0 or len(tail) < at + 22:
+            return 0
+        (size,) = struct.unpack_from("<L", tail, at + 12)
+        locator = tail.rfind(b"PK\6\7", 0, at)
+        if size == 0xFFFFFFFF and locator >= 0 and len(tail) >= locator + 20:
+            (where,) = struct.unpack_from("<Q", tail, locator + 8)
+            file.seek(min(where, end))  # a damaged place can be larger than any file
+            record = file.read(56)
+            if record[:4] == b"PK\6\6" and len(record) == 56:
+                (size,) = struct.unpack_from("<Q", record, 40)
+    return int(size)
