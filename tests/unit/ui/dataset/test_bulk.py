@@ -155,9 +155,10 @@ def test_images_move_between_subsets(mine):
     run, _ = drawn(bulk.draw, mine, Mock())
     assert "Select images on their cards first" in run["on_move"]("cat", 10, [])
     assert "2 images moved." in run["on_move"]("cat", 10, ids[:2]) and "Repeats: use" in run["on_move"]("x", 0, ids)
-    subset = run["lists"]("gone")
+    subset, turn = run["lists"]("gone", 3)
+    assert turn == 4
     assert subset["choices"] == [("cat × 10 (2)", "10_cat"), ("No subset (1)", "")] and subset["value"] is None
-    assert run["lists"]("10_cat")["value"] == "10_cat" and run["on_subset"]("10_cat") == ["cat", 10]
+    assert run["lists"]("10_cat", 4)[0]["value"] == "10_cat" and run["on_subset"]("10_cat") == ["cat", 10]
     assert "the subset has 2 images." in run["on_save"]("10_cat", "dog", None)
     assert "no images any more" in run["on_save"]("10_cat", "dog", None)
     assert [one["folder"] for one in subsets.overview(mine)] == ["dog", ""]

@@ -1,11 +1,9 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { load } from "./page.mjs";
+import { load, nothing } from "./page.mjs";
 
-const { shortNumber, timeSpan, position, smoothed, valueRange } = load(
-  ["run/plot"],
-  ["shortNumber", "timeSpan", "position", "smoothed", "valueRange"],
-);
+const page = { make: nothing, live: nothing, button: nothing, matchMedia: nothing };
+const { shortNumber, stepText, smoothed, valueRange } = load(["run/charts"], ["shortNumber", "stepText", "smoothed", "valueRange"], page);
 
 test("a number is short at any size", () => {
   const expected = [[0.123456, "0.1235"], [1e-4, "1e-4"], [0.00012345, "1.23e-4"], [1234567, "1.23e6"], [-2e9, "-2e9"], [0, "0"], [42, "42"]];
@@ -13,12 +11,7 @@ test("a number is short at any size", () => {
   for (const value of [null, undefined, NaN, Infinity]) assert.equal(shortNumber(value), "–");
 });
 
-test("a span of time has the two largest units", () => {
-  const expected = [[0, "0 s"], [59, "59 s"], [60, "1 min"], [3599, "59 min"], [3600, "1 h 0 min"], [90_061, "1 d 1 h"]];
-  for (const [seconds, text] of expected) assert.equal(timeSpan(seconds), text);
-  assert.equal(position("time", 90), "1 min");
-  assert.equal(position("step", 1900.4), "step 1,900");
-});
+test("a place on the axis is said as a step", () => assert.equal(stepText(1900.4), "step 1,900"));
 
 test("the smoothed line starts at the first value and follows the mean", () => {
   assert.deepEqual(smoothed([2, 2, 2], 0.9), [2, 2, 2]);
