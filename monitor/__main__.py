@@ -243,7 +243,8 @@ def keep(words: list[str]) -> int:
 def _start(folder: str, options: list[str]) -> tuple[subprocess.Popen[bytes], int]:
     """The monitor's process and the descriptor of its beats, -1 on Windows. OSError: it cannot be started.
 
-    It has a session of its own: Ctrl-C in the terminal reaches it once, through `forward`.
+    `close_fds=False` lets Popen use posix_spawn, which either starts the process or fails: after its own fork and exec
+    Popen reads from a pipe, and where that fails a monitor runs that nobody knows of.
     """
     command = [sys.executable, "-m", "monitor", "run", "--child", str(os.getpid())]
     if sys.platform == "win32":
@@ -252,8 +253,8 @@ def _start(folder: str, options: list[str]) -> tuple[subprocess.Popen[bytes], in
         return subprocess.Popen([*command, *options, folder], creationflags=flags), -1
     beats, writer = os.pipe()
     try:
-        words = [f"--beat={writer}", *options, folder]
-        return subprocess.Popen([*command, *words], start_new_session=True, pass_fds=[writer]), beats
+        os.set_inheritable(writer, True)
+        return subprocess.Popen([*command, f"--beat={writer}", *options, folder], close_fds=False), beats
     except OSError:
         _close(beats)
         raise
