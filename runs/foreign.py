@@ -6,7 +6,6 @@ its size is limited, and whatever is wrong with it is a RunError. The names of e
 are tables: presets/foreign.toml. runs/foreign_spec.py turns the result into a run.
 """
 
-import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,7 @@ import tomllib
 
 from presets import PresetError, read_table
 from presets.training import Training, file_name, trainings
-from runs import env_file
+from runs import command, env_file
 from runs.files import RunError
 
 TABLES = read_table("foreign.toml")
@@ -324,7 +323,7 @@ def read_dataset(out: Settings, table: Mapping[str, Any]) -> None:
 GUI = TABLES["kohya_ss"]
 CHECKBOXES: dict[str, str] = GUI["checkboxes"]  # that choose a script; without any it is train_network.py
 PREFIXES = {f"{box.partition('_')[0]}_": box for box in CHECKBOXES}  # of the fields that belong to one
-SILENT = {*GUI["silent"]["fields"], *CHECKBOXES, *itertools.chain(*GUI["network_args"].values())}
+SILENT = {*GUI["silent"]["fields"], *CHECKBOXES} | {key for keys in GUI["network_args"].values() for key in keys}
 # Of these fields, 0 is a value; the GUI leaves a 0 of the others out.
 ZERO_COUNTS = ("learning_rate", "seed", "max_data_loader_n_workers", "guidance_scale", "network_alpha")
 
@@ -364,16 +363,13 @@ def _flag_of(key: str, table: Mapping[str, Any], on: list[str]) -> str:
 
 
 def _is_off(key: str, value: object) -> bool:
-    unused = value in OFF or value in GUI["usual"].get(key, ())
-    return unused or (key not in ZERO_COUNTS and number(value) in ("0", "0.0"))
+    zero = key not in ZERO_COUNTS and number(value) in ("0", "0.0")
+    return zero or value in (*OFF, *GUI["usual"].get(key, ()))
 
 
 def _count(table: Mapping[str, Any], key: str) -> float:
     """A number in a field that can hold text; 0 where it is none."""
-    try:
-        found = float(str(table.get(key)))
-    except ValueError:
-        return 0.0
+    found = command.number(table.get(key))
     return found if abs(found) < 1e12 else 0.0
 
 
