@@ -82,8 +82,8 @@ FINAL = frozenset(EXIT_CODES)
 class Transition:
     """The next state and a message for people: what a state, a start and a recovery return.
 
-    `due_s`: the state's wait is over then; `give_up_s`: processes that cannot be killed are waited for until then.
-    Monotonic times, 0.0 for none. `code`: the exit code, where it is not that of the final state.
+    `due_s`: the state's wait is over then, and the next turn is no later; `give_up_s`: processes that cannot be killed
+    are waited for until then. Monotonic times, 0.0 for none. `code`: the exit code, where it is not that of the final state.
     """
 
     state: State

@@ -3,7 +3,8 @@
 After a restart the trainer repeats the steps since its checkpoint. The later attempt counts: a line replaces the earlier
 ones of its step and of later steps. So steps always rise, and all attempts together are one line.
 
-Each update reads only what was added (runs/growing.py). A run of 100,000 steps is 17 MB. Numbers are kept in arrays of numpy, which Gradio has loaded anyway.
+Each update reads only what was added (runs/growing.py). A run of 100,000 steps is 17 MB. Numbers are
+kept in arrays of numpy, which Gradio has loaded anyway.
 """
 
 import math

@@ -235,7 +235,8 @@ def test_a_suspicion_is_looked_into_once_and_progress_ends_it(make_loop, trained
         run.at = supervisor.slow(run, slow)
         assert run.at == Transition(State.SLOW, "a busy disk; swap")
     assert len(events(run.folder.folder, "slow")) == 1
-    assert supervisor.progressing(run, attempt, view, Verdict("ok", step=6, phase="step")).state is State.RUNNING
+    calm = supervisor.progressing(run, attempt, view, Verdict("ok", step=6, phase="step", stalled_s=1.0, budget_s=10.0))
+    assert calm == Transition(State.RUNNING, due_s=view.now_s + 4.0), "the next turn is when a suspicion begins"
     assert run.probe is None and probes[0].close.called and run.calm_since_s == view.now_s and run.slow_reason == ""
     assert "progress again: training, step 6" in (run.folder.folder / "monitor.log").read_text()
     supervisor.suspect(run, attempt, view, verdict)
