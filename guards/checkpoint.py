@@ -126,16 +126,18 @@ def append_line(path: str | os.PathLike[str], record: Mapping[str, object]) -> N
 
 def _digest(path: Path, kind: str) -> str:
     """The checksum of a file, one of DIGESTS."""
-    import hashlib  # 4 MB of memory that the monitor, which imports this file, does not need
+    digest, check = None, 0
+    if kind == "sha256":
+        import hashlib  # 4 MB of memory that the monitor, which reads snapshots, does not need
 
-    digest, check = hashlib.sha256(), 0
+        digest = hashlib.sha256()
     with open(path, "rb") as file:
         while chunk := file.read(1 << 20):
-            if kind == "sha256":
+            if digest is not None:
                 digest.update(chunk)
             else:
                 check = zlib.crc32(chunk, check)
-    return digest.hexdigest() if kind == "sha256" else str(check)
+    return str(check) if digest is None else digest.hexdigest()
 
 
 def write_guard(

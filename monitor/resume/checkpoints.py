@@ -1,7 +1,8 @@
 """Which state to resume from: the newest that verifies, of the checkpoints on the disk and the snapshots in memory.
 
-The check reads gigabytes and may import torch, so it runs in a subprocess, which ends when it makes no progress. "Cannot
-be verified" is not "bad": a check that fails (no memory, broken torch, a disk that does not answer) is repeated with
+The check reads gigabytes and may import torch, so it runs in a subprocess, which ends when it makes no progress; a
+small snapshot in memory is read here, because a restart would wait for the start of the subprocess. "Cannot be
+verified" is not "bad": a check that fails (no memory, broken torch, a disk that does not answer) is repeated with
 hashes alone, and if that fails too the state stays in place and the run does not start over. Bad checkpoints are set
 aside by name, the last good one is kept.
 
@@ -45,6 +46,7 @@ UNGUARDED = "it has no guard file, so it was not written completely"
 PLACE = "HANGPROOF_SHM"  # another file system in memory than /dev/shm
 OWNER = "run"  # the file in a folder of snapshots that names its run
 SILENT_S = 3600.0  # a monitor writes more often than this, unless it is gone
+SMALL_BYTES = 256 << 20  # of a snapshot: read in a sixth of a second
 ROOM = 1 << 20  # bytes that a state needs beside those of its snapshot: headers of its files
 FAILED_COUNT = 2  # failures in a row without a new step, from which on only the disk is trusted
 
@@ -107,7 +109,9 @@ def choose(
     for point in sorted([*guarded, *snapshots], key=lambda point: -point.step):
         state = point.record or point.path
         assert state is not None
-        result = verify(state, verify_s, pause, log)
+        result = checkpoint.verify(state, deep=True) if point.small else None
+        if result is None or result.error:
+            result = verify(state, verify_s, pause, log)
         reason = result.error or "; ".join(result.problems)
         if not reason:
             chosen = point
@@ -241,7 +245,8 @@ def usable_snapshots(run: Run, after_step: int = -1, room: bool = True) -> list[
             run.folder.log(f"the snapshot of step {guard['step']} is not used: {reason}")
         else:
             state = Path(folder) / snapshot_files.RESUMED / path.name
-            found.append(ResumePoint(state, guard["step"], record=path, python=guard["python"]))
+            small = _bytes_of(guard) <= SMALL_BYTES
+            found.append(ResumePoint(state, guard["step"], record=path, python=guard["python"], small=small))
     return found
 
 

@@ -125,6 +125,17 @@ def test_the_other_snapshot_is_taken_when_the_newest_is_damaged(run):
     assert record.step == 6 and "truncated" in refused[0]
 
 
+def test_only_a_snapshot_that_is_large_or_was_not_read_waits_for_a_subprocess(run, monkeypatch):
+    ring, asked = ring_of(run, 6), list[Path]()
+    monkeypatch.setattr(ours, "verify", lambda state, *_: asked.append(state) or VerifyResult())
+    assert newest(ring, run)[0].step == 6 and asked == []
+    with monkeypatch.context() as failing:
+        failing.setattr(checkpoint, "verify", lambda *_, **__: VerifyResult(error="no descriptor left"))
+        assert newest(ring, run)[0].step == 6 and len(asked) == 1
+    monkeypatch.setattr(ours, "SMALL_BYTES", 1)
+    assert newest(ring, run)[0].step == 6 and len(asked) == 2
+
+
 def test_bad_states_are_set_aside_and_what_cannot_be_verified_stays(tmp_path, monkeypatch):
     good, unsure, bad = (saved_state(tmp_path, step) for step in (0, 20, 30))
     torn, unreadable = tmp_path / "toy-step00000040-state", tmp_path / "toy-step00000050-state"
