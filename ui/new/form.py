@@ -42,7 +42,7 @@ SELECTED = "(...values) => [...values.slice(0, -1), hangproof.selected()]"
 CHOSEN = "async (...values) => { await hangproof.flush(); return [...values.slice(0, -1), hangproof.selected()]; }"
 # The cards show what the server stored of the images, in the other tabs of this browser too.
 SHOW_NEW = "() => { hangproof.showNew(); hangproof.tellOthers(); return []; }"
-SYNC = "() => { hangproof.sync(); return []; }"
+SYNC = "() => { hangproof.sync(); hangproof.tellOthers(); return []; }"
 
 
 def defaults() -> dict[str, Any]:

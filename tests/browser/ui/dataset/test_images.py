@@ -204,6 +204,10 @@ def test_two_tabs_and_another_browser_share_a_draft_and_merge_it(browser, server
         until(lambda: typed.items() <= draft.form(mine).items(), "both are stored")
         shows(other, 2)
         type_captions({"rocket.png": (other, "a rocket"), "coffee.png": (tab, "a cup")})
+        field(tab, "repeats").fill("7")
+        until(lambda: field(other, "repeats").input_value() == "7", "the other tab shows the repeats")
+        tab.locator("#propose").click()
+        until(lambda: field(other, "repeats").input_value() == field(tab, "repeats").input_value() != "7", "both follow")
 
         # Another browser continues the draft.
         drop(tab, photo(tmp_path / "one" / "a.png", 92), count=3)
