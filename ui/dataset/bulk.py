@@ -335,7 +335,7 @@ def draw(draft_id: str, images: Any) -> None:
     changes = [one.change for one in (*fields, some, turn)]
     gr.on(changes, look, given, [effect, go], js=form.SELECTED, trigger_mode="always_last", **QUIET)
     kind.change(on_kind, kind, [text, replace, keep], **QUIET)
-    images.changed(lists, [subset, turn], [subset, turn], trigger_mode="always_last", **QUIET)
+    images.changed(lists, [subset, turn], [subset, turn], trigger_mode="always_last", key="images-changed", **QUIET)
     tab.select(lists, [subset, turn], [subset, turn], **QUIET)
     subset.input(on_subset, subset, [name, repeats], **QUIET)
     for event in (

@@ -311,4 +311,4 @@ def draw(draft_id: str, images: Any) -> None:
     ):
         event.then(**refresh).then(None, None, None, js=form.SHOW_NEW, **QUIET)
     write.click(None, ids, None, js=WRITE, **QUIET)
-    images.checked(**refresh, trigger_mode="always_last")
+    images.checked(**refresh, trigger_mode="always_last", key="images-checked")

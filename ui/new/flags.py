@@ -100,4 +100,4 @@ def draw(draft_id: str, images: Any) -> None:
     search = fold.line("Search the options", about, elem_id="flag-search")
     shown = gr.HTML(found(), elem_id="flag-table", apply_default_css=False)
     search.change(found, search, shown, trigger_mode="always_last", **QUIET)
-    images.chosen(found, search, shown, trigger_mode="always_last", **QUIET)
+    images.chosen(found, search, shown, trigger_mode="always_last", key="flags-chosen", **QUIET)

@@ -261,7 +261,7 @@ def draw(draft_id: str, images: Any, more: Callable[[str], None]) -> None:
 
     changed = [*parts, note]
     code.input(None, code, None, js=TYPED, **QUIET)
-    images.script(draw, [code, editing], parts, js=IN_EDITOR, trigger_mode="always_last", **QUIET)
+    images.script(draw, [code, editing], parts, js=IN_EDITOR, trigger_mode="always_last", key="script-shown", **QUIET)
     edit.click(lambda: draw(None, True), None, parts, **QUIET)
     keep.click(lambda: acted(follow, False), None, changed, js=form.FLUSH, **QUIET)
     merge.click(lambda: acted(follow, True), None, changed, js=form.FLUSH, **QUIET)

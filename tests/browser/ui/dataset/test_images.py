@@ -207,7 +207,9 @@ def test_two_tabs_and_another_browser_share_a_draft_and_merge_it(browser, server
         field(tab, "repeats").fill("7")
         until(lambda: field(other, "repeats").input_value() == "7", "the other tab shows the repeats")
         tab.locator("#propose").click()
-        until(lambda: field(other, "repeats").input_value() == field(tab, "repeats").input_value() != "7", "both follow")
+        until(
+            lambda: field(other, "repeats").input_value() == field(tab, "repeats").input_value() != "7", "both follow"
+        )
 
         # Another browser continues the draft.
         drop(tab, photo(tmp_path / "one" / "a.png", 92), count=3)
