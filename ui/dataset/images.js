@@ -47,15 +47,17 @@ const view = () => {
   const { draft, page, query, size } = state();
   return { draft, page, query, size };
 };
+let answers = 0; // that said what the server has of the images
 /** The server's answer: {ok: true, …} or {ok: false, error}; null when there is none, which means: nothing was stored. */
 async function ask(name, data) {
-  const asked = view();
+  const [asked, before] = [view(), answers];
   const late = new Promise((done) => setTimeout(done, ANSWER_MS));
   const request = server.image_action({ ...asked, action: name, ...data }).catch(() => null); // Gradio answers nothing, or throws
   const answer = await Promise.race([request, late]);
   if (!answer || typeof answer.ok !== "boolean") return null;
-  // Another page was opened meanwhile: this answer's list is of the page before.
-  if (answer.list && JSON.stringify(asked) !== JSON.stringify(view())) answer.late = true;
+  // Another page was opened meanwhile, or another answer came first: this list may be of before.
+  if (answer.list && (answers !== before || JSON.stringify(asked) !== JSON.stringify(view()))) answer.late = true;
+  if (answer.list || answer.history) answers += 1;
   return answer;
 }
 const showError = (text) => showNotes([text], "bad");
@@ -71,7 +73,7 @@ async function change(name, data, say) {
   const answer = await look(name, data, say);
   if (!answer) return null;
   if (notes.dataset.brief) showNotes([], "good");
-  show(answer);
+  await show(answer);
   hangproof.tellOthers();
   return answer;
 }
@@ -82,7 +84,7 @@ async function noAnswer() {
 }
 function show(answer) {
   if (!answer.list) return;
-  if (answer.late) return void reload();
+  if (answer.late) return reload();
   props.value = answer.list;
   draw();
   trigger("checked");

@@ -64,7 +64,6 @@ def test_the_first_page_says_what_to_do_next_and_follows_the_images(tab, bare_se
     assert tab.locator("#sample_every_n_steps .hp-field-error, #prompts .hp-field-error").count() == 0
     caption(tab, "0.png").fill("a grey square --w 9999")
     saved(tab, "0.png")
-    field(tab, "name").fill("samples")
     estimates(tab).get_by_text(re.compile(r"every \d+ steps \(“a grey square")).wait_for()
     field(tab, "trigger").fill("tok")
     estimates(tab).get_by_text(re.compile(r"every \d+ steps \(“tok”\)")).wait_for()

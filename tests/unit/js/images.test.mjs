@@ -1,0 +1,31 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { load, nothing, storage } from "./page.mjs";
+
+const NAMES = ["image_cards", "crop_tool", "mask_painter", "image_editor", "image_drops", "image_tools", "images"];
+const listed = (caption) => ({
+  ...{ draft: "d1", page: 0, query: { kind: "", how: "contains", text: "", folder: null }, size: 12, pages: 1 },
+  ...{ total: 1, found: 1, waiting: [], texts: 0, history: ["", ""], subsets: [], items: [] },
+  caption,
+});
+
+test("a list that is older than another answer is asked for again and not shown", async () => {
+  const asked = [];
+  const props = { value: listed("") };
+  const image_action = ({ action }) => new Promise((answer) => asked.push([action, answer]));
+  const { ask, change } = load(["dom", "unsaved", "new/fields", ...NAMES.map((name) => `dataset/${name}`)], ["ask", "change"], {
+    ...{ props, server: { image_action }, localStorage: storage(), sessionStorage: storage(), Option: nothing, Cropper: nothing },
+  });
+  const moved = change("move_image", {});
+  const saved = ask("save_caption", {});
+  asked[1][1]({ ok: true, history: ["caption of a.png", ""] });
+  await saved;
+  asked[0][1]({ ok: true, list: listed("from before the caption") });
+  await new Promise(setImmediate);
+  assert.equal(props.value.caption, "");
+  assert.deepEqual(asked.map(([action]) => action), ["move_image", "save_caption", "list_images"]);
+  asked[2][1]({ ok: true, list: listed("typed") });
+  await moved;
+  assert.equal(props.value.caption, "typed");
+  assert.equal(asked.length, 3);
+});
