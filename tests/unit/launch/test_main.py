@@ -12,7 +12,7 @@ def test_the_help_of(name):
     assert done.returncode == 0 and "--json" in done.stdout
 
 
-@pytest.mark.parametrize("words", [(), ("nothing",), ("store",)])
+@pytest.mark.parametrize("words", [(), ("nothing",), ("store",), ("runpod", "RUN")])  # the last lacks --image
 def test_wrong_usage_is_exit_code_2(words):
     done = call("launch", *words)
     assert done.returncode == 2 and "usage: python -m launch" in done.stderr

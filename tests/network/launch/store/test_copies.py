@@ -278,7 +278,7 @@ def test_a_run_survives_on_every_store(server, run, other):
 
 
 def test_a_store_that_drops_what_it_confirmed_keeps_the_last_good_manifest(run, tmp_path, monkeypatch):
-    with serving("folder", tmp_path, monkeypatch, lambda: 0) as server:
+    with serving("folder", tmp_path, monkeypatch) as server:
         place, dropped = server.place(QUICK).under(run.name), []
         copier = Copier(place, run, held(place))
         copier.push()
@@ -294,8 +294,8 @@ def test_a_store_that_drops_what_it_confirmed_keeps_the_last_good_manifest(run, 
 def test_of_three_machines_at_once_one_holds_and_the_others_say_who(server):
     """On every kind of store, and on an S3 server that ignores conditions: there the last claim in settle_s counts."""
     one_of_three_holds(server.place(QUICK).under("conditional"))
-    if server.proxy:
-        server.proxy.conditional = False
+    if server.s3:
+        server.s3.conditional = False
         one_of_three_holds(server.place(QUICK).under("unconditional"))
 
 

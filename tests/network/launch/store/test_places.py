@@ -129,9 +129,9 @@ def test_bytes_per_second_are_limited(server, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_limited_upload_delays_no_other_call(tmp_path, monkeypatch, moto_port):
+def test_a_limited_upload_delays_no_other_call(tmp_path, monkeypatch):
     """A lease is renewed while a large file is sent slowly: all calls of fsspec share one event loop."""
-    with serving("s3", tmp_path, monkeypatch, moto_port) as server:
+    with serving("s3", tmp_path, monkeypatch) as server:
         (tmp_path / "x").write_bytes(os.urandom(3_000_000))
         place, renewed = server.place(QUICK), 0
         place.put("files/first", b"1")
@@ -145,11 +145,11 @@ def test_a_limited_upload_delays_no_other_call(tmp_path, monkeypatch, moto_port)
 
 
 @pytest.mark.parametrize("kind", EACH_KIND)
-def test_an_upload_that_is_given_up_leaves_what_was_there(kind, tmp_path, monkeypatch, moto_port):
+def test_an_upload_that_is_given_up_leaves_what_was_there(kind, tmp_path, monkeypatch):
     class Stop(Exception):
         pass
 
-    with serving(kind, tmp_path, monkeypatch, moto_port) as server:
+    with serving(kind, tmp_path, monkeypatch) as server:
         (tmp_path / "x").write_bytes(os.urandom(BIG + 8_000_000))
         place, moved = server.place(QUICK), [0]
         place.put("files/x", b"old")
@@ -180,7 +180,7 @@ def test_a_link_in_a_folder_is_not_followed(tmp_path):
 
 
 def test_an_unknown_host_key_is_refused(tmp_path, monkeypatch):
-    with serving("sftp", tmp_path, monkeypatch, lambda: 0) as server:
+    with serving("sftp", tmp_path, monkeypatch) as server:
         (tmp_path / "home/.ssh/known_hosts").write_text("")
         with pytest.raises(Refused, match="host key is not known"):
             server.place(QUICK).put("x", b"1")
