@@ -3,12 +3,13 @@
 import errno
 import time
 from types import SimpleNamespace
+from unittest.mock import Mock, call
 
 import fsspec
 import pytest
 
 from launch.store import filesystems
-from launch.store.filesystems import Pace, bounded, fill, open_new, refusal, size_of
+from launch.store.filesystems import Pace, bounded, fill, open_new, refusal, size_of, stream
 
 
 def test_bytes_are_spread_over_time(monkeypatch):
@@ -57,6 +58,18 @@ def test_a_file_is_opened_in_a_folder_that_is_made_and_a_link_has_no_size(tmp_pa
         with pytest.raises(PermissionError, match="not a plain file"):
             size_of(fs, f"{tmp_path}/{name}")
     assert moved == [4, 4]
+
+
+def test_a_large_file_is_complete_or_discarded(tmp_path):
+    (tmp_path / "x").write_bytes(b"12")
+    target, moved = Mock(closed=False), []
+    fs = Mock(open=Mock(return_value=target))
+    stream(fs, "bucket/x", str(tmp_path / "x"), moved.append)
+    assert moved == [2] and target.mock_calls == [call.write(b"12"), call.close()]
+    target.reset_mock()
+    with pytest.raises(TypeError):
+        stream(fs, "bucket/x", str(tmp_path / "x"), None)
+    assert target.closed and target.mock_calls == [call.write(b"12"), call.discard()]
 
 
 def caused(text: str, levels: int) -> Exception:
