@@ -57,12 +57,11 @@ def failing(error: Exception) -> Iterator[None]:
 
 @dataclass
 class Faults:
-    """What a server does wrong. `lose`, of a folder alone: by name, whether a write is confirmed and then dropped."""
+    """What a server does wrong."""
 
     slow_s: float = 0.0
     fail_share: float = 0.0
     quota_bytes: int | None = None
-    lose: Callable[[str], bool] = lambda name: False
     failed: int = 0
     used_bytes: int = 0
     dice: random.Random = field(default_factory=lambda: random.Random(1))
@@ -71,7 +70,6 @@ class Faults:
     def clear(self) -> None:
         """Be a good server again."""
         self.slow_s, self.fail_share, self.quota_bytes = 0.0, 0.0, None
-        self.lose = lambda name: False
 
     def maybe(self, part: float = 0.5) -> None:
         """Before a request, and after it: then the client does not learn that it was carried out. Raises Fails.
@@ -169,39 +167,37 @@ def s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 # SFTP -----------------------------------------------------------------------------------------------------------------
 
 
-def _sftp_class(faults: Faults) -> type:
-    class Faulty(asyncssh.SFTPServer):
-        """asyncssh's server, which fails at every call that matters."""
+def faulty(name: str, before: float, after: float = 0.0) -> Callable[..., Any]:
+    """A call of asyncssh's server that may fail before it, and after it."""
+    call = getattr(asyncssh.SFTPServer, name)
 
-        def write(self, file, offset, data):
-            with failing(asyncssh.SFTPFailure("No space left on device")):
-                faults.take(len(data))
-            return super().write(file, offset, data)
+    def method(self: "FaultySftp", *given: Any) -> Any:
+        with failing(asyncssh.SFTPFailure("injected")):
+            self.faults.maybe(before)
+            done = call(self, *given)
+            self.faults.maybe(after)
+        return done
 
-        async def scandir(self, path):
-            with failing(asyncssh.SFTPFailure("injected")):
-                faults.maybe()
-            async for row in super().scandir(path):
-                yield row
+    return method
 
-    def make_faulty(name: str, before: float, after: float) -> None:
-        call = getattr(Faulty, name)
 
-        def faulty(self, *given):
-            with failing(asyncssh.SFTPFailure("injected")):
-                faults.maybe(before)
-                done = call(self, *given)
-                faults.maybe(after)
-            return done
+class FaultySftp(asyncssh.SFTPServer):
+    """asyncssh's server, which fails at every call that matters."""
 
-        setattr(Faulty, name, faulty)
+    faults: Faults
+    open, stat, remove = (faulty(name, 0.5) for name in ("open", "stat", "remove"))
+    read, posix_rename = faulty("read", 0.02), faulty("posix_rename", 0.5, 0.5)
 
-    for name in ("open", "stat", "remove"):
-        make_faulty(name, 0.5, 0)
-    for name in ("read", "write"):
-        make_faulty(name, 0.02, 0)
-    make_faulty("posix_rename", 0.5, 0.5)
-    return Faulty
+    def write(self, file, offset, data):
+        with failing(asyncssh.SFTPFailure("No space left on device")):
+            self.faults.take(len(data))
+        return faulty("write", 0.02)(self, file, offset, data)
+
+    async def scandir(self, path):
+        with failing(asyncssh.SFTPFailure("injected")):
+            self.faults.maybe()
+        async for row in super().scandir(path):
+            yield row
 
 
 @contextmanager
@@ -215,7 +211,7 @@ def sftp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     (home / ".ssh" / "key").chmod(0o600)
     allowed = tmp_path / "authorized_keys"
     allowed.write_bytes(user_key.export_public_key())
-    made, started = _sftp_class(faults), Future[tuple[int, Callable[[], Any]]]()
+    made, started = type("Sftp", (FaultySftp,), {"faults": faults}), Future[tuple[int, Callable[[], Any]]]()
 
     async def serve() -> None:
         over, loop = asyncio.Event(), asyncio.get_running_loop()
@@ -378,19 +374,15 @@ class FaultyFolder(Place):
             yield fs
 
     def write(self, fs: Any, key: str, source: bytes | str, meter: Meter) -> None:
-        self._faulty(key, source, lambda: super(FaultyFolder, self).write(fs, key, source, meter))
+        self._faulty(source, lambda: super(FaultyFolder, self).write(fs, key, source, meter))
 
     def write_new(self, fs: Any, key: str, data: bytes) -> None:
-        self._faulty(key, data, lambda: super(FaultyFolder, self).write_new(fs, key, data))
+        self._faulty(data, lambda: super(FaultyFolder, self).write_new(fs, key, data))
 
-    def _faulty(self, name: str, source: bytes | str, work: Callable[[], None]) -> None:
+    def _faulty(self, source: bytes | str, work: Callable[[], None]) -> None:
         with failing(OSError(errno.ENOSPC, "No space left on device")):
             self.faults.take(len(source) if isinstance(source, bytes) else os.path.getsize(source))
-        path = Path(name)
-        old = path.read_bytes() if path.exists() else None
         work()
-        if self.faults.lose(name):
-            path.unlink() if old is None else path.write_bytes(old)
         with failing(OSError(errno.EIO, "injected")):
             self.faults.maybe()
 

@@ -250,7 +250,7 @@ def test_secrets_that_a_person_writes_into_run_toml_are_moved_when_it_is_read(da
 
 @pytest.mark.parametrize("written", [
     "export WANDB_API_KEY={}", "export WANDB_API_KEY='{}'", "MY_KEY=$'{}'", 'WANDB_API_KEY="{}"',
-    "# export MY_SECRET={}", "wandb login --relogin {}", "python x.py --wandb_api_key {}",
+    "# export MY_SECRET={}", "wandb login {}", "wandb login --relogin {}", "python x.py --wandb_api_key {}",
     "python x.py --wandb_api_key={} --seed 1", "python x.py --wandb_api_key \\\n  '{}' \\\n  --seed 1",
     "hf auth login --token {}", "python x.py --my_password {}",
     "KEY={}\npython flux_train_network.py --wandb_api_key $KEY", "x={}\nexport WANDB_API_KEY={}\necho $x",
