@@ -26,7 +26,7 @@ def spec(**fields) -> dict:
 
 
 def test_the_newest_completed_run_with_the_same_settings_gives_its_speed_and_the_rest_of_its_time(data):
-    write(data, "old", step_s=9.0)
+    write(data, "aged", step_s=9.0)
     write(data, "before", "2026-01-02T00:20:00.000Z", started_at="2026-01-02T00:00:00.000Z")
     write(data, "restarted", "2026-01-03T00:20:00.000Z", step_s=4.0, restarts=2)
     found = earlier(spec())
