@@ -98,12 +98,3 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def moto_port():
-    """Returns the port of one moto server (S3) for a file's tests; it starts with the first use."""
-    from store_servers import moto
-
-    with contextlib.ExitStack() as stack:
-        yield functools.cache(lambda: stack.enter_context(moto()))

@@ -69,14 +69,14 @@ def campaign(training, address, kills, seed, work, environment, limits) -> int:
 
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("kind", [*KINDS, "built-in"])
-def test_20_kills_at_random_moments_lose_nothing(kind, tmp_path, monkeypatch, moto_port):
+def test_20_kills_at_random_moments_lose_nothing(kind, tmp_path, monkeypatch):
     """The toy loop on a store of each kind, and the built-in trainer on S3."""
     every = 240 if kind == "hub" else 120  # on a busy machine, a copy to the hub takes longer than half of 120 steps
     training, seed, most = toy(every * 32, every), 7, every  # room for as many machines as there are kills
     if kind == "built-in":
         training, seed, most, kind = tiny(216, 8), 1, 2 * 8, "s3"
     training.expected()  # from the cache, before $HOME is that of the store
-    with serving(kind, tmp_path, monkeypatch, moto_port) as server:
+    with serving(kind, tmp_path, monkeypatch) as server:
         # A call may take a sixth of the lease's period: more than on a busy machine the start of a library and a connection.
         environment, limits = {}, {"lease_s": {"folder": 3, "hub": 12}.get(kind, 8)}
         if kind == "hub":

@@ -16,7 +16,8 @@ import tiny_musubi
 import tiny_runs
 from monitor_helpers import wait_for
 from queue_helpers import processes
-from short_run_helpers import launched, listing, nothing_runs, states, tiny_run
+from runs_helpers import contents
+from short_run_helpers import launched, nothing_runs, states, tiny_run
 
 from launch import rehearse
 from launch.rehearse import DONE, FAILED, PASSED, SKIPPED
@@ -97,12 +98,12 @@ def test_the_drill_freezes_recovers_finishes_and_leaves_nothing_but_its_run(data
 def test_a_rank_that_stops_is_named(data, monkeypatch):
     """Real gloo processes of accelerate. The whole rehearsal changes nothing but its result."""
     folder = tiny_run(data, gpus=2)
-    before = listing(data)
+    before = contents(data)
     hang_at(monkeypatch, "check point loader", FAULT="lock_deadlock", FAULT_RANK="1")
     code, found, said = launched("rehearse", folder)
     assert code == 1 and "Rank 1 stopped at check point 9" in found["problem"]["text"], said
-    kept = {name: stamp for name, stamp in listing(data).items() if not name.startswith("models/")}
-    assert kept.pop(f"outputs/{folder.name}/{rehearse.FILE}") and kept == before
+    kept = {name: content for name, content in contents(data).items() if not name.startswith("models/")}
+    assert kept.pop(f"outputs/{folder.name}/{rehearse.FILE}") and kept.pop(rehearse.LOCK) == b"" and kept == before
     assert nothing_runs(data) and not (data / rehearse.SCRATCH).exists()
 
 

@@ -32,15 +32,6 @@ def tiny_run(data: Path, images: int = 3, **fields) -> Path:
     return runs.create(runs.make({"name": "tiny", **TINY, **fields}), pictures)
 
 
-def listing(folder: Path) -> dict[str, tuple[int, int]]:
-    """Size and time of change of every file."""
-    return {
-        path.relative_to(folder).as_posix(): (path.stat().st_size, path.stat().st_mtime_ns)
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
-
-
 def nothing_runs(data: Path) -> bool:
     """Whether no process of this data folder is alive, within some seconds."""
     return bool(wait_for(lambda: not processes(data), 15, "the end of its processes"))

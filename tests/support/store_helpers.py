@@ -4,7 +4,7 @@ import os
 import time
 from pathlib import Path
 
-from runs_helpers import pictures, spec
+from runs_helpers import contents, pictures, spec
 
 import runs
 from guards import checkpoint
@@ -55,20 +55,8 @@ def held(place: Place, **options) -> Lease:
     return lease
 
 
-def files_of(folder: Path) -> dict[str, bytes]:
-    """The contents of a folder's plain files that are not hidden."""
-    return {
-        path.relative_to(folder).as_posix(): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and not any(part.startswith(".") for part in path.relative_to(folder).parts)
-    }
-
-
 def belonging(folder: Path) -> dict[str, bytes]:
     """The files that a store has of a run, without those that are rendered again."""
-    return {
-        name: data
-        for name, data in files_of(folder).items()
-        if not name.startswith(("train", "wandb", "dataset.toml", "job.json", f"{folder.name}-step00000099"))
-        and name != "monitor.json"
-    }
+    left = ("train", "wandb", "dataset.toml", "job.json", "monitor.json", f"{folder.name}-step00000099")
+    found = contents(folder).items()
+    return {name: data for name, data in found if not name.startswith(left) and "/." not in f"/{name}"}

@@ -1,4 +1,4 @@
-"""Stores on loopback, with faults: S3 (moto behind a proxy), SFTP (asyncssh), hub buckets (HTTP double), a folder.
+"""Stores on loopback, with faults: S3 (moto), SFTP (asyncssh), hub buckets (HTTP double), a folder.
 
 Every server asks one `Faults` before and after what it does. The hub's double speaks the calls that huggingface_hub makes;
 the contents go through hf_xet's own local storage (`local://`, part of the library).
@@ -7,15 +7,17 @@ the contents go through hf_xet's own local storage (`local://`, part of the libr
 import asyncio
 import errno
 import http.client
+import io
 import json
 import os
 import random
 import shutil
+import socket
 import tempfile
 import threading
 import time
 import urllib.parse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -25,13 +27,15 @@ from typing import Any
 import asyncssh
 import pytest
 from loopback import Answer, Double, Request, running
+from werkzeug import wrappers
+from werkzeug.serving import make_server
+from werkzeug.test import run_wsgi_app
 
 from launch.store.filesystems import PROTOCOLS, Meter
 from launch.store.places import Limits, Place, open_place
 
 KINDS = ("folder", "s3", "sftp", "hub")
 EACH_KIND = ["folder", *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS[1:])]
-BUCKET = "runs-of-tests"
 
 
 class Fails(Exception):
@@ -53,12 +57,11 @@ def failing(error: Exception) -> Iterator[None]:
 
 @dataclass
 class Faults:
-    """What a server does wrong. `lose`, of a folder alone: by name, whether a write is confirmed and then dropped."""
+    """What a server does wrong."""
 
     slow_s: float = 0.0
     fail_share: float = 0.0
     quota_bytes: int | None = None
-    lose: Callable[[str], bool] = lambda name: False
     failed: int = 0
     used_bytes: int = 0
     dice: random.Random = field(default_factory=lambda: random.Random(1))
@@ -67,7 +70,6 @@ class Faults:
     def clear(self) -> None:
         """Be a good server again."""
         self.slow_s, self.fail_share, self.quota_bytes = 0.0, 0.0, None
-        self.lose = lambda name: False
 
     def maybe(self, part: float = 0.5) -> None:
         """Before a request, and after it: then the client does not learn that it was carried out. Raises Fails.
@@ -95,7 +97,7 @@ class Server:
     address: str
     faults: Faults
     wrap: Callable[[Place], Place] = lambda place: place
-    proxy: Any = None  # of S3
+    s3: Any = None
 
     def place(self, limits: Limits) -> Place:
         """The place, with these limits."""
@@ -105,114 +107,97 @@ class Server:
 # S3 -------------------------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def moto() -> Iterator[int]:
-    """A moto server; yields its port."""
-    from moto.server import ThreadedMotoServer
+class S3:
+    """moto with faults, as a WSGI application."""
 
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    try:
-        yield server.get_host_and_port()[1]
-    finally:
-        server.stop()
+    def __init__(self, faults: Faults):
+        from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 
-
-class Proxy(Double):
-    """Forwards S3 requests to moto, with faults."""
-
-    def __init__(self, port: int, faults: Faults):
-        super().__init__(self.forward)
-        self.port, self.faults = port, faults
+        self.app, self.faults = DomainDispatcherApplication(create_backend_app), faults
         self.conditional = True  # False: If-None-Match is ignored, as by some servers that speak S3
 
-    def ask(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> tuple[int, list, bytes]:
-        """moto's own answer."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        try:
-            connection.request(method, path, body, headers)
-            answer = connection.getresponse()
-            return answer.status, answer.getheaders(), answer.read()
-        finally:
-            connection.close()
-
-    def forward(self, request: Request) -> Answer:
-        dropped = {"transfer-encoding", "connection", "expect"} | (set() if self.conditional else {"if-none-match"})
-        headers = {k: v for k, v in request.headers.items() if k.lower() not in dropped}
+    def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        body = wrappers.Request(environ).get_data()
+        environ |= {"wsgi.input": io.BytesIO(body), "CONTENT_LENGTH": str(len(body))}
+        if not self.conditional:
+            environ.pop("HTTP_IF_NONE_MATCH", None)
         try:
             self.faults.maybe()
-            if request.method == "PUT":
-                self.faults.take(len(request.body))
-            status, fields, data = self.ask(request.method, request.path, request.body, headers)
+            if environ["REQUEST_METHOD"] == "PUT":
+                self.faults.take(len(body))
+            answer, status, headers = run_wsgi_app(self.app, environ, buffered=True)
             self.faults.maybe()
-        except Fails:
-            return None if self.faults.dice.random() < 0.5 else (500, ERROR % ("InternalError", "injected"), XML)
+        except Fails as fault:
+            if self.faults.dice.random() < 0.5:
+                environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
+                raise ConnectionError from fault  # there is no answer
+            answer, status, headers = [ERROR % (b"InternalError", b"injected")], "500 Injected", XML
         except Full:
-            return 507, ERROR % ("XMinioStorageFull", "full"), XML
-        hidden = {"transfer-encoding", "connection", "date", "server"}
-        if request.method != "HEAD":
-            hidden.add("content-length")
-        return status, data, {k: v for k, v in fields if k.lower() not in hidden}
+            answer, status, headers = [ERROR % (b"XMinioStorageFull", b"full")], "507 Full", XML
+        start_response(status, list(headers.items()))
+        return answer
 
 
-ERROR = "<?xml version='1.0'?><Error><Code>%s</Code><Message>%s</Message></Error>"
+ERROR = b"<?xml version='1.0'?><Error><Code>%s</Code><Message>%s</Message></Error>"
 XML = {"Content-Type": "application/xml"}
 
 
 @contextmanager
-def s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, port: int) -> Iterator[Server]:
-    """A bucket on a moto server at `port`. botocore's own retries, which wait for seconds, are off."""
-    faults = Faults()
+def s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """A bucket. botocore's own retries, which wait for seconds, are off."""
+    from moto.moto_server.werkzeug_app import MotoRequestHandler
+
+    app, bucket = S3(Faults()), f"runs-of-tests-{os.urandom(4).hex()}"
     monkeypatch.setitem(PROTOCOLS["s3"][1]["config_kwargs"], "retries", {"mode": "standard", "total_max_attempts": 1})
-    with running(Proxy(port, faults)) as proxy:
-        names = {
-            "AWS_CONFIG_FILE": str(tmp_path / "none"),
-            "AWS_ENDPOINT_URL": proxy.url,
-            "AWS_DEFAULT_REGION": "us-east-1",
-        }
-        for name, value in {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", **names}.items():
-            monkeypatch.setenv(name, value)
-        bucket = f"{BUCKET}-{os.urandom(4).hex()}"
-        assert proxy.ask("PUT", f"/{bucket}", b"", {})[0] == 200
-        yield Server(f"s3://{bucket}/runs", faults, proxy=proxy)
+    server = make_server("127.0.0.1", 0, app, threaded=True, request_handler=MotoRequestHandler)
+    environment = {"AWS_CONFIG_FILE": str(tmp_path / "none"), "AWS_DEFAULT_REGION": "us-east-1"}
+    environment |= {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.port}"}
+    for name, value in {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", **environment}.items():
+        monkeypatch.setenv(name, value)
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    try:
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+        connection.request("PUT", f"/{bucket}")
+        assert connection.getresponse().status == 200
+        yield Server(f"s3://{bucket}/runs", app.faults, s3=app)
+    finally:
+        server.shutdown()
 
 
 # SFTP -----------------------------------------------------------------------------------------------------------------
 
 
-def _sftp_class(faults: Faults) -> type:
-    class Faulty(asyncssh.SFTPServer):
-        """asyncssh's server, which fails at every call that matters."""
+def faulty(name: str, before: float, after: float = 0.0) -> Callable[..., Any]:
+    """A call of asyncssh's server that may fail before it, and after it."""
+    call = getattr(asyncssh.SFTPServer, name)
 
-        def write(self, file, offset, data):
-            with failing(asyncssh.SFTPFailure("No space left on device")):
-                faults.take(len(data))
-            return super().write(file, offset, data)
+    def method(self: "FaultySftp", *given: Any) -> Any:
+        with failing(asyncssh.SFTPFailure("injected")):
+            self.faults.maybe(before)
+            done = call(self, *given)
+            self.faults.maybe(after)
+        return done
 
-        async def scandir(self, path):
-            with failing(asyncssh.SFTPFailure("injected")):
-                faults.maybe()
-            async for row in super().scandir(path):
-                yield row
+    return method
 
-    def make_faulty(name: str, before: float, after: float) -> None:
-        call = getattr(Faulty, name)
 
-        def faulty(self, *given):
-            with failing(asyncssh.SFTPFailure("injected")):
-                faults.maybe(before)
-                done = call(self, *given)
-                faults.maybe(after)
-            return done
+class FaultySftp(asyncssh.SFTPServer):
+    """asyncssh's server, which fails at every call that matters."""
 
-        setattr(Faulty, name, faulty)
+    faults: Faults
+    open, stat, remove = (faulty(name, 0.5) for name in ("open", "stat", "remove"))
+    read, posix_rename = faulty("read", 0.02), faulty("posix_rename", 0.5, 0.5)
 
-    for name in ("open", "stat", "remove"):
-        make_faulty(name, 0.5, 0)
-    for name in ("read", "write"):
-        make_faulty(name, 0.02, 0)
-    make_faulty("posix_rename", 0.5, 0.5)
-    return Faulty
+    def write(self, file, offset, data):
+        with failing(asyncssh.SFTPFailure("No space left on device")):
+            self.faults.take(len(data))
+        return faulty("write", 0.02)(self, file, offset, data)
+
+    async def scandir(self, path):
+        with failing(asyncssh.SFTPFailure("injected")):
+            self.faults.maybe()
+        async for row in super().scandir(path):
+            yield row
 
 
 @contextmanager
@@ -226,7 +211,7 @@ def sftp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     (home / ".ssh" / "key").chmod(0o600)
     allowed = tmp_path / "authorized_keys"
     allowed.write_bytes(user_key.export_public_key())
-    made, started = _sftp_class(faults), Future[tuple[int, Callable[[], Any]]]()
+    made, started = type("Sftp", (FaultySftp,), {"faults": faults}), Future[tuple[int, Callable[[], Any]]]()
 
     async def serve() -> None:
         over, loop = asyncio.Event(), asyncio.get_running_loop()
@@ -389,19 +374,15 @@ class FaultyFolder(Place):
             yield fs
 
     def write(self, fs: Any, key: str, source: bytes | str, meter: Meter) -> None:
-        self._faulty(key, source, lambda: super(FaultyFolder, self).write(fs, key, source, meter))
+        self._faulty(source, lambda: super(FaultyFolder, self).write(fs, key, source, meter))
 
     def write_new(self, fs: Any, key: str, data: bytes) -> None:
-        self._faulty(key, data, lambda: super(FaultyFolder, self).write_new(fs, key, data))
+        self._faulty(data, lambda: super(FaultyFolder, self).write_new(fs, key, data))
 
-    def _faulty(self, name: str, source: bytes | str, work: Callable[[], None]) -> None:
+    def _faulty(self, source: bytes | str, work: Callable[[], None]) -> None:
         with failing(OSError(errno.ENOSPC, "No space left on device")):
             self.faults.take(len(source) if isinstance(source, bytes) else os.path.getsize(source))
-        path = Path(name)
-        old = path.read_bytes() if path.exists() else None
         work()
-        if self.faults.lose(name):
-            path.unlink() if old is None else path.write_bytes(old)
         with failing(OSError(errno.EIO, "injected")):
             self.faults.maybe()
 
@@ -419,9 +400,6 @@ def folder(tmp_path: Path, _: pytest.MonkeyPatch) -> Iterator[Server]:
     yield Server(str(root), faults, wrap)
 
 
-def serving(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moto_port: Callable[[], int]
-) -> AbstractContextManager[Server]:
-    """A running store of one of KINDS. moto_port: starts moto when it is called first."""
-    made = {"folder": folder, "s3": s3, "sftp": sftp, "hub": hub}[kind]
-    return made(tmp_path, monkeypatch, *([moto_port()] if kind == "s3" else []))
+def serving(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AbstractContextManager[Server]:
+    """A running store of one of KINDS."""
+    return {"folder": folder, "s3": s3, "sftp": sftp, "hub": hub}[kind](tmp_path, monkeypatch)

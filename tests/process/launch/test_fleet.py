@@ -23,9 +23,12 @@ def test_a_store_shows_its_runs_with_the_machine_that_holds_each(data, tmp_path)
     wait_for(lambda: lease.poll() == "held", what="the lease is held")
     (store / "far-cat" / "requests").mkdir()
     (store / "an-empty-folder").mkdir()
+    (store / "unclaimed").mkdir()
+    (store / "unclaimed" / "status.json").write_text('{"state": "running"}')
     (store / "not a run").mkdir()
     found = {run["slug"]: run for run in fleet.read_store(str(store))}
-    assert set(found) == {"far-cat", "done", "starting"}
+    assert set(found) == {"far-cat", "done", "starting", "unclaimed"}
+    assert [found["unclaimed"][key] for key in ("state", "holder", "held")] == ["running", "", False]
     assert found["starting"]["state"] == "unknown" and socket.gethostname() in found["starting"]["holder"]
     one = found["far-cat"]
     assert (one["state"], one["step"], one["planned_steps"], one["loss"]) == ("running", 40, 100, 0.25)
@@ -144,11 +147,3 @@ def test_the_stores_are_limited_and_only_texts(data, capsys):
     assert fleet.added()[-1] == "/far/new"
     (data / fleet.STORES).write_text('{"a": "/far/1"}')
     assert fleet.stores() == [] and "no store is known" in call("launch", "fleet").stdout
-
-
-def test_a_run_that_no_machine_has_claimed_is_held_by_none(data, tmp_path):
-    place = open_place(str(tmp_path / "store")).under("cat")
-    assert fleet.read_run(place, "cat") is None, "an empty folder is no run"
-    place.put("status.json", b'{"state": "running"}')
-    found = fleet.read_run(place, "cat")
-    assert found is not None and (found["state"], found["holder"], found["held"]) == ("running", "", False)

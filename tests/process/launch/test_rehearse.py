@@ -5,8 +5,8 @@ import subprocess
 import time
 
 import pytest
-from runs_helpers import picture, spec
-from short_run_helpers import launched, listing, nothing_runs, states, tiny_run
+from runs_helpers import contents, picture, spec
+from short_run_helpers import launched, nothing_runs, states, tiny_run
 
 import runs
 from launch import rehearse
@@ -19,7 +19,7 @@ from ui.run import run_page
 @pytest.mark.slow
 def test_a_rehearsal_measures_the_run_and_leaves_nothing(data, one_cpu):
     folder = tiny_run(data, epochs=10, repeats=4, price_per_hour=3.6)
-    before = listing(data)
+    before = contents(data)
     code, found, said = launched("rehearse", folder)
     assert code == 0, said[-5000:]
     assert found["state"] == PASSED and set(states(found).values()) == {DONE}
@@ -30,10 +30,10 @@ def test_a_rehearsal_measures_the_run_and_leaves_nothing(data, one_cpu):
     assert predicted["ends_s"] == pytest.approx(time.time() + predicted["seconds"], abs=120)
     assert predicted["cost"] == pytest.approx(predicted["seconds"] / 1000, abs=0.02)
     assert "120 steps take about" in said and "the run ends on" in said
-    left = listing(data)
+    left = contents(data)
     left.pop(f"outputs/{folder.name}/rehearsal.json")
     left.pop(rehearse.LOCK)
-    assert {name: stamp for name, stamp in left.items() if not name.startswith("models/")} == before
+    assert {name: content for name, content in left.items() if not name.startswith("models/")} == before
     assert nothing_runs(data)
     again = rehearse.read(folder)
     assert again is not None and again.state == PASSED and rehearse.objection(folder, runs.load(folder)) == ""

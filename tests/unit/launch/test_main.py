@@ -12,7 +12,9 @@ def test_the_help_of(name):
     assert done.returncode == 0 and "--json" in done.stdout
 
 
-@pytest.mark.parametrize("words", [(), ("nothing",), ("store",)])
+@pytest.mark.parametrize(
+    "words", [(), ("nothing",), ("store",), ("runpod", "RUN"), ("runpod", "RUN", "--image=x", "--stop=no")]
+)
 def test_wrong_usage_is_exit_code_2(words):
     done = call("launch", *words)
     assert done.returncode == 2 and "usage: python -m launch" in done.stderr

@@ -48,14 +48,6 @@ def test_a_skypilot_job_of_several_nodes_and_one_of_an_image(clean):
     assert job["resources"]["job_recovery"]["recover_on_exit_codes"] == [5, 6]
 
 
-def test_vast_is_skypilots_job_on_vasts_machines(data, clean):
-    folder = a_run(data)
-    assert skypilot.run(arguments(skypilot, "--gpu", "L4", command="vast", run=folder.name)) == 0
-    job = yaml.safe_load((folder / "skypilot.yaml").read_text())
-    assert job["resources"]["infra"] == "vast" and job["resources"]["use_spot"] is True
-    assert job["resources"]["accelerators"] == {"L4": 1}
-
-
 def test_skypilot_itself_takes_the_job_of_every_choice(tmp_path):
     venv = Path(os.environ.get("SKYPILOT_VENV", "/nowhere"))
     if not (venv / "bin" / "python").exists():
@@ -83,11 +75,13 @@ def test_skypilot_is_submitted_once_the_run_is_in_its_store(data, tmp_path, clea
     executable(tmp_path / "venv" / "bin" / "sky", SKY)
     monkeypatch.setenv("SKYPILOT_VENV", str(tmp_path / "venv"))
     monkeypatch.setenv("HOME", str(tmp_path))
-    args = arguments(skypilot, "--gpu", "L4", "--submit", run=folder.name)
+    args = arguments(skypilot, "--gpu", "L4", "--submit", run=folder.name, command="vast")
     with pytest.raises(LaunchError, match="HF_TOKEN: set in the environment first"):
         skypilot.run(args)
     monkeypatch.setenv("HF_TOKEN", "hf_sesame")
     assert skypilot.run(args) == 0
+    job = yaml.safe_load((folder / "skypilot.yaml").read_text())
+    assert job["resources"]["infra"] == "vast" and job["resources"]["accelerators"] == {"L4": 1}
     words = (tmp_path / "words").read_text().splitlines()
     assert words[:2] == ["jobs", "launch"] and words[-1] == str(folder / "skypilot.yaml")
     assert words[words.index("--secret") :][:2] == ["--secret", "HF_TOKEN"] and "hf_sesame" not in " ".join(words)

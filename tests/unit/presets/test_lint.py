@@ -45,11 +45,6 @@ FAULTS = {
 }  # fmt: skip
 
 
-def test_a_good_script_is_clean_and_left_alone():
-    assert ids(GOOD) == set()
-    assert fix(GOOD).text == GOOD
-
-
 def test_every_rule_has_a_reason_a_source_a_fix_and_a_test():
     rules = presets.read_table("lint.toml")["rules"]
     assert set(rules) == {*FAULTS, "cut-off", "network-disk"}

@@ -22,11 +22,3 @@ def test_a_file_in_several_parts_is_downloaded_as_a_whole():
     for n, name in enumerate(names, 1):
         assert presets.tables.downloads()[name]["path"] == f"text_encoder/model-{n:05d}-of-00004.safetensors"
     assert presets.tables.shards("ae.safetensors") == ["ae.safetensors"]
-
-
-def test_the_users_models_are_read_again_when_they_change(tmp_path):
-    file = tmp_path / "models.toml"
-    assert "mine" not in presets.models(file)
-    for repo in ("me/mine", "me/other"):
-        file.write_text(f'[models.mine]\nrepo = "{repo}"\n[models.flux-dev]\nrepo = "{repo}"\n')
-        assert presets.models(file)["mine"]["repo"] == presets.models(file)["flux-dev"]["repo"] == repo

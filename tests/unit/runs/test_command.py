@@ -138,8 +138,11 @@ def test_a_prompt_is_one_line_with_size_steps_and_seed():
 
 
 def test_a_users_model_is_used_and_a_broken_one_named(data):
-    (data / "models.toml").write_text('[models.mine]\nname = "Mine"\nrepo = "/models/mine"\n', encoding="utf-8")
+    assert "mine" not in presets.models()
+    own = '[models.mine]\nname = "Mine"\nrepo = "/models/mine"\n[models.flux-dev]\nrepo = "me/other"\n'
+    (data / "models.toml").write_text(own, encoding="utf-8")
     assert words_of(spec(model="Mine"))["pretrained_model_name_or_path"] == ["/models/mine"]
+    assert presets.models()["flux-dev"]["repo"] == "me/other"
     assert presets.models()["mine"]["backends"] == ["diffusers"]
     for broken, message in (
         ("[models.mine\n", "models.toml: "),

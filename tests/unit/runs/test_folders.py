@@ -9,7 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 import tomllib
-from runs_helpers import contents, picture, pictures, python, sources, spec
+from runs_helpers import contents, picture, pictures, sources, spec
 from ui_helpers import small_disk
 
 import runs
@@ -31,20 +31,6 @@ def test_a_run_has_its_files_and_render_writes_them_again(tmp_path, data):
     before = contents(folder)
     (folder / "train.sh").write_text("broken")
     assert runs.render(folder) == folder / "train.sh" and contents(folder) == before
-
-
-def test_an_attempt_has_a_script_of_its_own_and_leaves_the_spec_alone(tmp_path, data):
-    folder = runs.create(spec(), pictures(tmp_path / "in"))
-    before = contents(folder)
-    job = runs.resolve(runs.load(folder).changed(workers=0), folder)
-    path = runs.write_attempt(folder, job, 2, folder / "my-lora-step00000010-state")
-    assert path == folder / "train.attempt-2.sh"
-    text = path.read_text()
-    assert f"--resume {folder}/my-lora-step00000010-state" in text and "--max_data_loader_n_workers 0" in text
-    assert "--persistent" not in text
-    assert {k: v for k, v in contents(folder).items() if k != path.name} == before
-    assert runs.write_attempt(folder, runs.pinned(folder), 1) == folder / "train.sh"
-    assert contents(folder) | before == contents(folder)
 
 
 def nothing_made(root: Path) -> bool:
@@ -165,29 +151,8 @@ def test_a_run_is_trained_longer(tmp_path, data):
     assert runs.longer({}) is None and runs.longer({"epochs": "x"}) is None
 
 
-def test_importing_runs_and_presets_is_light():
-    """The monitor and the page import them: no pydantic, Pillow, slugify or torch before they are needed."""
-    code = "import sys, runs, presets; runs.data_root(); presets.tiers(); print(*sys.modules)"
-    loaded = {name.partition(".")[0] for name in python("-c", code).stdout.split()}
-    assert loaded and not loaded & {"pydantic", "PIL", "slugify", "torch", "numpy", "tomlkit", "huggingface_hub"}
-
-
 def open_spec(**fields):
     return spec(**{"sample_every_n_steps": None, **fields})
-
-
-def test_every_tenth_of_a_run_has_pictures_and_one_with_nothing_to_draw_has_none(tmp_path, data):
-    images = pictures(tmp_path / "in")
-    folder = runs.create(open_spec(trigger="tok", repeats=10, epochs=20), images)
-    every = 3 * 10 * 20 // 10
-    assert runs.load(folder).sample_every_n_steps == every
-    assert (folder / "sample_prompts.txt").read_text().startswith("tok --w")
-    assert runs.load(folder).save_every_n_steps == 60
-    for wanted in (f"--sample_every_n_steps {every}", "--save_every_n_steps 60"):
-        assert wanted in (folder / "train.sh").read_text()
-    folder = runs.create(open_spec(name="none", trigger=""), images)
-    assert runs.load(folder).sample_every_n_steps == 0
-    assert "sample" not in (folder / "train.sh").read_text().replace("sample_prompts.txt", "")
 
 
 def test_without_a_trigger_the_first_caption_is_drawn_without_its_options():
@@ -197,21 +162,24 @@ def test_without_a_trigger_the_first_caption_is_drawn_without_its_options():
     assert runs.sample_prompts(made).startswith("a cat w 9999 n x --w 512 --h 512")
 
 
-def test_an_interval_is_as_set_at_least_one_step_and_there_without_an_end_in_sight():
-    for fields, interval in (
-        ({"sample_every_n_steps": 7}, 7),
-        ({"sample_every_n_steps": 0, "trigger": "tok"}, 0),
-        ({"trigger": "tok", "max_train_steps": 3}, 1),
-        ({"trigger": "tok", "repeats": 1, "epochs": 10**9, "save_every_n_epochs": 1}, 500_000_000),
+def test_a_new_run_has_pictures_and_states_every_tenth_of_it_and_no_pictures_where_there_is_nothing_to_draw(
+    tmp_path, data
+):
+    folder = runs.create(open_spec(trigger="tok", repeats=10, epochs=20), pictures(tmp_path / "in"))
+    text = (folder / "train.sh").read_text()
+    assert "--sample_every_n_steps 60" in text and "--save_every_n_steps 60" in text
+    assert (folder / "sample_prompts.txt").read_text().startswith("tok --w")
+    for fields, sample, save in (
+        ({"trigger": ""}, 0, 48),
+        ({"sample_every_n_steps": 7}, 7, 48),
+        ({"sample_every_n_steps": 0}, 0, 48),
+        ({"max_train_steps": 3}, 1, 1),
+        ({"repeats": 1, "epochs": 10**9, "save_every_n_epochs": 1}, 300_000_000, 100),
+        ({"epochs": 1, "save_every_n_steps": 7}, 3, 7),
+        ({"epochs": 100, "save_every_n_steps": 0}, 600, 0),
     ):
-        assert runs.with_intervals(open_spec(**fields), {"": 5}).sample_every_n_steps == interval
-    for fields, interval in (
-        ({"epochs": 1, "repeats": 10}, 3),
-        ({"epochs": 100, "repeats": 100}, 100),
-        ({"save_every_n_steps": 7}, 7),
-        ({"save_every_n_steps": 0}, 0),
-    ):
-        assert runs.with_intervals(spec(**fields), {"": 3}).save_every_n_steps == interval
+        made = runs.with_intervals(open_spec(**fields), {"": 3})
+        assert (made.sample_every_n_steps, made.save_every_n_steps) == (sample, save), fields
 
 
 def test_each_lora_that_stays_has_samples_of_its_step():

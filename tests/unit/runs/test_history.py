@@ -25,8 +25,10 @@ def spec(**fields) -> dict:
     return runs.make({**FIELDS, **fields}).model_dump()
 
 
-def test_a_completed_run_with_the_same_settings_alone_gives_its_speed_and_the_rest_of_its_time(data):
-    write(data, "before")
+def test_the_newest_completed_run_with_the_same_settings_gives_its_speed_and_the_rest_of_its_time(data):
+    write(data, "aged", step_s=9.0)
+    write(data, "before", "2026-01-02T00:20:00.000Z", started_at="2026-01-02T00:00:00.000Z")
+    write(data, "restarted", "2026-01-03T00:20:00.000Z", step_s=4.0, restarts=2)
     found = earlier(spec())
     assert (found.name, found.step_s, found.other_s) == ("before", 2.0, pytest.approx(200.0))
     others = {"tier": "20G", "model": "flux-dev", "mixed_precision": "bf16", "resolution": 128, "batch_size": 2}
@@ -44,10 +46,3 @@ def test_runs_without_a_usable_speed_and_broken_files_are_passed_over_and_a_stop
     assert earlier(spec()) is None
     write(data, "stopped", state="stopped")
     assert earlier(spec()).other_s is None and earlier(spec()).step_s == 2.0
-
-
-def test_the_newest_completed_run_comes_first(data):
-    write(data, "old", step_s=9.0)
-    write(data, "new", "2026-01-02T00:20:00.000Z", step_s=3.0)
-    write(data, "restarted", "2026-01-03T00:20:00.000Z", step_s=4.0, restarts=2)
-    assert earlier(spec()).name == "new"

@@ -7,7 +7,7 @@ import pytest
 from families import FAMILIES, PLATFORMS, fitting, made
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from runs_helpers import call, folder_of, spec
+from runs_helpers import call, contents, folder_of, spec
 
 import runs
 from launch import bundle
@@ -70,9 +70,12 @@ def test_neither_an_update_nor_an_edit_changes_an_attempt_until_the_run_is_made_
     assert spec_edited(folder)
     (note,) = next_attempt.respond(folder, {"want": "problems"})["notes"]
     assert note.startswith("run.toml was edited; every attempt still runs job.json")
+    files = contents(folder)
+    assert runs.write_attempt(folder, before, 1) == folder / "train.sh"
     request = {"want": "script", "number": 2, "resume": str(folder / "x-state"), "was": []}  # as the monitor asks
     assert next_attempt.respond(folder, request)["compatible"] and pinned(folder) == before
     text = (folder / "train.attempt-2.sh").read_text()
+    assert contents(folder) == files | {"train.attempt-2.sh": text.encode()}, "a script of its own"
     assert text == rendered(before, folder / "x-state") and "older" in text and "--network_dim 4 " in text
     said = call("runs", "render", folder.name).stderr
     assert all(f"changed: {line} \\\n" in said for line in ("-  --network_dim 4", "+  --network_dim 64"))

@@ -53,9 +53,9 @@ def copier(run, place) -> Copier:
 
 
 @pytest.fixture(params=EACH_KIND)
-def server(request, tmp_path, monkeypatch, moto_port) -> Iterator[Server]:
+def server(request, tmp_path, monkeypatch) -> Iterator[Server]:
     """A store of each kind."""
-    with serving(request.param, tmp_path, monkeypatch, moto_port) as one:
+    with serving(request.param, tmp_path, monkeypatch) as one:
         yield one
 
 

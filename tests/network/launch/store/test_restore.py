@@ -6,7 +6,8 @@ import os
 import shutil
 
 import pytest
-from store_helpers import add_state, belonging, files_of, held, log, make_run
+from runs_helpers import contents
+from store_helpers import add_state, belonging, held, log, make_run
 
 import runs
 from launch.store.copies import Copier
@@ -20,12 +21,12 @@ from runs.paths import datasets_dir, outputs_dir
 def test_an_empty_machine_gets_the_run_as_it_was(run, place, other, tmp_path):
     pushed = Copier(place, run, held(place)).push()
     assert pushed.manifest.name == "manifests/000001-000001.json" and pushed.manifest.step == 10 and not pushed.notes
-    before, images = belonging(run), files_of(datasets_dir() / run.name)
+    before, images = belonging(run), contents(datasets_dir() / run.name)
     outputs = other()
     done = restore(place, run.name)
     assert done.step == 10 and done.notes == []
     assert belonging(outputs / run.name) == before
-    assert files_of(datasets_dir() / run.name) == images
+    assert contents(datasets_dir() / run.name) == images
     assert [path.name for path in outputs.iterdir()] == [run.name], "nothing is left of the fetching"
     saved = json.loads((outputs / run.name / "monitor.json").read_text())
     assert saved == {"version": 2, "state": "opening", "attempt": 3, "current": None}
@@ -109,10 +110,10 @@ def test_the_same_spec_on_a_fresh_machine_takes_the_stores_checkpoint_and_anothe
     assert runs.load(here).price_per_hour == 2.5
     other("third")
     mine = make_run(tmp_path / "second", rank=3)
-    before = files_of(mine)
+    before = contents(mine)
     with pytest.raises(StoreError, match="holds another run of this name: rank differ"):
         restore(place, run.name)
-    assert files_of(mine) == before
+    assert contents(mine) == before
 
 
 @pytest.mark.parametrize("own", [False, True])

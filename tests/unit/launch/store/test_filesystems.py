@@ -10,17 +10,6 @@ import pytest
 
 from launch.store import filesystems
 from launch.store.filesystems import Pace, bounded, fill, open_new, refusal, size_of, stream
-from launch.store.places import open_place
-
-
-def test_bytes_and_small_files_are_sent_in_one_call_and_counted(tmp_path):
-    (tmp_path / "x").write_bytes(b"file")
-    place, moved, sent = open_place("s3://bucket"), [], Mock()
-    place.write(sent, "bucket/bytes", b"bytes", moved.append)
-    place.write(sent, "bucket/file", str(tmp_path / "x"), moved.append)
-    assert moved == [5, 4]
-    assert sent.pipe_file.call_args_list == [call("bucket/bytes", b"bytes"), call("bucket/file", b"file")]
-    assert list(filesystems.blocks(b"abc")) == [b"abc"]
 
 
 def test_bytes_are_spread_over_time(monkeypatch):
@@ -69,10 +58,6 @@ def test_a_file_is_opened_in_a_folder_that_is_made_and_a_link_has_no_size(tmp_pa
         with pytest.raises(PermissionError, match="not a plain file"):
             size_of(fs, f"{tmp_path}/{name}")
     assert moved == [4, 4]
-    sftp = Mock(__enter__=Mock(), __exit__=Mock(return_value=None))
-    assert fill("sftp", sftp, b"abc", moved.append) == 3
-    order = [call.set_pipelined(True), call.write(b"ab"), call.set_pipelined(False), call.write(b"c")]
-    assert sftp.mock_calls[1:-1] == order, "the last write waits for the answers of all"
 
 
 def test_a_large_file_is_complete_or_discarded(tmp_path):
