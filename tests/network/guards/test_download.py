@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import children
+import huggingface_hub
 import pytest
 from download_helpers import CONTENT, FILES, NAME, REPO, get, no_overlap, part, whole
 from filelock import FileLock
@@ -20,6 +21,8 @@ from ui_helpers import small_disk
 
 from guards import download
 from guards.hub import DownloadError, Progress
+from trainer import models, tiny_flux
+from trainer.errors import TrainError
 
 HONEST = ("drop", "busy")
 KINDS = (*HONEST, "whole", "short", "long", "extra", "moved", "flipped", "changed")
@@ -154,16 +157,7 @@ print(found / "x.safetensors")
 
 
 @pytest.mark.slow
-def test_two_processes_download_a_file_once(hub, tmp_path):
-    hub.nap_s = 0.05
-    both = [children.start(LOAD), children.start(LOAD)]
-    paths = {Path(one.communicate(timeout=300)[0].strip()) for one in both}
-    assert len(paths) == 1 and paths.pop().read_bytes() == CONTENT
-    assert no_overlap(hub)
-
-
-@pytest.mark.slow
-def test_a_killed_download_continues_in_the_next_process(hub, tmp_path):
+def test_a_killed_download_is_continued_once_by_the_next_two_processes(hub, tmp_path):
     """SIGKILL: its lock is free at once, its bytes are kept."""
     hub.faults = [Fault("stall", 300_000)]
     first = children.start(LOAD)
@@ -174,14 +168,15 @@ def test_a_killed_download_continues_in_the_next_process(hub, tmp_path):
     kept = part(blobs).stat().st_size
     assert 0 < kept < len(CONTENT)
     hub.requests.clear()
-    assert Path(children.run(LOAD).stdout.strip()).read_bytes() == CONTENT
+    hub.sent, hub.nap_s = [], 0.05
+    both = [children.start(LOAD), children.start(LOAD)]
+    assert all(Path(one.communicate(timeout=300)[0].strip()).read_bytes() == CONTENT for one in both)
     assert {h["range"] for _, _, h in hub.requests if "range" in h} == {f"bytes={kept}-"}
+    assert hub.sent_of(NAME) == len(CONTENT) - kept
     assert sorted(p.name for p in blobs.iterdir()) == [hashlib.sha256(CONTENT).hexdigest()]
 
 
 def test_the_hubs_library_finds_the_file_without_a_network(hub, tmp_path):
-    import huggingface_hub
-
     folder, cache = whole(), str(download.cache_folder())
     for name, content in FILES.items():
         library = huggingface_hub.hf_hub_download("me/model", name, cache_dir=cache, local_files_only=True)
@@ -199,24 +194,18 @@ def test_a_name_that_leaves_the_repository_is_refused(hub, tmp_path, name):
 
 
 @pytest.mark.slow
-def test_the_built_in_trainer_loads_a_hub_id_through_faults_and_again_without_a_network(hub, tmp_path, monkeypatch):
-    pytest.importorskip("torch")
-    from trainer import models, tiny_flux
-    from trainer.errors import TrainError
-
+def test_the_built_in_trainer_loads_the_files_of_a_hub_id_that_it_needs_once_or_says_why_not(
+    hub, tmp_path, monkeypatch
+):
     folder = tiny_flux.ensure(tmp_path / "tiny-flux")
-    hub.files = {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
-    names = set(hub.files)
+    own = {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
     needless = ("flux.safetensors", "vae/diffusion_pytorch_model.fp16.safetensors", "README.md")
-    hub.files |= dict.fromkeys(needless, CONTENT)
-    hub.faults = [Fault("drop", 50), Fault("busy"), Fault("none"), Fault("drop", 3)] * 5
+    hub.files = own | dict.fromkeys(needless, CONTENT)
     ticks: list[tuple[int, int]] = []
     found = models.locate("me/model", lambda *at: ticks.append(at))
-    loaded = {p.relative_to(found).as_posix() for p in found.rglob("*") if p.is_file()}
-    assert loaded <= names and not loaded & set(needless) and len(ticks) > len(loaded)
-    assert all(no_overlap(hub, name) for name in loaded if hub.files[name])
+    loaded = {p.relative_to(found).as_posix(): p.read_bytes() for p in found.rglob("*") if p.is_file()}
+    assert loaded.items() <= own.items() and len(ticks) > len(loaded)
     assert not [name for name, *_ in hub.sent if name in needless]
-    assert all((found / name).read_bytes() == hub.files[name] for name in loaded)
     models.check(found)
     hub.silent = True
     hub.requests.clear()

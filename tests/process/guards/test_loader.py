@@ -6,10 +6,9 @@ from pathlib import Path
 
 import children
 import pytest
+import torch
 
 from guards import loader
-
-needs_sockets = pytest.mark.skipif(sys.platform == "win32", reason="sockets as on Unix")
 
 LOADER = """
 from guards import loader
@@ -29,7 +28,6 @@ def long_folder(tmp_path):
     return folder
 
 
-@needs_sockets
 @pytest.mark.slow
 def test_batches_arrive_with_a_long_tmpdir_which_stays(long_folder):
     done = children.run(LOADER, TMPDIR=long_folder)
@@ -39,27 +37,16 @@ def test_batches_arrive_with_a_long_tmpdir_which_stays(long_folder):
     assert not Path(made).exists()
 
 
-@needs_sockets
-def test_a_short_tmpdir_changes_nothing(tmp_path, monkeypatch):
+def test_a_short_tmpdir_stays_and_when_no_folder_can_be_used_the_error_says_what_to_do(long_folder, monkeypatch):
     monkeypatch.setattr(loader.tempfile, "tempdir", "/tmp")
     assert loader.move_sockets() == "" and loader.tempfile.tempdir == "/tmp"
     assert not loader.sockets_fit("/" + "é" * 40)  # bytes count, not letters
-
-
-@needs_sockets
-def test_when_no_folder_can_be_used_the_error_names_tmpdir_and_what_to_do(long_folder, monkeypatch):
     monkeypatch.setattr(loader.tempfile, "tempdir", str(long_folder))
     monkeypatch.setattr(loader, "SHORT", ("/no/such/folder", str(long_folder)))
     monkeypatch.setattr(loader.multiprocessing.process.current_process(), "_config", {})
     with pytest.raises(loader.TooLong, match=r"TMPDIR \(.*Set TMPDIR to a shorter folder"):
         loader.move_sockets()
     assert loader.tempfile.tempdir == str(long_folder)
-
-
-def test_no_workers_drop_persistence_prefetch_and_timeout_together():
-    made = loader.rules(0, persistent_workers=True, prefetch_factor=4, timeout=60)
-    off = {"persistent_workers": False, "prefetch_factor": None}
-    assert made == {"num_workers": 0, "timeout": 0.0, **off}
 
 
 def test_the_users_limit_of_a_batch_counts_where_the_loader_has_none(monkeypatch):
@@ -69,7 +56,6 @@ def test_the_users_limit_of_a_batch_counts_where_the_loader_has_none(monkeypatch
 
 
 def test_torch_accepts_every_combination(monkeypatch):
-    torch = pytest.importorskip("torch")
     choices = itertools.product([0, 2], [False, True], [None, 3], [0, 7], ["linux", "win32", "darwin"])
     for workers, persistent, prefetch, timeout, platform in choices:
         with monkeypatch.context() as here:

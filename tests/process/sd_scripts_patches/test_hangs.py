@@ -23,7 +23,7 @@ from monitor_helpers import wait_for
 
 from monitor.process.platform import process_info
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform == "win32", reason="workers and FIFOs as on Unix")]
+pytestmark = pytest.mark.slow
 LOADER = """
 import os, signal, sys, time
 import torch.utils.data
@@ -95,9 +95,9 @@ class Probe:
     env: dict[str, str] = field(default_factory=dict)
     never: str = "Segmentation fault"
 
-    def run(self, folder: Path) -> tuple[Probe, helpers.RunResult]:
+    def run(self, folder: Path) -> helpers.RunResult:
         folder.mkdir()
-        return self, helpers.module(folder, self.source, *self.args, real=False, **self.env)
+        return helpers.module(folder, self.source, *self.args, real=False, **self.env)
 
 
 def wait_gone(pids: list[int]) -> None:
@@ -114,6 +114,10 @@ PROBES = {
     # torch's own timeout does not fire here: the parent sits in a receive for the tensor's file descriptor.
     "worker stopped": Probe(
         loader("os.kill(os.getpid(), signal.SIGSTOP)"), 75, ("of the data loader from worker 0 (pid ",), ("1",), BATCHES
+    ),
+    "worker fails": Probe(
+        loader("raise OSError('no image')"), 1, ("batch 5 of the data loader from worker 0 (pid ", ") failed: OSError"),
+        ("2",), BATCHES,
     ),
     "worker deaf": Probe(
         loader(DEAF), 75, (WORKER, "loader timeout 8.0", "got 3", "_next_data"), ("2",), BATCHES, never="got 4"
@@ -161,19 +165,14 @@ def futures(request, tmp_path_factory):
     """The probes of the selected tests, started together, because a probe mostly waits."""
     folders = tmp_path_factory.mktemp("probes")
     jobs = {name: partial(probe.run, folders / name.replace(" ", "-")) for name, probe in PROBES.items()}
-    with helpers.ahead(request, "result", jobs, at_once=6) as found:
+    with helpers.ahead(request, "name", jobs, at_once=6) as found:
         yield found
 
 
-@pytest.fixture
-def result(request, futures):
-    return futures[request.param].result()
-
-
-@helpers.asks("result", *PROBES)
-def test_the_process_ends_in_time_and_the_log_names_what_it_waited_for(result):
+@pytest.mark.parametrize("name", PROBES)
+def test_the_process_ends_in_time_and_the_log_names_what_it_waited_for(name, futures):
     """The exit code and the log are those of the row, and no loader worker is left."""
-    probe, run = result
+    probe, run = PROBES[name], futures[name].result()
     assert run.code == probe.code and probe.never not in run.log, run.log
     for text in probe.says:
         assert text in run.log, (text, run.log)

@@ -8,6 +8,7 @@ from types import ModuleType
 import patches_helpers as helpers
 import pytest
 import tiny_sd_scripts as tiny
+import torch
 
 from guards import limits
 from sd_scripts_patches import hygiene, session
@@ -15,7 +16,6 @@ from sd_scripts_patches import hygiene, session
 
 @pytest.mark.parametrize(("every", "expected"), [("", []), ("0", []), ("3", [3, 6])])
 def test_the_gpus_cache_is_emptied_only_on_request(monkeypatch, every, expected):
-    torch = pytest.importorskip("torch")
     emptied, steps = [], []
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)

@@ -1,6 +1,5 @@
 """The launcher runs a script as Python does: arguments, paths, spawned workers. No checkout needed."""
 
-import ast
 import json
 import subprocess
 import sys
@@ -11,7 +10,6 @@ import pytest
 from patches_helpers import launch, write
 
 from sd_scripts_patches import runner
-from sd_scripts_patches.patch import Incompatible
 
 REPORT = """
 import json, sys
@@ -50,14 +48,6 @@ def test_the_import_path_begins_with_the_scripts_folder_then_the_checkouts(monke
     runner._set_import_path("/src")
     runner._add_source(Path("/src"))
     assert sys.path == ["/src", "/src", "/lib", str(children.ROOT)]
-
-
-def test_patches_are_applied_right_before_the_main_part_of_a_script():
-    text = "a = 1\nif a:\n    b()\nif __name__ == '__main__':\n    c()"
-    tree = runner._insert_hook(ast.parse(text), "x")
-    assert ast.unparse(tree) == text.replace("if __name__", f"{runner._HOOK}()\nif __name__")
-    with pytest.raises(Incompatible, match="x: there is no `if __name__"):
-        runner._insert_hook(ast.parse("if a:\n    b()"), "x")
 
 
 def test_a_spawned_worker_imports_the_main_module_of_its_parent(tmp_path):
@@ -101,7 +91,6 @@ if __name__ == "__main__":
 @pytest.mark.skipif(sys.platform != "linux", reason="the signal at a parent's death is Linux's")
 def test_loader_workers_live_with_the_patches_by_every_start_method_and_outlive_the_thread_that_starts_them(tmp_path):
     """A fork server is not the trainer, and a thread that starts workers may exit before them: neither kills a worker."""
-    pytest.importorskip("torch")
     methods = ("fork", "spawn", "forkserver")
     done = launch(write(tmp_path, "loader.py", LOADER), *methods, timeout_s=500)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -2,35 +2,31 @@
 
 import json
 import shutil
-import threading
 from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import safetensors
+import torch
 
 from guards import quantized
 from trainer import models
 from trainer.families.flux import FAMILY
 from trainer.quantized import KINDS
 
-torch = pytest.importorskip("torch")
 CPU = torch.device("cpu")
 
 
 @pytest.fixture
 def model(model, tmp_path, monkeypatch):
     monkeypatch.setattr(quantized, "RESERVE", 0)
+    monkeypatch.setattr(quantized.Copy, "finish", quantized.Copy._complete)  # in no thread
     shutil.copytree(model, tmp_path / "m", ignore=shutil.ignore_patterns(quantized.FOLDER))
     return tmp_path / "m"
 
 
 def load(model, dtype=torch.bfloat16, kind="float8"):
-    found = models.load_denoiser(model, FAMILY, dtype, CPU, kind, lambda done, total: None)
-    for thread in threading.enumerate():
-        if thread.name == quantized.THREAD:
-            thread.join()
-    return found
+    return models.load_denoiser(model, FAMILY, dtype, CPU, kind, lambda done, total: None)
 
 
 def copies(model):

@@ -5,11 +5,11 @@ import importlib
 import re
 
 import pytest
+import torch
 
 from presets import tables
 from trainer import imports, lora
 
-torch = pytest.importorskip("torch")
 imports.heavy()
 import diffusers  # noqa: E402 - after `heavy`
 

@@ -43,6 +43,7 @@ def test_a_launched_run_saves_samples_and_metrics_as_it_should(work, tmp_path):
     assert [row["step"] for row in rows] == list(range(1, 31)) and {row["attempt"] for row in rows} == {2}
     (beat,) = heartbeat.read_all(beats)
     assert (beat.step, beat.planned, beat.epoch, beat.outcome, beat.phase) == (30, 30, 3, "done", "end")
+    assert all(beat.reached), "every check point by its name, as kohya's trainers in tests/upstream"
 
 
 def test_a_loss_that_is_no_number_ends_the_run_names_its_images_and_nothing_of_it_is_saved(work, tmp_path):

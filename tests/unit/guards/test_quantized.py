@@ -4,12 +4,13 @@ import os
 import threading
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from guards import quantized
 
 
 def test_a_copy_that_cannot_be_written_is_reported_once_and_hinders_nothing(tmp_path, capsys):
-    torch = pytest.importorskip("torch")
     weights = tmp_path / "flux.safetensors"
     weights.write_bytes(b"weights")
     (tmp_path / quantized.FOLDER).write_text("in the way of the folder")
@@ -44,9 +45,6 @@ def test_another_model_or_another_cast_has_another_copy(model):
 
 
 def test_a_copy_is_complete_when_it_has_its_name_and_replaces_older_ones_of_its_model(model):
-    torch = pytest.importorskip("torch")
-    from safetensors.torch import load_file
-
     copy = quantized.Copy(model.parent, [model], "float8")
     folder = copy.path.parent
     folder.mkdir()

@@ -4,12 +4,11 @@ import io
 import os
 from types import ModuleType
 
+import numpy
 import patches_helpers as helpers
 import pytest
 
 from sd_scripts_patches import npz
-
-numpy = pytest.importorskip("numpy")
 
 
 @pytest.fixture

@@ -3,12 +3,11 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
 from trainer_helpers import flags
 
+from trainer import flow
 from trainer.arguments import parse
-
-torch = pytest.importorskip("torch")
-from trainer import flow  # noqa: E402 - it needs torch
 
 LATENTS = torch.linspace(-1, 1, 2 * 4 * 8 * 8).view(2, 4, 8, 8)
 

@@ -9,13 +9,14 @@ from argparse import Namespace
 
 import pytest
 import tiny_sd_scripts
+import torch
+from safetensors.torch import save_file
 from trainer_helpers import ROOT, flags
 
 from trainer import flow, lora, models, tiny_flux
 from trainer.arguments import parse
 from trainer.families.flux import FAMILY
 
-torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
 SAMPLINGS = [
@@ -48,8 +49,6 @@ def numbered(cases: list[dict]) -> list[dict]:
 @pytest.fixture(scope="module")
 def both(newest, tmp_path_factory):
     """Our model and batch, what was requested of sd-scripts, and its answers."""
-    from safetensors.torch import save_file
-
     folder = tmp_path_factory.mktemp("beside")
     tiny_sd_scripts.write_site(folder)
     model = tiny_flux.ensure(folder / "tiny-flux")

@@ -134,17 +134,12 @@ def started(request, musubi, tmp_path_factory):
         folder = base / name.replace(" ", "-")
         return folder, HANGS[name].run(folder)
 
-    with helpers.ahead(request, "result", {name: partial(run, name) for name in HANGS}) as futures:
+    with helpers.ahead(request, "name", {name: partial(run, name) for name in HANGS}) as futures:
         yield futures
 
 
-@pytest.fixture
-def result(request, started):
-    return HANGS[request.param], *started[request.param].result()
-
-
-@helpers.asks("result", *HANGS)
-def test_a_hang_ends_in_time_and_the_log_names_what_it_waited_for(result):
-    hang, folder, run = result
+@pytest.mark.parametrize("name", HANGS)
+def test_a_hang_ends_in_time_and_the_log_names_what_it_waited_for(name, started):
+    hang, (folder, run) = HANGS[name], started[name].result()
     assert run.code == hang.code and re.search(hang.says, run.log), run.log[-3000:]
     assert (folder / "made/tiny.safetensors").is_file() == hang.saves
