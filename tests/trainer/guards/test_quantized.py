@@ -4,6 +4,7 @@ import json
 import shutil
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import safetensors
@@ -20,7 +21,8 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def model(model, tmp_path, monkeypatch):
     monkeypatch.setattr(quantized, "RESERVE", 0)
-    monkeypatch.setattr(quantized.Copy, "finish", quantized.Copy._complete)  # in no thread
+    at_once = SimpleNamespace(Thread=lambda target, **_: SimpleNamespace(start=target))
+    monkeypatch.setattr(quantized, "threading", at_once)
     shutil.copytree(model, tmp_path / "m", ignore=shutil.ignore_patterns(quantized.FOLDER))
     return tmp_path / "m"
 
