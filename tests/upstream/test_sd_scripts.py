@@ -29,16 +29,12 @@ SURVIVES = {
     "accelerate.accelerator": "import time\nmodule.Accelerator.end_training = lambda self: time.sleep(3600)\n",
     "library.huggingface_util": "import time\nmodule.HfApi.upload_file = lambda *a, **k: time.sleep(3600)\n"
     "module.HfApi.create_repo = module.HfApi.repo_info = lambda *a, **k: None\n",
-    "networks.lora_flux": (
-        "import time\nfrom concurrent.futures import ThreadPoolExecutor\n"
-        "ThreadPoolExecutor(1, thread_name_prefix='stuck-pool').submit(time.sleep, 3600)\n"
-    ),
 }
 
 
 def test_a_run_survives_failures_of_what_it_does_not_need(each_work, tmp_path):
     """A tracker that never starts, a sample too slow, one that fails, an upload and an end of the trackers that never
-    return, a stuck pool thread. Nothing of the run is missing, and the outcome says what is."""
+    return. Nothing of the run is missing, and the outcome says what is."""
     for name, text in SURVIVES.items():
         (tmp_path / f"{name}.py").write_text(text)
     limits = {"TRACKER_TIMEOUT": "1", "SAMPLE_BUDGET": "1.5", "EXIT_GRACE": "2"}
@@ -57,7 +53,6 @@ def test_a_run_survives_failures_of_what_it_does_not_need(each_work, tmp_path):
         "sample image 1 skipped: MemoryError: no memory for a picture",
         "waiting for 2 uploads to the hub",
         "waited 1 s for 2 uploads to the hub; exiting without them",
-        "waited 2 s at exit for stuck-pool_0; exiting with code 0",
         f"waited 1 s for the upload of {tmp_path}/made/tiny.safetensors; the run continues",
     ):
         assert f"hangproof: {message}" in result.log, (message, result.log[-3000:])
