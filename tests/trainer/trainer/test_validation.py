@@ -48,9 +48,6 @@ def test_the_same_seed_holds_out_the_same_images_wherever_they_are():
     assert len(held) == 4 and names(validation.split(moved, 0.2, 3)[1]) == held
     assert names(validation.split(images, 0.2, 4)[1]) != held
     assert validation.split(images, 0.0, 3) == (images, [])
-
-
-def test_one_image_cannot_be_both():
     with pytest.raises(TrainError, match="no image is left to train on; add images"):
         validation.split([image("a.png")], 0.3, 0)
 

@@ -19,11 +19,8 @@ from sd_scripts_patches import install
 from sd_scripts_patches.trainers import TRAINERS
 
 SD_SCRIPTS, MUSUBI = TRAINERS["sd-scripts"], TRAINERS["musubi"]
-PYPROJECT = """[build-system]
-requires = ["hatchling"]
-[project]
+PYPROJECT = """[project]
 name = "musubi-tuner"
-requires-python = ">=3.10, <3.13"
 dependencies = [
     "accelerate==1.6.0",  # a comment
     # "sageattention>=1.0.6",
