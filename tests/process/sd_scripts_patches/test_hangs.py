@@ -131,7 +131,7 @@ PROBES = {
     "worker slow to exit": Probe(
         loader(SLOW_EXIT), 0, ("got 5", "waited 5 s for data loader workers to exit: "), ("2",), BATCHES, never="ValueError"
     ),
-    # Its output ends only with the last of its workers.
+    # Its workers must not outlive it.
     "trainer killed": Probe(
         loader(DEAF, bad=1, after="time.sleep(1.5); os.kill(os.getpid(), signal.SIGKILL)"), -9, ("got 0",), ("2",), BATCHES
     ),
