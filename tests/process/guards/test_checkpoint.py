@@ -1,18 +1,14 @@
-"""A state counts only when it is complete: each kind of damage is found, and no kill leaves one that looks complete."""
+"""A state counts only when it is complete: each kind of damage is found, and an error or a kill leaves the state before it."""
 
 import errno
 import io
 import json
 import os
-import random
 import re
 import shutil
-import signal
 import sys
-import time
 from pathlib import Path
 
-import children
 import numpy as np
 import pytest
 import torch
@@ -311,36 +307,3 @@ def test_where_nothing_can_be_renamed_or_read_retire_and_set_aside_raise_and_the
     assert checkpoint.retire(old) is True  # another process deleted it
     with pytest.raises(FileNotFoundError):
         checkpoint.set_aside(old, "bad")
-
-
-WRITER = """
-import sys
-from pathlib import Path
-from guards import checkpoint
-folder, step = Path(sys.argv[1]), 0
-while True:
-    step += 1
-    with checkpoint.writing(folder / f"lora-step{step % 3:08d}-state", step=step, epoch=1) as temporary:
-        for part in range(4):
-            (temporary / f"part{part}.bin").write_bytes(str(step).encode() * 20000)
-    print(step, flush=True)
-"""
-
-
-def test_kills_at_any_moment_never_leave_an_incomplete_state_that_verifies(tmp_path):
-    """Each state that verifies is complete, at most one step is lost, and a sweep removes what killed writers left."""
-    dice = random.Random(7)
-    for number in range(4):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        process = children.start(WRITER, folder)
-        steps = [int(process.stdout.readline()) for _ in range(2)]
-        time.sleep(dice.random() * 0.02)
-        process.send_signal(signal.SIGKILL)
-        steps += [int(line) for line in process.communicate()[0].split("\n") if line]
-        newest = checkpoint.newest_valid(folder)
-        step = checkpoint.guard_of(newest)["step"]
-        assert step in (steps[-1], steps[-1] + 1)
-        assert all((newest / f"part{p}.bin").read_bytes() == str(step).encode() * 20000 for p in range(4))
-        checkpoint.sweep(folder)
-        assert [p for p in folder.iterdir() if p.name.startswith(".")] == []
