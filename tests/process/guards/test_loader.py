@@ -1,46 +1,21 @@
-"""DataLoader settings that cannot hang, and workers that deliver their batches whatever the length of TMPDIR."""
+"""DataLoader settings that cannot hang, and sockets where TMPDIR is too long for them; with workers:
+tests/process/sd_scripts_patches/test_runner.py."""
 
 import itertools
 import sys
-from pathlib import Path
 
-import children
 import pytest
 import torch
 
 from guards import loader
 
-LOADER = """
-from guards import loader
-print(loader.move_sockets())
-import tempfile, torch
-from torch.utils.data import DataLoader
-torch.multiprocessing.set_sharing_strategy("file_descriptor")
-batches = DataLoader(torch.arange(3), batch_size=None, num_workers=1, timeout=60)
-print("batch", [int(b) for b in batches], tempfile.gettempdir())
-"""
 
-
-@pytest.fixture
-def long_folder(tmp_path):
-    folder = tmp_path / ("x" * 120)
-    folder.mkdir()
-    return folder
-
-
-@pytest.mark.slow
-def test_batches_arrive_with_a_long_tmpdir_which_stays(long_folder):
-    done = children.run(LOADER, TMPDIR=long_folder)
-    assert f"batch [0, 1, 2] {long_folder}" in done.stdout, done.stderr
-    assert f"TMPDIR ({long_folder}) is too long for the sockets of loader workers; they are in /" in done.stdout
-    made = done.stdout.splitlines()[0].rpartition(" ")[2]
-    assert not Path(made).exists()
-
-
-def test_a_short_tmpdir_stays_and_when_no_folder_can_be_used_the_error_says_what_to_do(long_folder, monkeypatch):
+def test_a_short_tmpdir_stays_and_when_no_folder_can_be_used_the_error_says_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setattr(loader.tempfile, "tempdir", "/tmp")
     assert loader.move_sockets() == "" and loader.tempfile.tempdir == "/tmp"
     assert not loader.sockets_fit("/" + "é" * 40)  # bytes count, not letters
+    long_folder = tmp_path / ("x" * 120)
+    long_folder.mkdir()
     monkeypatch.setattr(loader.tempfile, "tempdir", str(long_folder))
     monkeypatch.setattr(loader, "SHORT", ("/no/such/folder", str(long_folder)))
     monkeypatch.setattr(loader.multiprocessing.process.current_process(), "_config", {})

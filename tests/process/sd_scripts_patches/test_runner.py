@@ -59,7 +59,7 @@ def test_a_spawned_worker_imports_the_main_module_of_its_parent(tmp_path):
 
 
 LOADER = """
-import sys, threading
+import sys, tempfile, threading
 from collections import namedtuple
 import torch.utils.data.dataloader as module
 from torch.utils.data import DataLoader
@@ -84,14 +84,20 @@ if __name__ == "__main__":
     for method in sys.argv[1:]:
         loader = DataLoader(Data(Point(x, 0) for x in (1, 2, 3)), num_workers=1, multiprocessing_context=method)
         print(method, [int(batch) for batch in start_in_thread(loader)], flush=True)
+    print(tempfile.gettempdir())
 """
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the signal at a parent's death is Linux's")
 def test_loader_workers_live_with_the_patches_by_every_start_method_and_outlive_the_thread_that_starts_them(tmp_path):
-    """A fork server is not the trainer, and a thread that starts workers may exit before them: neither kills a worker."""
-    methods = ("fork", "spawn", "forkserver")
-    done = launch(write(tmp_path, "loader.py", LOADER), *methods, timeout_s=500)
+    """A fork server is not the trainer, and a thread that starts workers may exit before them: neither kills a worker. Nor
+    does it matter that TMPDIR, which stays, is too long for their sockets."""
+    methods, long_folder = ("fork", "spawn", "forkserver"), tmp_path / ("x" * 120)
+    long_folder.mkdir()
+    done = launch(write(tmp_path, "loader.py", LOADER), *methods, timeout_s=500, TMPDIR=str(long_folder))
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.splitlines() == [f"{method} [1, 2, 3]" for method in methods]
+    assert f"hangproof: TMPDIR ({long_folder}) is too long for the sockets of loader workers" in done.stderr
+    assert done.stdout.splitlines() == [*(f"{method} [1, 2, 3]" for method in methods), str(long_folder)]
+    made = done.stderr.partition("workers; they are in ")[2].split()[0]
+    assert made.startswith("/") and not Path(made).exists()
