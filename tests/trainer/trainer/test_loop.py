@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 
+from safetensors import safe_open
 from trainer_helpers import ROOT, environment, flags, fork, metrics
 
 from guards import heartbeat
@@ -43,6 +44,9 @@ def test_a_launched_run_saves_samples_and_metrics_as_it_should(work, tmp_path):
     assert [row["step"] for row in rows] == list(range(1, 31)) and {row["attempt"] for row in rows} == {2}
     (beat,) = heartbeat.read_all(beats)
     assert (beat.step, beat.planned, beat.epoch, beat.outcome, beat.phase) == (30, 30, 3, "done", "end")
+    with safe_open(output / "tiny.safetensors", "pt") as lora:
+        about = lora.metadata()
+    assert (about["ss_network_dim"], about["ss_steps"], about["ss_epoch"]) == ("4", "30", "3")
     assert all(beat.reached), "every check point by its name, as kohya's trainers in tests/upstream"
 
 
