@@ -59,8 +59,9 @@ def test_a_spawned_worker_imports_the_main_module_of_its_parent(tmp_path):
 
 
 LOADER = """
-import sys, tempfile, threading
+import sys, tempfile
 from collections import namedtuple
+from concurrent.futures import ThreadPoolExecutor
 import torch.utils.data.dataloader as module
 from torch.utils.data import DataLoader
 
@@ -73,17 +74,12 @@ class Data(list):
         assert {type(point).__module__, __name__} <= {"__main__", "__mp_main__"}
         return point.x
 
-def start_in_thread(loader):
-    made = []
-    thread = threading.Thread(target=lambda: made.append(iter(loader)))
-    thread.start()
-    thread.join()
-    return made[0]
-
 if __name__ == "__main__":
     for method in sys.argv[1:]:
         loader = DataLoader(Data(Point(x, 0) for x in (1, 2, 3)), num_workers=1, multiprocessing_context=method)
-        print(method, [int(batch) for batch in start_in_thread(loader)], flush=True)
+        with ThreadPoolExecutor(1) as pool:
+            batches = pool.submit(iter, loader).result()
+        print(method, [int(batch) for batch in batches], flush=True)
     print(tempfile.gettempdir())
 """
 
