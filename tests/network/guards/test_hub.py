@@ -36,7 +36,7 @@ ip neigh add 192.0.2.2 lladdr 02:00:00:00:00:01 dev lost0 && mount --bind "$0" /
 
 @pytest.mark.slow
 def test_without_a_network_the_library_raises_its_own_error_after_one_wait_for_all_files(tmp_path, monkeypatch):
-    """At once: a closed port, a server that reads nothing, and a network that loses each packet, to name servers too."""
+    """At once: a closed port, a server that reads nothing, a network that loses each packet, to name servers too."""
     for name in ("HF_HUB_OFFLINE", "HF_ENDPOINT"):
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "resolv.conf").write_text("nameserver 192.0.2.53\n")

@@ -1,4 +1,4 @@
-"""A state counts only when it is complete: each kind of damage is found, and an error or a kill leaves the state before it."""
+"""A state counts only when it is complete: each kind of damage is found, and no kill leaves one that looks complete."""
 
 import errno
 import io

@@ -1,9 +1,8 @@
 """Each known hang, injected: the process exits in time, its exit code is right, the log names what it waited for.
 
-The small probes use the libraries that sd-scripts uses, under the launcher; tests/upstream/sd_scripts_patches/test_block_swap.py
-its own classes, and tests/upstream/test_sd_scripts.py does the same in complete training runs. A worker writes `HANG`, its
-clock and its pid when it starts to hang. Each line is written in one call: loader workers write to the same pipe, and
-`print` writes in pieces that would mix with theirs.
+The small probes use the libraries that sd-scripts uses, under the launcher. tests/upstream/test_sd_scripts.py does the
+same in complete training runs. A worker writes `HANG`, its clock and its pid when it starts to hang. Each line is one
+call: loader workers write to the same pipe, and `print` writes in pieces that would mix with theirs.
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ def loader(fault: str, bad: int = 4, after: str = "pass", kept: str = "kept = lo
 
 @dataclass(frozen=True)
 class Probe:
-    """source, args: the module to run. env: its limits. code, says, never: how it ends, and what its log has and has not."""
+    """source, args: the module to run. env: its limits. code, says, never: its exit code, what its log has and lacks."""
 
     source: str
     code: int
@@ -95,11 +94,6 @@ class Probe:
     def run(self, folder: Path) -> helpers.RunResult:
         folder.mkdir()
         return helpers.module(folder, self.source, *self.args, real=False, **self.env)
-
-
-def wait_gone(pids: list[int]) -> None:
-    """Wait until all are gone. A zombie counts as gone."""
-    wait_for(lambda: not [pid for pid in pids if (found := process_info(pid)) and not found.dead], 30, f"end of {pids}")
 
 
 BATCHES = {"HANGPROOF_DATALOADER_TIMEOUT_S": "8", "HANGPROOF_DATALOADER_FIRST_BATCH_S": "60"}
@@ -182,4 +176,5 @@ def test_the_process_ends_in_time_and_the_log_names_what_it_waited_for(name, fut
         assert text in run.log, (text, run.log)
     pids = [int(pid) for pid in re.findall(r"HANG \S+ pid (\d+)", run.log)]
     assert bool(pids) == ("HANG" in probe.source), run.log
-    wait_gone(pids)
+    gone = lambda pid: (found := process_info(pid)) is None or found.dead  # noqa: E731 - a zombie is gone
+    wait_for(lambda: all(map(gone, pids)), 30, f"end of {pids}")

@@ -15,8 +15,8 @@ REPORT = """
 import json, sys
 import helper
 print(json.dumps({
-    "argv": sys.argv[1:], "path0": sys.path[0], "name": __name__, "file": __file__, "main": sys.modules["__main__"].__dict__ is globals(),
-    "helper": helper.VALUE,
+    "argv": sys.argv[1:], "path0": sys.path[0], "name": __name__, "file": __file__,
+    "main": sys.modules["__main__"].__dict__ is globals(), "helper": helper.VALUE,
 }))
 if __name__ == "__main__":
     pass
@@ -87,8 +87,8 @@ if __name__ == "__main__":
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the signal at a parent's death is Linux's")
 def test_loader_workers_live_with_the_patches_by_every_start_method_and_outlive_the_thread_that_starts_them(tmp_path):
-    """A fork server is not the trainer, and a thread that starts workers may exit before them: neither kills a worker. Nor
-    does it matter that TMPDIR, which stays, is too long for their sockets."""
+    """Neither a fork server, which is not the trainer, nor a thread that starts workers and exits kills a worker.
+    TMPDIR, which stays, is too long for their sockets."""
     methods, long_folder = ("fork", "spawn", "forkserver"), tmp_path / ("x" * 120)
     long_folder.mkdir()
     done = launch(write(tmp_path, "loader.py", LOADER), *methods, timeout_s=500, TMPDIR=str(long_folder))

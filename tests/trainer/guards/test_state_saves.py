@@ -1,4 +1,4 @@
-"""Saves without a pause: steps go on while a thread writes, and what is on the disk is what it would be without the thread."""
+"""Saves without a pause: steps go on while a thread writes, and the disk has what it would have without the thread."""
 
 import os
 import threading

@@ -1,4 +1,4 @@
-"""What a snapshot of kohya's trainers holds is what accelerate's save_state writes, each time, whatever the models are."""
+"""A snapshot of kohya's trainers holds what accelerate's save_state writes, each time, whatever the models are."""
 
 import accelerate
 import pytest

@@ -11,7 +11,7 @@ from trainer.setup import build
 
 
 def test_a_run_encodes_once_and_again_only_what_changed_or_broke(tmp_path):
-    """The model's own folder is made by the run; then a restart, then a changed caption, image, and a cut cache file."""
+    """The model's own folder is made by the run. Then a restart; then a changed caption and image, and a cut cache."""
     images = make_images(tmp_path / "images")
     config = make_config(tmp_path / "dataset.toml", images)
 

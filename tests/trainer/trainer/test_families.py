@@ -1,4 +1,4 @@
-"""Every family on a tiny model of its real classes: it trains, goes on exactly after a kill, samples, and its LoRA works in diffusers."""
+"""Every family on a tiny model of its real classes: it resumes exactly, samples, and its LoRA works in diffusers."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What the tables say of each family's memory, from its model at full size: built on torch's "meta" device, where it takes none."""
+"""What the tables say of each family's memory, from its full-size model on torch's "meta" device, which takes none."""
 
 import functools
 import importlib

@@ -12,9 +12,9 @@ from guards import heartbeat
 ADAFACTOR = {"optimizer_type": "adafactor", "lr_scheduler": "constant_with_warmup", "max_grad_norm": 0.0}
 ADAFACTOR["optimizer_args"] = ["relative_step=False", "scale_parameter=False", "warmup_init=False"]
 OF_THE_TIER = """
---max_train_epochs 3 --fp8_base --gradient_checkpointing --split_mode --network_args train_blocks=single --save_precision bf16
---save_state --save_every_n_steps 4 --save_last_n_steps 4 --save_every_n_epochs 1 --save_last_n_epochs 1
---sample_every_n_epochs 2 --sample_at_first --console_log_simple
+--max_train_epochs 3 --fp8_base --gradient_checkpointing --split_mode --network_args train_blocks=single
+--save_precision bf16 --save_state --save_every_n_steps 4 --save_last_n_steps 4
+--save_every_n_epochs 1 --save_last_n_epochs 1 --sample_every_n_epochs 2 --sample_at_first --console_log_simple
 """
 
 

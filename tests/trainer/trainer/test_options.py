@@ -1,4 +1,4 @@
-"""Optimizers, averages, weights in fewer bits, captions that change from use to use, a LoRA to begin with: each resumes exactly."""
+"""Optimizers, averages, weights in fewer bits, captions that change, a LoRA to begin with: each resumes exactly."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A read that lacks a descriptor or memory is tried again at once: a scan of hundreds of files must not fail as a whole."""
+"""A read that lacks a descriptor or memory is tried again at once: a scan of hundreds of files must not fail."""
 
 import builtins
 import errno

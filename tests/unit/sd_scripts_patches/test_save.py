@@ -12,7 +12,7 @@ from sd_scripts_patches.patch import with_names
 
 
 def test_one_process_is_gone_within_a_minute_of_its_last_save_whatever_its_tracker_does():
-    """sd-scripts and musubi-tuner: trackers, exit grace, its workers; the built-in trainer: trackers, loader's workers."""
+    """kohya's trainers: trackers, exit grace, workers; the built-in trainer: trackers, the loader's workers."""
     seconds = {name: limits.TABLE[name].default_s for name in limits.TABLE}
     common = seconds["trackers_end_s"] + seconds["flush_s"]
     assert common + seconds["exit_grace_s"] + seconds["shutdown_s"] <= 60

@@ -31,7 +31,7 @@ def test_each_conflict_names_its_flag_and_supported_flags_are_accepted():
 
 @pytest.fixture
 def toy():
-    """A model with Flux's parts in Flux's order, and a LoRA-like adapter on its single block; (model, adapter, input)."""
+    """A model with Flux's parts in order, and a LoRA-like adapter on its single block; (model, adapter, input)."""
 
     class Toy(torch.nn.Module):
         def __init__(self):

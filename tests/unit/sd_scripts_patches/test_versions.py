@@ -1,4 +1,4 @@
-"""A run remembers the commits it ran on; the way back to an older one changes nothing else, and never what was edited."""
+"""A run remembers the commits it ran on; the way back to an older one changes nothing else, and no edited file."""
 
 import pytest
 from checkout_helpers import commit, git

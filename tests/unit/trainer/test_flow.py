@@ -1,4 +1,4 @@
-"""The loss: nothing for a prediction of exactly the noise, whatever its level, and the options that choose the level."""
+"""The loss: nothing for a prediction of exactly the noise, whatever its level and the options that choose it."""
 
 from types import SimpleNamespace
 

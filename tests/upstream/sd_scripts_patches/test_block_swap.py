@@ -1,4 +1,4 @@
-"""A block swap of sd-scripts' own offloader that hangs: the process exits in time, and the log names what it waited for."""
+"""A block swap of sd-scripts' own offloader that hangs: the process exits in time and names what it waited for."""
 
 import patches_helpers as helpers
 

@@ -1,5 +1,5 @@
-"""`--split_mode` and `--fp8_base` on the real FLUX trainer: the same LoRA as plain training, half of the model on the device at
-a time, and weights that are cast once: the next start reads the copy."""
+"""`--split_mode` and `--fp8_base` on the real FLUX trainer: the same LoRA as plain training, half of the model on the
+device at a time, and weights that are cast once: the next start reads the copy."""
 
 import ast
 import re
@@ -25,8 +25,8 @@ OTHER = {"double": "single", "single": "double"}
 
 @pytest.fixture(scope="module")
 def trained(work, tmp_path_factory):
-    """Training of the single blocks without our patch of the fp8 model, the same in split mode, and that again: in bf16 on an
-    fp8 model, with caches on disk, samples and gradient checkpointing. [(folder, log)]"""
+    """Training of the single blocks without our patch of the fp8 model, the same in split mode, and that again: in bf16
+    on an fp8 model, with caches on disk, samples and gradient checkpointing. [(folder, log)]"""
     base = tmp_path_factory.mktemp("split")
     weights = Path(shutil.copy(work / "flux.safetensors", base))
     flags = ["--max_train_steps", "6", "--fp8_base", "--gradient_checkpointing", "--cache_latents_to_disk"]

@@ -1,6 +1,6 @@
-"""Each known hang, injected into the real musubi-tuner: the process exits in time, and the log names what it waited for.
+"""Each known hang, injected into the real musubi-tuner: the process exits in time and names what it waited for.
 
-Trackers, uploads and downloads are guarded by the patches of sd-scripts (tests/upstream/test_sd_scripts.py, ../test_hub.py).
+Trackers, uploads and downloads have the patches of sd-scripts (tests/upstream/test_sd_scripts.py, ../test_hub.py).
 """
 
 import os
@@ -101,7 +101,7 @@ def slow_samples(folder):
 
 
 class Hang(NamedTuple):
-    """run: trains or probes in a folder. code: the exit code. says: in the log. saves: the run goes on and saves its LoRA."""
+    """run: trains or probes in a folder. code: its exit code. says: in the log. saves: it goes on and saves."""
 
     run: Callable
     code: int

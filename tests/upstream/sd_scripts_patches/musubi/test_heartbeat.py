@@ -1,4 +1,4 @@
-"""kohya's real musubi-tuner under the patches: the same numbers, a heartbeat that describes the run, and its last saves."""
+"""kohya's real musubi-tuner under the patches: the same numbers, a heartbeat that describes it, and its saves."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
