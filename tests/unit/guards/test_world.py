@@ -27,16 +27,11 @@ def started(monkeypatch):
     return set_all
 
 
-ONE_NOT_ZERO = "this is machine 1 .* its launcher calls it machine 0"
-
-
 @pytest.mark.parametrize(
     ("set_by_launcher", "sentence"),
     [
-        ({"HANGPROOF_WORLD": 2}, "asks for 2 processes .* but the launcher started 1"),
         ({"HANGPROOF_WORLD": 4, "WORLD_SIZE": 2}, "asks for 4 processes .* but the launcher started 2"),
-        ({"HANGPROOF_NODE": 1}, ONE_NOT_ZERO),
-        ({"HANGPROOF_NODE": 1, "WORLD_SIZE": 2, "GROUP_RANK": 0}, ONE_NOT_ZERO),
+        ({"HANGPROOF_NODE": 1}, "this is machine 1 .* its launcher calls it machine 0"),
         ({}, None),
         ({"HANGPROOF_WORLD": 2, "WORLD_SIZE": 2}, None),
         ({"HANGPROOF_NODE": 1, "WORLD_SIZE": 2, "GROUP_RANK": 1}, None),

@@ -29,7 +29,6 @@ LEAST += ["--network_train_unet_only"]
         (["--lr_scheduler", "linear", "--lr_warmup_steps", "-3"], "--lr_warmup_steps -3.0: must be 0 or more"),
         (["--learning_rate", "0"], "--learning_rate 0.0: must be more than 0"),
         (["--unet_lr", "nan"], "--unet_lr nan: must be more than 0"),
-        (["--network_dropout", "1"], "must be 0 or more and less than 1"),
         (["--validation_split", "1"], "--validation_split 1.0: must be 0 or more and less than 1, such as 0.1"),
         (["--validation_split", "nan"], "--validation_split nan: must be 0 or more"),
         (["--timestep_sampling", "sgima"], "invalid choice: 'sgima'"),

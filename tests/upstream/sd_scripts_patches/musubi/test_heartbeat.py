@@ -24,9 +24,10 @@ def runs(musubi, tmp_path_factory):
         folder = base / ("patched" if patched else "plain")
         tiny.cached(work, folder, batch_size=2)
         result = musubi_helpers.train(
-            folder, "--save_state", "--save_every_n_steps", "2", "--max_train_epochs", "3", "--sample_every_n_steps", "5",
-            "--persistent_data_loader_workers", "--sample_prompts", str(work / "prompts.txt"), "--log_with", "tensorboard",
-            "--logging_dir", str(folder / "logs"), "--save_last_n_steps", "4", max_data_loader_n_workers="2", patched=patched,
+            folder, "--save_state", "--save_every_n_steps", "2", "--max_train_epochs", "3", "--sample_every_n_steps",
+            "5", "--persistent_data_loader_workers", "--sample_prompts", str(work / "prompts.txt"), "--log_with",
+            "tensorboard", "--logging_dir", str(folder / "logs"), "--save_last_n_steps", "4",
+            max_data_loader_n_workers="2", patched=patched,
             env=resume_helpers.followed(folder), where="src/musubi_tuner" if patched else "",
         )  # fmt: skip
         return folder, result
