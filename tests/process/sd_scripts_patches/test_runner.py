@@ -1,13 +1,13 @@
 """The launcher runs a script as Python does: arguments, paths, spawned workers. No checkout needed."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import children
 import pytest
 from patches_helpers import launch, write
+from runs_helpers import python
 
 from sd_scripts_patches import runner
 
@@ -29,14 +29,12 @@ def test_a_script_and_a_module_see_what_python_shows_them(tmp_path):
     script = write(tmp_path, "report.py", REPORT)
     args = ["--a", "1", "--hangproof_npz_timeout_s", "9", "b c", "--hangproof_exit_grace_s=3"]
     seen = json.loads(launch(script, *args).stdout)
-    plain = subprocess.run([sys.executable, str(script), "--a", "1", "b c"], check=True, capture_output=True, text=True)
+    plain = python(str(script), "--a", "1", "b c")
     assert seen == json.loads(plain.stdout)
     assert seen["argv"] == ["--a", "1", "b c"] and seen["main"]
-    where = {"cwd": tmp_path, "env": children.environment(), "text": True}
-    command = ["-m", "report", "--a", "1"]
-    patched = subprocess.check_output([sys.executable, "-m", "sd_scripts_patches", *command], **where)
-    assert patched == subprocess.check_output([sys.executable, *command], **where)
-    assert json.loads(patched)["argv"] == ["--a", "1"]
+    command, here = ("-m", "report", "--a", "1"), {"cwd": tmp_path, "PYTHONPATH": str(children.ROOT)}
+    patched = python("-m", "sd_scripts_patches", *command, **here).stdout
+    assert patched == python(*command, **here).stdout and json.loads(patched)["argv"] == ["--a", "1"]
 
 
 def test_the_import_path_begins_with_the_scripts_folder_then_the_checkouts(monkeypatch):

@@ -2,17 +2,15 @@
 
 import json
 import os
-import subprocess
-import sys
 from types import SimpleNamespace
 from unittest import mock
 
 import pytest
 import tiny_pipelines
 import torch
+from runs_helpers import python
 from trainer_helpers import flags, fork, good, images, make_config, sha
 
-from runs.paths import ROOT
 from trainer import families, flow, imports, lora, models
 from trainer.arguments import parse
 from trainer.families import common
@@ -130,8 +128,7 @@ def test_the_losses_are_those_of_diffusers_example_script(family, made):
     flags = ["--checkout", checkout, "--family", family, "--steps", "20", "--rounds", "1", "--json"]
     if family == "sdxl":
         flags += ["--model", str(made("StableDiffusionXLPipeline"))]
-    command = [sys.executable, "-m", "benchmarks", "examples", *flags]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1000, check=False)
+    done = python("-m", "benchmarks", "examples", *flags, timeout=1000)
     assert done.returncode in (0, 1), done.stderr[-3000:]  # 1: its step took longer here
     found = json.loads(done.stdout)
     assert len(found["losses"]) == 20
