@@ -1,8 +1,8 @@
 """What kohya's sd-scripts computes of the same numbers: run in its environment by tests/upstream/trainer/test_flow.py.
 
 `python tests/support/trainer_sd_scripts.py ASKED.json ANSWERED.json`. ASKED: `model` (diffusers' folder of the tiny
-FLUX), `batch` (safetensors), `lora` (a file of our trainer), `draws` and `losses` (lists of training arguments with a
-`noise_seed`), `words` (texts for the T5 tokenizer). Everything that is called is sd-scripts' own; only sizes are given.
+FLUX), `batch` (safetensors), `lora` (a file of our trainer) and `losses` (a list of training arguments with a
+`noise_seed`). Everything that is called is sd-scripts' own; only sizes are given.
 """
 
 import json
@@ -18,7 +18,7 @@ CHECKOUT = Path.cwd()
 sys.path[:0] = [str(CHECKOUT), str(CHECKOUT / "networks")]  # its tools import their neighbours by bare names
 
 from flux_train_network import FluxNetworkTrainer  # noqa: E402
-from library import flux_models, flux_train_utils, flux_utils, sd3_train_utils  # noqa: E402
+from library import flux_models, flux_utils, sd3_train_utils  # noqa: E402
 from networks import convert_flux_lora, flux_merge_lora, lora_flux  # noqa: E402
 
 DOUBLE, SINGLE = 2, 4
@@ -38,15 +38,6 @@ def flux(weights: dict):
     model = flux_models.Flux(params)
     model.load_state_dict(weights, strict=True)
     return model.eval()
-
-
-def sigmas(requested: dict, batch: dict) -> list[float]:
-    args = SimpleNamespace(**requested, **NOT_USED)
-    torch.manual_seed(requested["noise_seed"])
-    noise = torch.randn_like(batch["latents"])
-    flow = flux_train_utils.get_noisy_model_input_and_timesteps
-    drawn = flow(args, scheduler(args), batch["latents"], noise, torch.device("cpu"), torch.float32)
-    return drawn[2].flatten().tolist()
 
 
 def loss(requested: dict, model, batch: dict, masked: bool = False) -> float:
@@ -98,7 +89,6 @@ def main(source: Path, target: Path) -> None:
     trained = flux(merged(requested["lora"], weights, target.parent))
     _network, beside = with_network(target.parent / "converted.safetensors", weights)
     answer = {
-        "sigmas": [sigmas(one, batch) for one in requested["draws"]],
         "losses": [loss(one, model, batch) for one in requested["losses"]],
         "masked": [loss(one, model, batch, True) for one in requested["losses"][:4]],
         "merged": loss(requested["losses"][0], trained, batch),

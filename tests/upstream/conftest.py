@@ -1,4 +1,4 @@
-"""kohya's real trainers: SD_SCRIPTS_DIR and SD_SCRIPTS_0111 (two versions of sd-scripts), MUSUBI_DIR and SD_SCRIPTS_PYTHON name them.
+"""kohya's real trainers: SD_SCRIPTS_DIR, SD_SCRIPTS_0111 (another version), MUSUBI_DIR and SD_SCRIPTS_PYTHON name them.
 
 Without them a test here is skipped and says what is missing. Where all four are set, a skip is a failure.
 """

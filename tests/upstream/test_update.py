@@ -1,4 +1,4 @@
-"""An update of sd-scripts trains as the version before it. For a new commit: SD_SCRIPTS_DIR names the old checkout, SD_SCRIPTS_0111 the new one."""
+"""An update of sd-scripts trains as before: SD_SCRIPTS_DIR names the old checkout, SD_SCRIPTS_0111 the new one."""
 
 import pytest
 import resume_helpers

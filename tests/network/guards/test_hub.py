@@ -1,21 +1,19 @@
 """What the hub is asked, and its answers: refusals, a busy server, and a hub that is out of reach, which is waited for
 once, not for each file; then the library raises its own error. Each way of having no network is a real one."""
 
-import os
 import socket
 import subprocess
 import sys
 import threading
-from contextlib import ExitStack
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 
+import children
 import netns
 import pytest
 from download_helpers import NAME, get
 
 from guards.hub import DownloadError
 
-ROOT = Path(__file__).resolve().parents[3]
 FILES = ("config.json", "tokenizer.json", "optional_1.json", "optional_2.json", "optional_3.json")
 LOAD = f"""
 from sd_scripts_patches import hub
@@ -37,31 +35,28 @@ ip neigh add 192.0.2.2 lladdr 02:00:00:00:00:01 dev lost0 && mount --bind "$0" /
 
 
 @pytest.mark.slow
-def test_without_a_network_the_library_raises_its_own_error_after_one_wait_for_all_files(tmp_path):
-    """At once: a closed port, a server that reads nothing, and a network that loses each packet, to name servers too."""
+def test_without_a_network_the_library_raises_its_own_error_after_one_wait_for_all_files(tmp_path, monkeypatch):
+    """At once: a closed port, a server that reads nothing, a network that loses each packet, to name servers too."""
+    for name in ("HF_HUB_OFFLINE", "HF_ENDPOINT"):
+        monkeypatch.delenv(name, raising=False)
     (tmp_path / "resolv.conf").write_text("nameserver 192.0.2.53\n")
-    with ExitStack() as stack:
-        silent = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=100))  # the kernel accepts
-        with socket.create_server(("127.0.0.1", 0)) as closed:
-            ports = {"refused": closed.getsockname()[1], "silent": silent.getsockname()[1]}
-        cases = {name: ([], {"HF_ENDPOINT": f"http://127.0.0.1:{port}"}) for name, port in ports.items()}
-        if not netns.missing():
-            lost = ["unshare", "--net", "--mount", "sh", "-c", LOST, str(tmp_path / "resolv.conf")]
-            cases["lost"] = (lost, {})
-        kept = {k: v for k, v in os.environ.items() if k not in ("HF_HUB_OFFLINE", "HF_ENDPOINT")}
-        kept |= {"no_proxy": "127.0.0.1", "PYTHONPATH": str(ROOT), "HANGPROOF_HUB_REACH_S": "5"}
-        processes = {}
-        for name, (prefix, endpoint) in cases.items():
-            env = {**kept, **endpoint, "HF_HOME": str(tmp_path / name)}
-            command, pipe = [*prefix, sys.executable, "-c", LOAD], subprocess.PIPE
-            process = subprocess.Popen(command, env=env, stdout=pipe, stderr=subprocess.STDOUT, text=True)
-            processes[name] = stack.enter_context(process)
-            stack.callback(process.kill)
-        for name, process in processes.items():
-            log = process.communicate(timeout=240)[0]
-            assert process.returncode == 0, (name, log)
-            assert log.count("the library's own error") == len(FILES), (name, log)
-            assert log.count("hangproof: the hub is out of reach") == 1, (name, log)
+    lost = ["unshare", "--net", "--mount", "sh", "-c", LOST, str(tmp_path / "resolv.conf")]
+
+    def load(name: str, port: int | None) -> None:
+        env = children.environment(HF_HOME=tmp_path / name, no_proxy="127.0.0.1", HANGPROOF_HUB_REACH_S=5)
+        env |= {"HF_ENDPOINT": f"http://127.0.0.1:{port}"} if port else {}
+        command, pipe = [*([] if port else lost), sys.executable, "-c", LOAD], subprocess.PIPE
+        done = subprocess.run(
+            command, env=env, stdout=pipe, stderr=subprocess.STDOUT, text=True, timeout=240, check=True
+        )
+        assert done.stdout.count("the library's own error") == len(FILES), (name, done.stdout)
+        assert done.stdout.count("hangproof: the hub is out of reach") == 1, (name, done.stdout)
+
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        refused = closed.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0), backlog=100) as silent, ThreadPoolExecutor(3) as pool:
+        cases = [("refused", refused), ("silent", silent.getsockname()[1])]  # the kernel accepts
+        list(pool.map(load, *zip(*cases, *([] if netns.missing() else [("lost", None)]), strict=True)))
     if reason := netns.missing():
         pytest.skip(f"not with a network that loses every packet: {reason}")
 

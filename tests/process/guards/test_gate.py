@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 from monitor_helpers import wait_for
 
@@ -46,26 +47,19 @@ def waiting(tmp_path):
     process.wait(LIMIT_S)
 
 
-def cpu_ticks(pid: int) -> int:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return int(fields[11]) + int(fields[12])
-
-
-def test_it_touches_nothing_and_uses_no_processor_time_until_the_gate_opens(waiting):
+def test_it_touches_nothing_until_the_gate_opens_and_then_resumes_from_the_state_in_the_message(waiting):
+    """With the variables and the log of the message. Before, it uses no processor time."""
     wait_for(waiting.ready.exists, LIMIT_S)
     time.sleep(0.2)
-    before = cpu_ticks(waiting.process.pid)
+    process = psutil.Process(waiting.process.pid)
+    before = process.cpu_times()
     time.sleep(1.5)
-    assert cpu_ticks(waiting.process.pid) == before
+    assert process.cpu_times()[:2] == before[:2]
     assert not list(waiting.output.iterdir()) and not waiting.ledger.exists()
     assert not list(waiting.private.glob("*.hb")), "it has no heartbeat"
-
-
-def test_it_resumes_from_the_state_in_the_message_with_the_variables_and_the_log_of_then(waiting):
     content = toy_loop.advance(toy_loop.advance(toy_loop.advance(b"", 1), 2), 3)
     toy_loop.save(waiting.output, "toy", 3, content, Heartbeat(None))
     state = waiting.output / "toy-step00000003-state"
-    wait_for(waiting.ready.exists, LIMIT_S)
     waiting.log.write_text("before\n")
     os.write(waiting.writer, message(str(state), {"TOY_FAULTS": "", "TOY_LATE": "1"}, str(waiting.log)))
     assert waiting.process.wait(LIMIT_S) == 0, waiting.log.read_text()

@@ -1,13 +1,12 @@
 """Torch computes without AMX where a virtual machine only announces it."""
 
 import os
-import subprocess
-import sys
 
-import children
 import pytest
+from runs_helpers import python
 
 from guards import machine
+from runs.paths import ROOT
 
 DESCRIBED = "processor\t: 0\ncpuid level\t: {level}\nflags\t\t: fpu avx512_bf16 {flags} serialize\n"
 BROKEN = DESCRIBED.format(level=28, flags="amx_bf16 amx_tile amx_int8")
@@ -28,13 +27,11 @@ def test_only_a_processor_that_announces_amx_undescribed_is_limited_and_a_users_
     assert machine.avoid_amx() == "" and os.environ[machine.ISA_LIMIT] == "AVX2"
 
 
-@pytest.mark.parametrize("command", ["trainer --help", "sd_scripts_patches -m platform"])
-def test_the_trainers_start_with_the_limit(tmp_path, command):
+@pytest.mark.parametrize("command", [("trainer", "--help"), ("sd_scripts_patches", "-m", "platform")], ids=" ".join)
+def test_the_trainers_start_with_the_limit(tmp_path, monkeypatch, command):
     (tmp_path / "cpuinfo").write_text(BROKEN, encoding="utf-8")
     redirected = f"import pathlib, guards.machine; guards.machine.PROC = pathlib.Path({str(tmp_path)!r})\n"
     (tmp_path / "sitecustomize.py").write_text(redirected, encoding="utf-8")
-    env = children.environment(PYTHONPATH=f"{tmp_path}{os.pathsep}{children.ROOT}")
-    env.pop(machine.ISA_LIMIT, None)
-    words, root = [sys.executable, "-m", *command.split()], children.ROOT
-    done = subprocess.run(words, cwd=root, env=env, capture_output=True, text=True, timeout=300, check=False)
+    monkeypatch.delenv(machine.ISA_LIMIT, raising=False)
+    done = python("-m", *command, PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
     assert f"{machine.ISA_LIMIT}={machine.BELOW_AMX}" in done.stdout + done.stderr

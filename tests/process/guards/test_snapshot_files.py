@@ -12,9 +12,9 @@ from guards import checkpoint, snapshot_files
 from guards.snapshot_files import File, SnapshotError
 
 
-def state_of(seed):
-    """The kinds of values that states hold."""
-    torch.manual_seed(seed)
+def test_a_restored_state_has_the_files_that_the_trainer_would_have_written(ring, tmp_path, capsys):
+    """With the kinds of values that states hold."""
+    torch.manual_seed(1)
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Linear(8, 600))
     optimizer = torch.optim.AdamW(model.parameters(), amsgrad=True)
     model[1](torch.randn(2, 8)).sum().backward()
@@ -23,17 +23,13 @@ def state_of(seed):
     rng = {"numpy": numpy.random.get_state(), "torch": torch.get_rng_state(), "step": 3, "none": torch.empty(0, 4)}
     kinds = [torch.randn(5, 3).bfloat16(), torch.randn(7).half(), torch.tensor(True)]
     kinds += [torch.arange(5), torch.eye(3).to_sparse()]
-    return [
+    files = [
         File("model.safetensors", "safetensors", dict(model.state_dict()), {"format": "pt"}),
         File("optimizer.bin", "torch", optimizer.state_dict()),
         File("random_states_0.pkl", "torch", rng),
         File("kinds.pt", "torch", kinds),
         File("train_state.json", "raw", b'{"current_step": 3}'),
     ]
-
-
-def test_a_restored_state_has_the_files_that_the_trainer_would_have_written(ring, tmp_path, capsys):
-    files = state_of(1)
     snapshot_files.write_state(tmp_path / "own", files, 3, 1)
     take(writer(ring), 3, files)
     folder = restored(ring)

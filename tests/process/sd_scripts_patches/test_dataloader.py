@@ -1,6 +1,7 @@
 """Settings of every data loader."""
 
 import pytest
+import torch
 
 from sd_scripts_patches import dataloader
 
@@ -15,7 +16,6 @@ from sd_scripts_patches import dataloader
     ],
 )
 def test_every_loader_is_made_with_settings_that_cannot_hang(monkeypatch, platform, given, made):
-    torch = pytest.importorskip("torch")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(dataloader.sys, "platform", platform)
     got = {}

@@ -1,16 +1,13 @@
 """Each known hang, injected: the process exits in time, its exit code is right, the log names what it waited for.
 
-The small probes use the libraries that sd-scripts uses, under the launcher; tests/upstream/sd_scripts_patches/test_block_swap.py
-its own classes, and tests/upstream/test_sd_scripts.py does the same in complete training runs. A worker writes `HANG`, its
-clock and its pid when it starts to hang. Each line is written in one call: loader workers write to the same pipe, and
-`print` writes in pieces that would mix with theirs.
+The small probes use the libraries that sd-scripts uses, under the launcher. tests/upstream/test_sd_scripts.py does the
+same in complete training runs. A worker writes `HANG`, its clock and its pid when it starts to hang. Each line is one
+call: loader workers write to the same pipe, and `print` writes in pieces that would mix with theirs.
 """
 
 from __future__ import annotations
 
 import re
-import signal
-import subprocess
 import sys
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,12 +15,11 @@ from pathlib import Path
 
 import patches_helpers as helpers
 import pytest
-import tiny_sd_scripts as tiny
 from monitor_helpers import wait_for
 
 from monitor.process.platform import process_info
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform == "win32", reason="workers and FIFOs as on Unix")]
+pytestmark = pytest.mark.slow
 LOADER = """
 import os, signal, sys, time
 import torch.utils.data
@@ -86,7 +82,7 @@ def loader(fault: str, bad: int = 4, after: str = "pass", kept: str = "kept = lo
 
 @dataclass(frozen=True)
 class Probe:
-    """source, args: the module to run. env: its limits. code, says, never: how it ends, and what its log has and has not."""
+    """source, args: the module to run. env: its limits. code, says, never: its exit code, what its log has and lacks."""
 
     source: str
     code: int
@@ -95,14 +91,9 @@ class Probe:
     env: dict[str, str] = field(default_factory=dict)
     never: str = "Segmentation fault"
 
-    def run(self, folder: Path) -> tuple[Probe, helpers.RunResult]:
+    def run(self, folder: Path) -> helpers.RunResult:
         folder.mkdir()
-        return self, helpers.module(folder, self.source, *self.args, real=False, **self.env)
-
-
-def wait_gone(pids: list[int]) -> None:
-    """Wait until all are gone. A zombie counts as gone."""
-    wait_for(lambda: not [pid for pid in pids if (found := process_info(pid)) and not found.dead], 30, f"end of {pids}")
+        return helpers.module(folder, self.source, *self.args, real=False, **self.env)
 
 
 BATCHES = {"HANGPROOF_DATALOADER_TIMEOUT_S": "8", "HANGPROOF_DATALOADER_FIRST_BATCH_S": "60"}
@@ -114,6 +105,10 @@ PROBES = {
     # torch's own timeout does not fire here: the parent sits in a receive for the tensor's file descriptor.
     "worker stopped": Probe(
         loader("os.kill(os.getpid(), signal.SIGSTOP)"), 75, ("of the data loader from worker 0 (pid ",), ("1",), BATCHES
+    ),
+    "worker fails": Probe(
+        loader("raise OSError('no image')"), 1, ("batch 5 of the data loader from worker 0 (pid ", ") failed: OSError"),
+        ("2",), BATCHES,
     ),
     "worker deaf": Probe(
         loader(DEAF), 75, (WORKER, "loader timeout 8.0", "got 3", "_next_data"), ("2",), BATCHES, never="got 4"
@@ -129,6 +124,10 @@ PROBES = {
     ),
     "worker slow to exit": Probe(
         loader(SLOW_EXIT), 0, ("got 5", "waited 5 s for data loader workers to exit: "), ("2",), BATCHES, never="ValueError"
+    ),
+    # Its workers must not outlive it.
+    "trainer killed": Probe(
+        loader(DEAF, bad=1, after="time.sleep(1.5); os.kill(os.getpid(), signal.SIGKILL)"), -9, ("got 0",), ("2",), BATCHES
     ),
     "no workers": Probe(
         loader("time.sleep(3600)"), 75,
@@ -155,46 +154,27 @@ PROBES = {
     "GPU in a forked child": Probe(BAD_FORK, 1, ("fork after CUDA: process ", "was forked from")),
 }  # fmt: skip
 
+if sys.platform != "linux":
+    del PROBES["trainer killed"]  # that its workers die too is a Linux signal
+
 
 @pytest.fixture(scope="module")
 def futures(request, tmp_path_factory):
     """The probes of the selected tests, started together, because a probe mostly waits."""
     folders = tmp_path_factory.mktemp("probes")
     jobs = {name: partial(probe.run, folders / name.replace(" ", "-")) for name, probe in PROBES.items()}
-    with helpers.ahead(request, "result", jobs, at_once=6) as found:
+    with helpers.ahead(request, "name", jobs, at_once=6) as found:
         yield found
 
 
-@pytest.fixture
-def result(request, futures):
-    return futures[request.param].result()
-
-
-@helpers.asks("result", *PROBES)
-def test_the_process_ends_in_time_and_the_log_names_what_it_waited_for(result):
+@pytest.mark.parametrize("name", PROBES)
+def test_the_process_ends_in_time_and_the_log_names_what_it_waited_for(name, futures):
     """The exit code and the log are those of the row, and no loader worker is left."""
-    probe, run = result
+    probe, run = PROBES[name], futures[name].result()
     assert run.code == probe.code and probe.never not in run.log, run.log
     for text in probe.says:
         assert text in run.log, (text, run.log)
     pids = [int(pid) for pid in re.findall(r"HANG \S+ pid (\d+)", run.log)]
     assert bool(pids) == ("HANG" in probe.source), run.log
-    wait_gone(pids)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="the parent's death is a Linux signal")
-def test_a_killed_trainer_takes_its_workers_with_it(tmp_path):
-    (tmp_path / "probe.py").write_text(loader("time.sleep(3600)").replace("if i == 4:", "if True:"))
-    env = tiny.environment(tmp_path)
-    env["PYTHONPATH"] = f"{tmp_path}:{env['PYTHONPATH']}"
-    command = [sys.executable, "-m", "sd_scripts_patches", "-m", "probe", "2"]
-    with subprocess.Popen(command, env=env, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
-        pids = []
-        for line in process.stdout:
-            pids += [int(line.split()[-1])] if line.startswith("HANG") else []
-            if len(pids) == 2:
-                break
-        process.send_signal(signal.SIGKILL)
-        process.wait(30)
-    assert len(pids) == 2
-    wait_gone(pids)
+    gone = lambda pid: (found := process_info(pid)) is None or found.dead  # noqa: E731 - a zombie is gone
+    wait_for(lambda: all(map(gone, pids)), 30, f"end of {pids}")

@@ -1,4 +1,4 @@
-"""The progress in the log."""
+"""The progress in the log, and the phase in which trackers finish."""
 
 from types import SimpleNamespace
 
@@ -23,3 +23,11 @@ def test_once_a_minute_the_log_shows_the_progress(monkeypatch, capsys):
     lines = train("")
     assert lines == [f"hangproof: step {n} of 100, epoch 0, loss 0.25, 2.00 s per step" for n in (30, 60, 90)]
     assert len(train("20")) == 10 and train("0") == []
+
+
+def test_the_trackers_finish_in_phase_end():
+    """In phase "step" the monitor would take it for a hung step."""
+    beat, phases = session.heartbeat(), []
+    beat.phase("step")
+    heartbeat._in_phase_end(lambda accelerator: phases.append(beat.current_phase))(None)
+    assert phases == ["end"]

@@ -45,12 +45,13 @@ import probe_patch
 hooks.install([probe_patch.PATCH], Path({folder!r}))
 runner.run_script(Path({folder!r}) / "script.py", [])
 """
+TOO_EARLY = "import sys\nsys.path.insert(0, {folder!r})\nimport thing\n"
 
 
 def drive(folder: Path, thing: str = THING, script: str = SCRIPT, before: str = ""):
     for name, text in {"probe_patch.py": REWRITE, "thing.py": thing, "script.py": script}.items():
         write(folder, name, text)
-    return children.run(before + DRIVER.format(folder=str(folder)))
+    return children.run((before + DRIVER).format(folder=str(folder)))
 
 
 def test_a_module_and_the_script_itself_are_rewritten_and_patched(tmp_path):
@@ -64,18 +65,13 @@ def test_a_module_and_the_script_itself_are_rewritten_and_patched(tmp_path):
     [
         ({"thing": THING.replace("1", "1 + 1")}, "patch probe: thing: the 1: expected exactly one, found 2"),
         ({"thing": THING + "del Thing.value\n"}, "patch probe: thing:Thing.value: not defined there"),
+        ({"before": TOO_EARLY}, "thing was loaded without its rewrite (probe)"),
         ({"script": SCRIPT.split("if __name__")[0] + "print(Here.who())\n"}, "there is no `if __name__"),
     ],
 )
 def test_what_cannot_be_rewritten_or_patched_is_refused_by_name(tmp_path, changed, reason):
     done = drive(tmp_path, **changed)
     assert done.returncode == 1 and reason in done.stderr and done.stdout == ""
-
-
-def test_a_module_that_was_imported_too_early_is_refused(tmp_path):
-    write(tmp_path, "thing.py", THING)
-    done = drive(tmp_path, before=f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import thing\n")
-    assert "thing was loaded without its rewrite (probe)" in done.stderr and done.stdout == ""
 
 
 def test_a_script_is_known_by_the_name_of_its_module(tmp_path, monkeypatch):

@@ -1,13 +1,12 @@
 """Process-wide settings: output, the GPU's cache, git."""
 
-import subprocess
-import sys
 import time
 from types import ModuleType
 
+import children
 import patches_helpers as helpers
 import pytest
-import tiny_sd_scripts as tiny
+import torch
 
 from guards import limits
 from sd_scripts_patches import hygiene, session
@@ -15,7 +14,6 @@ from sd_scripts_patches import hygiene, session
 
 @pytest.mark.parametrize(("every", "expected"), [("", []), ("0", []), ("3", [3, 6])])
 def test_the_gpus_cache_is_emptied_only_on_request(monkeypatch, every, expected):
-    torch = pytest.importorskip("torch")
     emptied, steps = [], []
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
@@ -40,20 +38,18 @@ def test_git_that_does_not_answer_costs_ten_seconds_at_most(monkeypatch, capsys)
     assert "waited 0.3 s for git rev-parse" in capsys.readouterr().err
 
 
-HYGIENE = """
+HYGIENE = r"""
 import os, sys
+from sd_scripts_patches import hygiene
+hygiene.prepare(worker=False)
 print("caption: caf\u00e9 \u2192 \u732b", sys.stdout.encoding, sys.stdout.line_buffering)
 print(*(os.environ[n] for n in ("TOKENIZERS_PARALLELISM", "PYTHONUNBUFFERED", "PYTHONUTF8")))
 """
 
 
-def test_output_is_utf8_and_unbuffered_and_tokenizers_start_no_threads(tmp_path):
+def test_output_is_utf8_and_unbuffered_and_tokenizers_start_no_threads(monkeypatch):
     """In an ASCII environment, in which a caption would end the run."""
-    script = helpers.write(tmp_path, "hygiene.py", HYGIENE)
-    left_out = ("PYTHONUNBUFFERED", "PYTHONUTF8", "TOKENIZERS_PARALLELISM")
-    env = {k: v for k, v in tiny.environment(tmp_path).items() if k not in left_out and not k.startswith("LC_")}
-    env |= {"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONCOERCECLOCALE": "0"}
-    command = [sys.executable, "-m", "sd_scripts_patches", str(script)]
-    done = subprocess.run(command, cwd=helpers.ROOT, env=env, check=False, capture_output=True, timeout=240)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.decode() == "caption: caf\u00e9 \u2192 \u732b utf-8 True\nfalse 1 1\n"
+    for name in ("PYTHONUNBUFFERED", "PYTHONUTF8", "TOKENIZERS_PARALLELISM"):
+        monkeypatch.delenv(name, raising=False)
+    done = children.run(HYGIENE, LC_ALL="C", PYTHONIOENCODING="ascii", PYTHONCOERCECLOCALE=0)
+    assert done.stdout == "caption: caf\u00e9 \u2192 \u732b utf-8 True\nfalse 1 1\n", done.stderr

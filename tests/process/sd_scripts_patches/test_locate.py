@@ -7,7 +7,7 @@ import gc, sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from sd_scripts_patches import locate
-gc.callbacks.append(lambda *about: sum(range(500)))  # Python code while a tree is built, as Hypothesis has it: threads change there
+gc.callbacks.append(lambda *about: sum(range(500)))  # Python code while a tree is built, where threads change
 gc.set_threshold(50)
 sys.setswitchinterval(1e-6)
 files = 2 * sorted(Path("sd_scripts_patches").glob("*.py"))

@@ -1,24 +1,22 @@
 """The launcher runs a script as Python does: arguments, paths, spawned workers. No checkout needed."""
 
-import ast
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import children
 import pytest
 from patches_helpers import launch, write
+from runs_helpers import python
 
 from sd_scripts_patches import runner
-from sd_scripts_patches.patch import Incompatible
 
 REPORT = """
 import json, sys
 import helper
 print(json.dumps({
-    "argv": sys.argv[1:], "path0": sys.path[0], "name": __name__, "file": __file__, "main": sys.modules["__main__"].__dict__ is globals(),
-    "helper": helper.VALUE,
+    "argv": sys.argv[1:], "path0": sys.path[0], "name": __name__, "file": __file__,
+    "main": sys.modules["__main__"].__dict__ is globals(), "helper": helper.VALUE,
 }))
 if __name__ == "__main__":
     pass
@@ -31,14 +29,12 @@ def test_a_script_and_a_module_see_what_python_shows_them(tmp_path):
     script = write(tmp_path, "report.py", REPORT)
     args = ["--a", "1", "--hangproof_npz_timeout_s", "9", "b c", "--hangproof_exit_grace_s=3"]
     seen = json.loads(launch(script, *args).stdout)
-    plain = subprocess.run([sys.executable, str(script), "--a", "1", "b c"], check=True, capture_output=True, text=True)
+    plain = python(str(script), "--a", "1", "b c")
     assert seen == json.loads(plain.stdout)
     assert seen["argv"] == ["--a", "1", "b c"] and seen["main"]
-    where = {"cwd": tmp_path, "env": children.environment(), "text": True}
-    command = ["-m", "report", "--a", "1"]
-    patched = subprocess.check_output([sys.executable, "-m", "sd_scripts_patches", *command], **where)
-    assert patched == subprocess.check_output([sys.executable, *command], **where)
-    assert json.loads(patched)["argv"] == ["--a", "1"]
+    command, here = ("-m", "report", "--a", "1"), {"cwd": tmp_path, "PYTHONPATH": str(children.ROOT)}
+    patched = python("-m", "sd_scripts_patches", *command, **here).stdout
+    assert patched == python(*command, **here).stdout and json.loads(patched)["argv"] == ["--a", "1"]
 
 
 def test_the_import_path_begins_with_the_scripts_folder_then_the_checkouts(monkeypatch):
@@ -52,14 +48,6 @@ def test_the_import_path_begins_with_the_scripts_folder_then_the_checkouts(monke
     assert sys.path == ["/src", "/src", "/lib", str(children.ROOT)]
 
 
-def test_patches_are_applied_right_before_the_main_part_of_a_script():
-    text = "a = 1\nif a:\n    b()\nif __name__ == '__main__':\n    c()"
-    tree = runner._insert_hook(ast.parse(text), "x")
-    assert ast.unparse(tree) == text.replace("if __name__", f"{runner._HOOK}()\nif __name__")
-    with pytest.raises(Incompatible, match="x: there is no `if __name__"):
-        runner._insert_hook(ast.parse("if a:\n    b()"), "x")
-
-
 def test_a_spawned_worker_imports_the_main_module_of_its_parent(tmp_path):
     script = write(tmp_path, "script.py", "NAME = __name__\n")
     assert runner.import_parent_main({"init_main_from_path": str(script)})["NAME"] == "__mp_main__"
@@ -69,8 +57,9 @@ def test_a_spawned_worker_imports_the_main_module_of_its_parent(tmp_path):
 
 
 LOADER = """
-import sys, threading
+import sys, tempfile
 from collections import namedtuple
+from concurrent.futures import ThreadPoolExecutor
 import torch.utils.data.dataloader as module
 from torch.utils.data import DataLoader
 
@@ -83,26 +72,26 @@ class Data(list):
         assert {type(point).__module__, __name__} <= {"__main__", "__mp_main__"}
         return point.x
 
-def start_in_thread(loader):
-    made = []
-    thread = threading.Thread(target=lambda: made.append(iter(loader)))
-    thread.start()
-    thread.join()
-    return made[0]
-
 if __name__ == "__main__":
     for method in sys.argv[1:]:
         loader = DataLoader(Data(Point(x, 0) for x in (1, 2, 3)), num_workers=1, multiprocessing_context=method)
-        print(method, [int(batch) for batch in start_in_thread(loader)], flush=True)
+        with ThreadPoolExecutor(1) as pool:
+            batches = pool.submit(iter, loader).result()
+        print(method, [int(batch) for batch in batches], flush=True)
+    print(tempfile.gettempdir())
 """
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the signal at a parent's death is Linux's")
 def test_loader_workers_live_with_the_patches_by_every_start_method_and_outlive_the_thread_that_starts_them(tmp_path):
-    """A fork server is not the trainer, and a thread that starts workers may exit before them: neither kills a worker."""
-    pytest.importorskip("torch")
-    methods = ("fork", "spawn", "forkserver")
-    done = launch(write(tmp_path, "loader.py", LOADER), *methods, timeout_s=500)
+    """Neither a fork server, which is not the trainer, nor a thread that starts workers and exits kills a worker.
+    TMPDIR, which stays, is too long for their sockets."""
+    methods, long_folder = ("fork", "spawn", "forkserver"), tmp_path / ("x" * 120)
+    long_folder.mkdir()
+    done = launch(write(tmp_path, "loader.py", LOADER), *methods, timeout_s=500, TMPDIR=str(long_folder))
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.splitlines() == [f"{method} [1, 2, 3]" for method in methods]
+    assert f"hangproof: TMPDIR ({long_folder}) is too long for the sockets of loader workers" in done.stderr
+    assert done.stdout.splitlines() == [*(f"{method} [1, 2, 3]" for method in methods), str(long_folder)]
+    made = done.stderr.partition("workers; they are in ")[2].split()[0]
+    assert made.startswith("/") and not Path(made).exists()

@@ -38,7 +38,7 @@ def tracker(monkeypatch):
     made.stuck.set()
 
 
-def test_entries_arrive_in_order_and_as_they_were_when_logged(tracker):
+def test_entries_arrive_in_order_and_as_they_were_when_logged_and_the_end_has_a_limit(tracker, capsys):
     values = {"loss": 0}
     for step in range(50):
         values["loss"] = step
@@ -46,6 +46,9 @@ def test_entries_arrive_in_order_and_as_they_were_when_logged(tracker):
     tracker.finish()
     assert tracker.rows == [(step, {"loss": step}) for step in range(50)]
     assert tracker.finished
+    tracker.stuck.clear()
+    tracker.finish()
+    assert "waited 0.5 s for tracker toy to finish; continuing without it" in capsys.readouterr().err
 
 
 def test_a_stuck_tracker_costs_the_trainer_nothing(tracker, capsys):

@@ -8,7 +8,7 @@ from guards import checkpoint
 
 
 def built_in(work, output, **changed):
-    """The command line of a run with dropout, which draws random numbers, and samples that are never due by themselves."""
+    """The command line of a run with dropout, which draws random numbers, and samples that are due on request alone."""
     prompts = work["folder"] / "prompts.txt"
     prompts.write_text("a thing --w 64 --h 64 --s 2 --d 5\n" * 2, encoding="utf-8")
     given = {"sample_prompts": prompts, "sample_every_n_steps": 1000, "network_dropout": 0.2} | changed

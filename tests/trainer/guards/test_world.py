@@ -1,6 +1,5 @@
 """Several processes of the built-in trainer: as many as asked for or none, and the same training as one process."""
 
-import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,7 +11,6 @@ from world_trainings import STEPS, difference, losses, together, watched
 from guards import checkpoint, heartbeat
 from trainer import states
 
-pytestmark = pytest.mark.skipif(os.name == "nt", reason="gloo under torchrun is not set up for Windows here")
 ACCUMULATION = 2
 
 

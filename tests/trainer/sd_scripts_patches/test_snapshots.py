@@ -1,13 +1,12 @@
-"""What a snapshot of kohya's trainers holds is what accelerate's save_state writes, each time, whatever the models are."""
+"""A snapshot of kohya's trainers holds what accelerate's save_state writes, each time, whatever the models are."""
 
+import accelerate
 import pytest
 import torch
 
 from guards.checkpoint import GUARD
 from guards.snapshot_files import write_state
 from sd_scripts_patches import snapshots
-
-accelerate = pytest.importorskip("accelerate")
 
 
 class Network(torch.nn.Module):

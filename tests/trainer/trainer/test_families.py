@@ -1,17 +1,20 @@
-"""Every family on a tiny model of its real classes: it trains, goes on exactly after a kill, samples, and its LoRA works in diffusers."""
+"""Every family on a tiny model of its real classes: it resumes exactly, samples, and its LoRA works in diffusers."""
 
+import json
+import os
 from types import SimpleNamespace
 from unittest import mock
 
 import pytest
 import tiny_pipelines
+import torch
+from runs_helpers import python
 from trainer_helpers import flags, fork, good, images, make_config, sha
 
 from trainer import families, flow, imports, lora, models
 from trainer.arguments import parse
 from trainer.families import common
 
-torch = pytest.importorskip("torch")
 imports.heavy()
 diffusers = pytest.importorskip("diffusers")
 CPU = torch.device("cpu")
@@ -115,3 +118,18 @@ def test_a_prediction_is_the_pipelines_own(work, data, made, pipeline, tmp_path)
     elif family.key in ("flux", "chroma", "qwen_image"):
         predicted = common.unpack(predicted, 8, 12)
     assert torch.allclose(predicted.float(), found, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["flux", "sdxl"])
+def test_the_losses_are_those_of_diffusers_example_script(family, made):
+    checkout = os.environ.get("DIFFUSERS_DIR")
+    if not checkout:
+        pytest.skip("no checkout of diffusers (DIFFUSERS_DIR), which has the example scripts")
+    flags = ["--checkout", checkout, "--family", family, "--steps", "20", "--rounds", "1", "--json"]
+    if family == "sdxl":
+        flags += ["--model", str(made("StableDiffusionXLPipeline"))]
+    done = python("-m", "benchmarks", "examples", *flags, timeout=1000)
+    assert done.returncode in (0, 1), done.stderr[-3000:]  # 1: its step took longer here
+    found = json.loads(done.stdout)
+    assert len(found["losses"]) == 20
+    assert found["largest_relative_difference"] <= 1e-5

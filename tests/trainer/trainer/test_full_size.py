@@ -1,15 +1,15 @@
-"""What the tables say of each family's memory, from its model at full size: built on torch's "meta" device, where it takes none."""
+"""What the tables say of each family's memory, from its full-size model on torch's "meta" device, which takes none."""
 
 import functools
 import importlib
 import re
 
 import pytest
+import torch
 
 from presets import tables
 from trainer import imports, lora
 
-torch = pytest.importorskip("torch")
 imports.heavy()
 import diffusers  # noqa: E402 - after `heavy`
 

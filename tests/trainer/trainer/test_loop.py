@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 
+from safetensors import safe_open
 from trainer_helpers import ROOT, environment, flags, fork, metrics
 
 from guards import heartbeat
@@ -11,9 +12,9 @@ from guards import heartbeat
 ADAFACTOR = {"optimizer_type": "adafactor", "lr_scheduler": "constant_with_warmup", "max_grad_norm": 0.0}
 ADAFACTOR["optimizer_args"] = ["relative_step=False", "scale_parameter=False", "warmup_init=False"]
 OF_THE_TIER = """
---max_train_epochs 3 --fp8_base --gradient_checkpointing --split_mode --network_args train_blocks=single --save_precision bf16
---save_state --save_every_n_steps 4 --save_last_n_steps 4 --save_every_n_epochs 1 --save_last_n_epochs 1
---sample_every_n_epochs 2 --sample_at_first --console_log_simple
+--max_train_epochs 3 --fp8_base --gradient_checkpointing --split_mode --network_args train_blocks=single
+--save_precision bf16 --save_state --save_every_n_steps 4 --save_last_n_steps 4
+--save_every_n_epochs 1 --save_last_n_epochs 1 --sample_every_n_epochs 2 --sample_at_first --console_log_simple
 """
 
 
@@ -43,6 +44,10 @@ def test_a_launched_run_saves_samples_and_metrics_as_it_should(work, tmp_path):
     assert [row["step"] for row in rows] == list(range(1, 31)) and {row["attempt"] for row in rows} == {2}
     (beat,) = heartbeat.read_all(beats)
     assert (beat.step, beat.planned, beat.epoch, beat.outcome, beat.phase) == (30, 30, 3, "done", "end")
+    with safe_open(output / "tiny.safetensors", "pt") as lora:
+        about = lora.metadata()
+    assert (about["ss_network_dim"], about["ss_steps"], about["ss_epoch"]) == ("4", "30", "3")
+    assert all(beat.reached), "every check point by its name, as kohya's trainers in tests/upstream"
 
 
 def test_a_loss_that_is_no_number_ends_the_run_names_its_images_and_nothing_of_it_is_saved(work, tmp_path):

@@ -1,7 +1,7 @@
 """What a mask does to real training with the built-in trainer.
 
-A learning rate that changes no weight makes the losses of two runs comparable step by step: below a black mask the loss is
-exactly 0, with a white one it is that of the image without a mask, and with half a mask it is that of the other half.
+A learning rate that changes no weight makes the losses of two runs comparable step by step: below a black mask the loss
+is exactly 0, with a white one it is that of the image without a mask, with half a mask it is that of the other half.
 """
 
 from pathlib import Path

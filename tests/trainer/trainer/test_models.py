@@ -5,22 +5,21 @@ import re
 import shutil
 
 import pytest
+import torch
 from flux_parts import CPU, a_batch, arguments, load, loss_of, no_tick
+from safetensors.torch import load_file, save_file
 
 from guards.heartbeat import Heartbeat
-from trainer import models
+from trainer import cache, models
 from trainer.errors import TrainError
 from trainer.families.flux import FAMILY
 
-torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def as_published(model, folder):
     """The tiny model with the files that black-forest-labs/FLUX.1-dev has: older names in CLIP, shards, no fast CLIP
     tokenizer, and single files beside the folders."""
-    from safetensors.torch import load_file, save_file
-
     shutil.copytree(model, folder)
     for part, stem in (("transformer", "diffusion_pytorch_model"), ("text_encoder_2", "model")):
         original = folder / part / f"{stem}.safetensors"
@@ -46,8 +45,6 @@ def as_published(model, folder):
 
 
 def test_a_folder_as_it_is_published_encodes_and_trains_like_the_same_model_in_todays_files(model, tmp_path):
-    from trainer import cache
-
     answers = []
     for folder in (model, as_published(model, tmp_path / "flux-dev")):
         models.check(folder)
@@ -64,8 +61,6 @@ def test_a_folder_as_it_is_published_encodes_and_trains_like_the_same_model_in_t
 
 @pytest.mark.parametrize("part", ["vae", "text_encoder", "text_encoder_2"])
 def test_a_part_that_lacks_a_tensor_is_refused_and_not_filled_with_noise(model, tmp_path, part):
-    from safetensors.torch import load_file, save_file
-
     shutil.copytree(model / part, tmp_path / part)
     shutil.copy(model / "model_index.json", tmp_path)
     file = next((tmp_path / part).glob("*.safetensors"))

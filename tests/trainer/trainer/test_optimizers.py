@@ -1,18 +1,16 @@
 """Learning rates, the options of optimizers, and the average that a schedule-free one keeps."""
 
 import pytest
+import torch
 from flux_parts import arguments
+from transformers import get_scheduler
 
 from trainer import optimizers
 from trainer.errors import TrainError
 
-torch = pytest.importorskip("torch")
-
 
 @pytest.mark.parametrize("kind", ["constant_with_warmup", "linear", "cosine", "cosine_with_restarts", "polynomial"])
 def test_learning_rates_are_those_of_transformers(kind):
-    from transformers import get_scheduler
-
     args = arguments(lr_scheduler=kind, lr_warmup_steps=5, lr_scheduler_num_cycles=2, learning_rate=1e-3)
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1e-3)
     special = {"cosine_with_restarts": {"num_cycles": 2}}.get(kind)

@@ -1,8 +1,9 @@
-"""Optimizers, averages, weights in fewer bits, captions that change from use to use, a LoRA to begin with: each resumes exactly."""
+"""Optimizers, averages, weights in fewer bits, captions that change, a LoRA to begin with: each resumes exactly."""
 
 from pathlib import Path
 
 import pytest
+import torch
 from flux_parts import loaded
 from safetensors.torch import load_file
 from trainer_helpers import flags, fork, good, make_config, sha
@@ -12,7 +13,6 @@ from trainer.arguments import parse
 from trainer.data_order import text_of
 from trainer.errors import TrainError
 
-torch = pytest.importorskip("torch")
 CAPTIONS = {"shuffle_caption": True, "caption_dropout_rate": 0.3, "keep_tokens": 1}
 # a run's flags, by what they are about
 OPTIONS = {

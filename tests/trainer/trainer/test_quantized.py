@@ -1,11 +1,11 @@
 """Weights stored in fewer bits: their size, their gradients, and a training that is nearly the same."""
 
 import pytest
+import torch
 from flux_parts import arguments, loaded, steps
 
 from trainer import quantized
 
-torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 

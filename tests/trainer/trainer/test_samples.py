@@ -2,19 +2,18 @@
 
 import shutil
 from argparse import Namespace
-from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
+import torch
 from flux_parts import CPU, arguments, loaded, steps
+from PIL import Image
 
 from guards import limits
 from guards.heartbeat import Heartbeat
-from trainer import samples
+from trainer import cache, samples
 from trainer.families.flux import FAMILY
 
-torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.usefixtures("one_thread")
 PROMPTS = """# comment
 a thing --w 72 --h 64 --s 2 --d 7
@@ -22,11 +21,7 @@ another --w 64 --h 64 --s 2 --l 2 --n bad --ss euler
 """
 
 
-def test_samples_are_fixed_by_their_seed_and_a_bad_one_is_skipped(model, tmp_path, monkeypatch):
-    from PIL import Image
-
-    from trainer import cache
-
+def test_samples_are_fixed_by_their_seed_and_a_bad_one_costs_itself_alone(model, tmp_path, monkeypatch):
     messages: list[str] = []
     (tmp_path / "p.txt").write_text(PROMPTS, encoding="utf-8")
     prompts = samples.read(tmp_path / "p.txt", 42, messages.append)
@@ -50,9 +45,19 @@ def test_samples_are_fixed_by_their_seed_and_a_bad_one_is_skipped(model, tmp_pat
     steps(transformer, parameters, args)
     assert make(3)[0][1] != first[0][1]
     assert hb.current_phase == "sample"
+    # Each attempt reads the VAE again for its first sample, long after the images were encoded.
+    damaged = Path(shutil.copytree(model, tmp_path / "model"))
+    file = next((damaged / "vae").glob("*.safetensors"))
+    file.write_bytes(file.read_bytes()[:1000])
+    working, sampler = sampler, samples.Sampler(prompts, paths, damaged, FAMILY, args, CPU, dtypes, messages.append)
+    transformer.train().enable_gradient_checkpointing()
+    assert make(4) == []
+    assert "sample image 1 is skipped: TrainError" in messages[-2] and "download it again" in messages[-2]
+    assert transformer.training and transformer.gradient_checkpointing
+    sampler = working
     monkeypatch.setitem(limits.TABLE, "sample_least_s", limits.Limit(0.0, "a sample image"))
     monkeypatch.setattr(samples, "BUDGET_STEPS", 0.0)
-    assert make(4) == []
+    assert make(5) == []
     assert "sample image 1 is skipped: SampleError: 1 of 2 steps took longer than its limit" in messages[-2]
 
 
@@ -66,19 +71,3 @@ def test_samples_come_when_sd_scripts_would_make_them():
     assert due(4, None, sample_every_n_steps=2) and not due(5, None, sample_every_n_steps=2)
     assert due(5, 2, sample_every_n_epochs=2) and not due(5, 1, sample_every_n_epochs=2)
     assert not due(4, None, sample_every_n_steps=2, sample_every_n_epochs=1)
-
-
-def test_a_damaged_vae_costs_the_samples_and_not_the_training(work, tmp_path):
-    """It is read again for the first sample of each attempt, long after the images were encoded."""
-    model = Path(shutil.copytree(work["model"], tmp_path / "model"))
-    file = next((model / "vae").glob("*.safetensors"))
-    file.write_bytes(file.read_bytes()[:1000])
-    transformer, messages = torch.nn.Linear(1, 1), []
-    transformer.gradient_checkpointing = True
-    args = SimpleNamespace(output_dir=tmp_path / "out", output_name="tiny")
-    dtypes = (torch.float32, torch.float32)
-    prompts = [samples.Prompt(0, "a thing", 1)]
-    sampler = samples.Sampler(prompts, None, model, FAMILY, args, CPU, dtypes, messages.append)
-    assert sampler.make(transformer, None, 2, 0.1, Heartbeat.from_env(), nullcontext, lambda: None) == []
-    assert "sample image 1 is skipped: TrainError" in messages[-1] and "download it again" in messages[-1]
-    assert transformer.training and transformer.gradient_checkpointing

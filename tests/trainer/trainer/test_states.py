@@ -48,7 +48,7 @@ def newest(folder):
 
 
 def test_a_kill_at_whichever_write_of_a_save_leaves_a_state_that_is_valid_and_correct(work):
-    """At each fsync in turn: the LoRA, its folder, the three files of the state, its guard, the state's folder, the output."""
+    """At each fsync in turn: the LoRA, its folder, the state's three files, its guard, its folder, the output."""
     common = {"max_train_steps": 2, "save_every_n_steps": 1, "optimizer_type": "adamw"}
     undisturbed, done = run(work, "saved", **common)
     good(done)

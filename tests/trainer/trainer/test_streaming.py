@@ -1,12 +1,12 @@
 """Halves and blocks that are brought to the GPU when they are needed train the same."""
 
 import pytest
+import torch
 from flux_parts import CPU, arguments, loaded, steps
 
 from trainer import streaming
 from trainer.families.flux import FAMILY
 
-torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 

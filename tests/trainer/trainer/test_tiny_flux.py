@@ -1,6 +1,6 @@
 """The tiny FLUX: made once, always the same."""
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 from trainer_helpers import sha
 
@@ -10,11 +10,8 @@ from trainer import tiny_flux
 def test_two_makers_at_once_make_one_model_and_always_the_same(tmp_path, monkeypatch, model):
     made, real = [], tiny_flux.make
     monkeypatch.setattr(tiny_flux, "make", lambda folder: (made.append(folder), real(folder)))
-    makers = [threading.Thread(target=tiny_flux.ensure, args=(tmp_path / "tiny-flux",)) for _ in range(2)]
-    for maker in makers:
-        maker.start()
-    for maker in makers:
-        maker.join(60)
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(tiny_flux.ensure, [tmp_path / "tiny-flux"] * 2))
     assert len(made) == 1
     files = [p.relative_to(tmp_path / "tiny-flux") for p in (tmp_path / "tiny-flux").rglob("*") if p.is_file()]
     assert len(files) > 5  # other tests keep a quantized copy in the model that they share

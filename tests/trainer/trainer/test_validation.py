@@ -12,9 +12,8 @@ from trainer_helpers import flags, fork, good, make_config, metrics, numbers
 import runs
 from guards import checkpoint
 from presets.steps import held_out
-from runs.sanity import judge
 from trainer import validation
-from trainer.arguments import parse, problem
+from trainer.arguments import parse
 from trainer.dataset import Image, read
 from trainer.errors import TrainError
 
@@ -49,18 +48,8 @@ def test_the_same_seed_holds_out_the_same_images_wherever_they_are():
     assert len(held) == 4 and names(validation.split(moved, 0.2, 3)[1]) == held
     assert names(validation.split(images, 0.2, 4)[1]) != held
     assert validation.split(images, 0.0, 3) == (images, [])
-
-
-def test_one_image_cannot_be_both():
     with pytest.raises(TrainError, match="no image is left to train on; add images"):
         validation.split([image("a.png")], 0.3, 0)
-
-
-def test_a_wrong_share_is_refused():
-    argv = flags(Path("m"), Path("c"), Path("o"), validation_split=1)
-    assert problem(argv) == "--validation_split 1.0: must be 0 or more and less than 1, such as 0.1"
-    assert problem(flags(Path("m"), Path("c"), Path("o"), validation_split="nan")).startswith("--validation_split nan")
-    assert problem(flags(Path("m"), Path("c"), Path("o"), **HELD)) == ""
 
 
 def train(work, name, fault="", resume=None, config=None, **changed):
@@ -143,13 +132,3 @@ def test_the_spec_gives_each_trainer_its_flags(tmp_path):
     found = flags(runs.make({**kohya, "validate_every_n_steps": 50, "seed": 5}), tmp_path)
     assert (found["validation_seed"], found["validate_every_n_steps"]) == (5, 50)
     assert found["validate_every_n_epochs"] == NEVER  # else sd-scripts validates after each epoch too
-
-
-def test_four_images_with_a_tenth_held_out_start():
-    """The built-in trainer holds out one, sd-scripts none: it says so, and trains."""
-    four = {"name": "t", "validation_split": 0.1, "repeats": 50}
-    built_in, kohya = ({**four, "model": "tiny-flux"}, {**four, "model": "sdxl", "backend": "sd-scripts"})
-    found = [judge(runs.make(fields), {"": 4}, None) for fields in (built_in, kohya)]
-    about = [[(one.severity, one.message) for one in rows if one.field == "validation_split"] for rows in found]
-    assert about[0] == [] and [severity for severity, _ in about[1]] == ["warning"]
-    assert "holds out none of the 4 images, so nothing is validated" in about[1][0][1]

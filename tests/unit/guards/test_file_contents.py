@@ -3,6 +3,7 @@
 import random
 
 import pytest
+import torch
 
 from guards import file_contents
 
@@ -22,8 +23,6 @@ def test_finite_numbers_are_recognised_as_numpy_does_for_every_sign_exponent_and
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")
 @pytest.mark.parametrize("zipped", [False, True])
 def test_an_optimizer_state_with_any_damage_is_damaged_and_no_error(tmp_path, zipped):
-    import torch
-
     path, draw = tmp_path / "optimizer.bin", random.Random(1)
     state = {"state": {0: {"step": torch.tensor(1.0), "m": torch.ones(4, 4)}}, "param_groups": [{"lr": 1e-4}]}
     torch.save(state, path, _use_new_zipfile_serialization=zipped)

@@ -100,7 +100,6 @@ def test_a_machine_without_threads_damages_no_cache(cache, monkeypatch):
     assert cache.exists()
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no FIFOs on this platform")
 def test_a_fifo_times_out_on_the_main_thread_and_on_another_and_the_file_stays(tmp_path, monkeypatch):
     monkeypatch.setenv("HANGPROOF_NPZ_TIMEOUT_S", "0.3")
     path = tmp_path / "f.npz"
@@ -112,7 +111,6 @@ def test_a_fifo_times_out_on_the_main_thread_and_on_another_and_the_file_stays(t
     assert caught.type is TimeoutError and path.exists()
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no FIFOs on this platform")
 def test_a_read_that_no_signal_can_interrupt_kills_the_process(tmp_path):
     """SIGALRM has no effect, as on a stalled mount: it is blocked. The deadline behind it kills the process."""
     os.mkfifo(tmp_path / "x.npz")

@@ -1,15 +1,16 @@
 """A copy of frozen weights in fewer bits: made once from one model, readable, and never in the way."""
 
 import os
-import threading
+from types import SimpleNamespace
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from guards import quantized
 
 
 def test_a_copy_that_cannot_be_written_is_reported_once_and_hinders_nothing(tmp_path, capsys):
-    torch = pytest.importorskip("torch")
     weights = tmp_path / "flux.safetensors"
     weights.write_bytes(b"weights")
     (tmp_path / quantized.FOLDER).write_text("in the way of the folder")
@@ -26,6 +27,8 @@ def test_a_copy_that_cannot_be_written_is_reported_once_and_hinders_nothing(tmp_
 @pytest.fixture
 def model(tmp_path, monkeypatch):
     monkeypatch.setattr(quantized, "RESERVE", 0)
+    at_once = SimpleNamespace(Thread=lambda target, **_: SimpleNamespace(start=target))
+    monkeypatch.setattr(quantized, "threading", at_once)
     file = tmp_path / "flux-00001-of-00002.safetensors"
     file.write_bytes(b"a" * 100_000 + b"b" * 100_000)
     return file
@@ -44,9 +47,6 @@ def test_another_model_or_another_cast_has_another_copy(model):
 
 
 def test_a_copy_is_complete_when_it_has_its_name_and_replaces_older_ones_of_its_model(model):
-    torch = pytest.importorskip("torch")
-    from safetensors.torch import load_file
-
     copy = quantized.Copy(model.parent, [model], "float8")
     folder = copy.path.parent
     folder.mkdir()
@@ -61,9 +61,6 @@ def test_a_copy_is_complete_when_it_has_its_name_and_replaces_older_ones_of_its_
         copy.add(name, tensor)
     assert not copy.path.exists() and copy.temporary.exists()
     copy.finish()
-    for thread in threading.enumerate():
-        if thread.name == quantized.THREAD:
-            thread.join()
     assert {file.name for file in folder.iterdir()} == {copy.path.name, other.name, recent.name}
     found = load_file(copy.path)
     assert all(found[n].dtype == t.dtype and torch.equal(found[n].float(), t.float()) for n, t in tensors.items())

@@ -3,11 +3,11 @@
 import random
 from types import SimpleNamespace
 
+import numpy
 import pytest
+import torch
 
 from sd_scripts_patches import batch_seeds
-
-numpy, torch = pytest.importorskip("numpy"), pytest.importorskip("torch")
 
 
 @pytest.fixture

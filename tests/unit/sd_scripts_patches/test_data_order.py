@@ -4,11 +4,10 @@ import json
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from sd_scripts_patches import data_order
 from sd_scripts_patches.trainer_state import ResumeError
-
-torch = pytest.importorskip("torch")
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["torch's generator", "the sampler's own"])

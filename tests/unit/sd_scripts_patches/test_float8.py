@@ -3,11 +3,11 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from guards import quantized
 from sd_scripts_patches import float8
-
-torch = pytest.importorskip("torch")
 
 
 class Model(torch.nn.Linear):
@@ -19,8 +19,6 @@ class Model(torch.nn.Linear):
 @pytest.fixture
 def loader(tmp_path, monkeypatch):
     """(the patched loader, the files that the trainer's own one has read, the model's file)."""
-    from safetensors.torch import load_file, save_file
-
     monkeypatch.setattr(quantized, "RESERVE", 0)
     path, read = tmp_path / "flux.safetensors", []
     save_file({n: t.to(torch.bfloat16) for n, t in torch.nn.Linear(8, 6).state_dict().items()}, path)
@@ -55,8 +53,6 @@ def test_without_fp8_base_nothing_changes(loader):
 
 
 def test_a_copy_that_lacks_a_tensor_is_made_again(loader, capsys):
-    from safetensors.torch import load_file, save_file
-
     loader.load(str(loader.path), None, "cpu")
     (copy,) = copies(loader.path.parent)
     save_file({"weight": load_file(copy)["weight"]}, copy)

@@ -13,11 +13,6 @@ from sd_scripts_patches import compatibility, registry
 from sd_scripts_patches.trainers import TRAINERS
 
 
-def test_a_folder_without_sd_scripts_is_refused_by_name(tmp_path, capsys):
-    assert main.main(["check", str(tmp_path)]) == 1
-    assert "is not an sd-scripts checkout" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     "args, message",
     [
@@ -27,7 +22,6 @@ def test_a_folder_without_sd_scripts_is_refused_by_name(tmp_path, capsys):
         (["no-such-script.py"], "no-such-script.py: script not found"),
         (["x.py", "--hangproof_nonsense=3"], "unknown flag --hangproof_nonsense=3"),
         (["x.py", "--hangproof_npz_timeout_s=soon"], "HANGPROOF_NPZ_TIMEOUT_S='soon': expected seconds"),
-        (["x.py", "--hangproof_npz_timeout_s=nan"], "expected seconds"),
         (["x.py", "--hangproof_without=nothing"], "unknown patch: nothing"),
     ],
 )
@@ -63,6 +57,8 @@ def test_the_end_of_a_script_is_the_end_of_the_launcher_and_on_record(tmp_path, 
 
 def test_what_is_open_in_a_checkout_is_reported_by_the_check_and_refused_at_a_start(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(os, "environ", dict(os.environ))  # a flag sets a variable
+    assert main.main(["check", str(tmp_path)]) == 1
+    assert "is not an sd-scripts checkout" in capsys.readouterr().err
     write(tmp_path, "train_network.py", "print('trained')\n")
     for name in ("library", "networks"):
         (tmp_path / name).mkdir()

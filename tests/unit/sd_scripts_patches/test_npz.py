@@ -4,17 +4,16 @@ import io
 import os
 from types import ModuleType
 
+import numpy
 import patches_helpers as helpers
 import pytest
 
 from sd_scripts_patches import npz
 
-numpy = pytest.importorskip("numpy")
-
 
 @pytest.fixture
 def trainer(monkeypatch):
-    """numpy's functions and sd-scripts' strategy for latents, as far as it looks up and writes a cache, with the patch."""
+    """numpy's functions and, where it looks up and writes a cache, sd-scripts' strategy for latents, with the patch."""
     monkeypatch.setattr(npz, "_folders_to_verify", {})
     np, library = ModuleType("numpy"), ModuleType("library.strategy_base")
     np.load, np.savez = numpy.load, numpy.savez

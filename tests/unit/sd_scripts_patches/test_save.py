@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 from guards import checkpoint, limits
 from sd_scripts_patches import save
@@ -11,7 +12,7 @@ from sd_scripts_patches.patch import with_names
 
 
 def test_one_process_is_gone_within_a_minute_of_its_last_save_whatever_its_tracker_does():
-    """sd-scripts and musubi-tuner: trackers, exit grace, its workers; the built-in trainer: trackers, loader's workers."""
+    """kohya's trainers: trackers, exit grace, workers; the built-in trainer: trackers, the loader's workers."""
     seconds = {name: limits.TABLE[name].default_s for name in limits.TABLE}
     common = seconds["trackers_end_s"] + seconds["flush_s"]
     assert common + seconds["exit_grace_s"] + seconds["shutdown_s"] <= 60
@@ -19,7 +20,6 @@ def test_one_process_is_gone_within_a_minute_of_its_last_save_whatever_its_track
 
 
 def test_a_finite_network_passes_and_the_bad_tensor_is_named():
-    torch = pytest.importorskip("torch")
     good = {"a": torch.ones(2), "b": torch.zeros(3, dtype=torch.bfloat16)}
     save.refuse_nan(good, "x")
     save.refuse_nan({}, "x")
@@ -28,7 +28,6 @@ def test_a_finite_network_passes_and_the_bad_tensor_is_named():
 
 
 def test_a_lora_is_replaced_atomically(tmp_path):
-    torch = pytest.importorskip("torch")
     network, path = torch.nn.Linear(2, 2), tmp_path / "x.safetensors"
 
     def write(file, dtype, metadata):

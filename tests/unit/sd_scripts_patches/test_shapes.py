@@ -1,4 +1,4 @@
-"""Each patch finds what it follows in every pinned version of kohya's trainers, as recorded (tests/support/record_shapes.py).
+"""Each patch finds what it follows in every pinned version of kohya's trainers, as record_shapes.py recorded it.
 
 The patches' own check runs on checkouts that have the recorded outlines and no code. On the real ones,
 tests/upstream/sd_scripts_patches/test_compatibility.py compares the record with them.

@@ -3,7 +3,9 @@
 import json
 import random
 
+import numpy
 import pytest
+import torch
 
 from sd_scripts_patches import legacy_state, trainer_state
 
@@ -17,8 +19,6 @@ def test_a_damaged_trainer_state_is_refused(tmp_path, content):
 
 
 def test_the_generators_come_back_from_json():
-    numpy, torch = pytest.importorskip("numpy"), pytest.importorskip("torch")
-
     def draw():
         return [random.random(), random.gauss(0, 1), float(numpy.random.normal()), float(torch.randn(()))]
 

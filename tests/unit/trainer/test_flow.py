@@ -1,14 +1,13 @@
-"""The loss: nothing for a prediction of exactly the noise, whatever its level, and the options that choose the level."""
+"""The loss: nothing for a prediction of exactly the noise, whatever its level and the options that choose it."""
 
 from types import SimpleNamespace
 
 import pytest
+import torch
 from trainer_helpers import flags
 
+from trainer import flow
 from trainer.arguments import parse
-
-torch = pytest.importorskip("torch")
-from trainer import flow  # noqa: E402 - it needs torch
 
 LATENTS = torch.linspace(-1, 1, 2 * 4 * 8 * 8).view(2, 4, 8, 8)
 

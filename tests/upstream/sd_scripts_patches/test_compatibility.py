@@ -1,4 +1,4 @@
-"""Compatibility of the patches with the real checkouts; tests/unit/sd_scripts_patches/test_shapes.py changes what is followed."""
+"""The patches and the real checkouts; tests/unit/sd_scripts_patches/test_shapes.py changes what they follow."""
 
 import json
 

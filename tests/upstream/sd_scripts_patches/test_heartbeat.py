@@ -1,13 +1,9 @@
-"""kohya's real FLUX trainer, tiny weights: the same numbers with all patches, a heartbeat, and damaged caches."""
+"""kohya's real FLUX trainer, tiny weights: the same numbers with all patches, and a heartbeat."""
 
 import json
-import os
-import re
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy
-import patches_helpers
+import family_trainings
 import pytest
 import resume_helpers as helpers
 import tiny_sd_scripts as tiny
@@ -69,45 +65,8 @@ def test_every_step_has_its_line_of_metrics(runs):
     assert all(0 < line["step_s"] < 30 for line in lines)
 
 
-# Complete runs with injected faults.
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="no FIFOs on this platform")
-def test_a_cache_that_blocks_in_a_loader_worker(each_work, runs, tmp_path):
-    images = tiny.copy_of(runs[0], tmp_path)
-    stuck = images / "1_thing" / "004_flux_te.npz"
-    stuck.unlink()
-    os.mkfifo(stuck)
-    result = helpers.train(
-        each_work, tmp_path, *ON_DISK, "--skip_cache_check", train_data_dir=str(images), max_train_epochs="1",
-        env={"HANGPROOF_NPZ_TIMEOUT_S": "2", "HANGPROOF_EXIT_GRACE_S": "8"}, max_data_loader_n_workers="1", code=1,
-    )  # fmt: skip
-    assert f"TimeoutError: waited 2 s for the directory of {stuck}" in result.log
-    assert re.search(r"batch \d+ of the data loader from worker 0 \(pid \d+\) failed: TimeoutError", result.log)
-
-
-def test_damaged_caches_are_set_aside_and_encoded_again_on_the_restart(each_work, runs, tmp_path):
-    """The first run reads a damaged cache in the middle of training; two more are damaged before the second."""
-    images = tiny.copy_of(runs[0], tmp_path) / "1_thing"
-    names = ("002_0064x0064_flux.npz", "004_flux_te.npz", "006_flux_te.npz")
-    truncated, flipped, another = (images / name for name in names)
-
-    def train(code):
-        changed = {"train_data_dir": str(images.parent), "max_train_epochs": "1", "max_data_loader_n_workers": "1"}
-        return helpers.train(each_work, tmp_path, *ON_DISK, code=code, **changed)
-
-    # sd-scripts looks up one small member only, so the damage is found in the middle of training.
-    patches_helpers.flip(flipped)
-    first = train(1)
-    assert f"ValueError: {flipped} is damaged" in first.log.replace("\n", " "), first.log[-2000:]
-    assert flipped.with_name(f"{flipped.name}.corrupt").exists() and not flipped.exists()
-    # The folder has held a damaged cache, so the restart verifies all its caches before training starts.
-    patches_helpers.flip(another)
-    truncated.write_bytes(truncated.read_bytes()[:500])
-    second = train(0)
-    assert f"{another} is damaged" in second.log and f"{truncated} is damaged" in second.log
-    for path in (truncated, flipped, another):
-        before, encoded = numpy.load(runs[0] / "images/1_thing" / path.name), numpy.load(path)
-        assert path.with_name(path.name + ".corrupt").exists()
-        assert encoded.files == before.files and all(encoded[k].shape == before[k].shape for k in before.files)
-    assert not list(images.glob(".*.tmp"))
+@pytest.mark.parametrize("name", ["sdxl", "lumina"])
+def test_a_family_of_sd_scripts_trains_the_same_and_is_followed(newest, name, tmp_path):
+    """SDXL samples in a pipeline, Lumina makes several images in one loop of its own. Z-Image: musubi/test_heartbeat;
+    all other families: tests/campaigns/test_runs_families.py."""
+    family_trainings.sd_scripts(name, tmp_path)

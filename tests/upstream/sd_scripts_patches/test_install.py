@@ -1,4 +1,4 @@
-"""What an installation ends with: a training script of the checkout starts with the guards, or it is said why it does not."""
+"""What an installation ends with: a training script of the checkout starts with the guards, or says why not."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""A stopped, killed and resumed run of the real FLUX trainer equals the uninterrupted one: steps, losses, LR, names, weights.
+"""A stopped, killed and resumed run of the FLUX trainer equals the uninterrupted one: losses, LR, names, weights.
 
 With the first version of sd-scripts without gradient accumulation and workers, with the second one with both.
 tests/campaigns/test_epoch_ends.py has all combinations.
@@ -45,7 +45,7 @@ def test_a_disturbed_run_has_every_loss_rate_lora_state_and_sample_of_the_uninte
 
 
 def test_a_state_of_plain_sd_scripts_continues_at_its_true_step(train, runs, tmp_path):
-    """The step in its JSON is too low, as after a second plain resume. The LR scheduler has the right one, which is logged."""
+    """The step in its JSON is too low, as after a second plain resume. The log says that the LR scheduler is right."""
     state = helpers.stripped(runs[0] / "made/tiny-step00000012-state", tmp_path, current_epoch=2, current_step=2)
     result = train(tmp_path / "out", "--resume", str(state))
     rest = {step: lr for step, lr in helpers.learning_rates(runs[0]).items() if step > 12}

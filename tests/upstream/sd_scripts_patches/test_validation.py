@@ -36,7 +36,7 @@ def test_unguarded_it_would(real_split):
 
 
 def test_sd_scripts_measures_at_fixed_noise_and_the_metrics_have_it(work, tmp_path):
-    """With a learning rate that changes nothing. Its own average is that of all validations of the first epoch together;
+    """With a learning rate that changes nothing. Its own average is that of all validations of the first epoch;
     ours is that of each one."""
     more = ["--validation_split", "0.25", "--validation_seed", "3", "--validate_every_n_steps", "3"]
     more += ["--validate_every_n_epochs", "1000000", "--learning_rate", "1e-30"]

@@ -1,7 +1,5 @@
 """Cache files of the real musubi-tuner: its caching commands under the patches, and damaged files."""
 
-import shutil
-
 import musubi_helpers
 import patches_helpers as helpers
 import pytest
@@ -42,22 +40,6 @@ def test_the_caching_commands_write_the_same_files_and_report_their_items(tmp_pa
         assert resume_helpers.phases(tmp_path / str(number))[:3] == ["import", "load", phase]
 
 
-def test_damaged_caches_are_made_again_although_existing_ones_are_skipped(tmp_path):
-    shutil.copytree(tiny.workdir() / "cache", tmp_path / "cache")
-    (tmp_path / "cache/.000_0064x0064_zi.safetensors.99999.tmp").write_bytes(b"half")
-    latents, text = (tmp_path / "cache" / name for name in ("000_0064x0064_zi.safetensors", "001_zi_te.safetensors"))
-    caches = (tmp_path / "cache").glob("00*")
-    before = {path: (resume_helpers.tensors(path), path.stat().st_mtime_ns) for path in caches}
-    latents.write_bytes(latents.read_bytes()[:-1000])
-    text.write_bytes(text.read_bytes()[:-2] + b"\xff\x7f")  # NaN, in bfloat16 and in float32
-    results = caching(tmp_path, "--skip_existing")
-    for result, path in zip(results, (latents, text), strict=True):
-        assert f"{path} is damaged (" in result.log and result.log.count("is damaged") == 1
-    assert all(resume_helpers.tensors(path) == tensors for path, (tensors, _) in before.items())
-    assert {path for path, (_, written) in before.items() if path.stat().st_mtime_ns != written} == {latents, text}
-    assert not (tmp_path / "cache/.000_0064x0064_zi.safetensors.99999.tmp").exists()
-
-
 def test_nan_is_refused_and_not_replaced_by_zero(tmp_path):
     (tmp_path / "nan.py").write_text(
         "import torch\nencode = module.load_autoencoder_kl\n"
@@ -85,20 +67,32 @@ def test_a_caching_command_stops_on_request(tmp_path):
     assert beat.outcome == "stopped" and len(list((tmp_path / "cache").glob("*x*_zi.safetensors"))) < 7
 
 
-def test_a_damaged_cache_is_named_and_made_again(tmp_path):
-    """A training run meets it; the next one is refused; the caching command makes it again; a third one runs."""
+def test_damaged_caches_are_named_and_made_again_although_existing_ones_are_skipped(tmp_path):
+    """A training run meets one, and the next one is refused. Two more are damaged; the caching commands make all three
+    again, and a third run trains."""
     tiny.cached(tiny.workdir(), tmp_path)
-    path = sorted((tmp_path / "cache").glob("*_zi.safetensors"))[2]
-    path.write_bytes(path.read_bytes()[:-4] + b"\x00\x00\xc0\x7f")  # NaN, in float32
+    cache = tmp_path / "cache"
+    met = sorted(cache.glob("*_zi.safetensors"))[2]
+    latents, text = cache / "000_0064x0064_zi.safetensors", cache / "001_zi_te.safetensors"
+    left = cache / ".000_0064x0064_zi.safetensors.99999.tmp"
+    before = {path: (resume_helpers.tensors(path), path.stat().st_mtime_ns) for path in cache.glob("00*")}
+    met.write_bytes(met.read_bytes()[:-4] + b"\x00\x00\xc0\x7f")  # NaN, in float32
 
     def train(code):
         return musubi_helpers.train(tmp_path, "--max_train_epochs", "2", code=code)
 
     first, second = train(1), train(1)
-    caching(tmp_path, "--skip_existing", scripts=LATENTS)
-    train(0)
-    assert f"{path} is damaged (" in first.log
-    assert f"renamed to {path.name}.corrupt; run the caching command again" in first.log
+    assert f"{met} is damaged (" in first.log
+    assert f"renamed to {met.name}.corrupt; run the caching command again" in first.log
     assert "1 caches were damaged and have not been made again" in second.log, second.log[-3000:]
-    assert str(path) in second.log
-    assert resume_helpers.tensors(path) == resume_helpers.tensors(tiny.workdir() / "cache" / path.name)
+    assert str(met) in second.log
+    left.write_bytes(b"half")
+    latents.write_bytes(latents.read_bytes()[:-1000])
+    text.write_bytes(text.read_bytes()[:-2] + b"\xff\x7f")  # NaN, in bfloat16 and in float32
+    results = caching(tmp_path, "--skip_existing")
+    for result, path in zip(results, (latents, text), strict=True):
+        assert f"{path} is damaged (" in result.log and result.log.count("is damaged") == 1
+    train(0)
+    assert all(resume_helpers.tensors(path) == tensors for path, (tensors, _) in before.items())
+    assert {path for path, (_, at) in before.items() if path.stat().st_mtime_ns != at} == {latents, text, met}
+    assert not left.exists()

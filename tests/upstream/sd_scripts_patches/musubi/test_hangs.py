@@ -1,6 +1,6 @@
-"""Each known hang, injected into the real musubi-tuner: the process exits in time, and the log names what it waited for.
+"""Each known hang, injected into the real musubi-tuner: the process exits in time and names what it waited for.
 
-Trackers, uploads and downloads are guarded by the patches of sd-scripts (tests/upstream/test_sd_scripts.py, ../test_hub.py).
+Trackers, uploads and downloads have the patches of sd-scripts (tests/upstream/test_sd_scripts.py, ../test_hub.py).
 """
 
 import os
@@ -101,7 +101,7 @@ def slow_samples(folder):
 
 
 class Hang(NamedTuple):
-    """run: trains or probes in a folder. code: the exit code. says: in the log. saves: the run goes on and saves its LoRA."""
+    """run: trains or probes in a folder. code: its exit code. says: in the log. saves: it goes on and saves."""
 
     run: Callable
     code: int
@@ -134,17 +134,12 @@ def started(request, musubi, tmp_path_factory):
         folder = base / name.replace(" ", "-")
         return folder, HANGS[name].run(folder)
 
-    with helpers.ahead(request, "result", {name: partial(run, name) for name in HANGS}) as futures:
+    with helpers.ahead(request, "name", {name: partial(run, name) for name in HANGS}) as futures:
         yield futures
 
 
-@pytest.fixture
-def result(request, started):
-    return HANGS[request.param], *started[request.param].result()
-
-
-@helpers.asks("result", *HANGS)
-def test_a_hang_ends_in_time_and_the_log_names_what_it_waited_for(result):
-    hang, folder, run = result
+@pytest.mark.parametrize("name", HANGS)
+def test_a_hang_ends_in_time_and_the_log_names_what_it_waited_for(name, started):
+    hang, (folder, run) = HANGS[name], started[name].result()
     assert run.code == hang.code and re.search(hang.says, run.log), run.log[-3000:]
     assert (folder / "made/tiny.safetensors").is_file() == hang.saves

@@ -1,4 +1,4 @@
-"""kohya's real musubi-tuner under the patches: the same numbers, a heartbeat that describes the run, and its last saves."""
+"""kohya's real musubi-tuner under the patches: the same numbers, a heartbeat that describes it, and its saves."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -24,9 +24,10 @@ def runs(musubi, tmp_path_factory):
         folder = base / ("patched" if patched else "plain")
         tiny.cached(work, folder, batch_size=2)
         result = musubi_helpers.train(
-            folder, "--save_state", "--save_every_n_steps", "2", "--max_train_epochs", "3", "--sample_every_n_steps", "5",
-            "--persistent_data_loader_workers", "--sample_prompts", str(work / "prompts.txt"), "--log_with", "tensorboard",
-            "--logging_dir", str(folder / "logs"), "--save_last_n_steps", "4", max_data_loader_n_workers="2", patched=patched,
+            folder, "--save_state", "--save_every_n_steps", "2", "--max_train_epochs", "3", "--sample_every_n_steps",
+            "5", "--persistent_data_loader_workers", "--sample_prompts", str(work / "prompts.txt"), "--log_with",
+            "tensorboard", "--logging_dir", str(folder / "logs"), "--save_last_n_steps", "4",
+            max_data_loader_n_workers="2", patched=patched,
             env=resume_helpers.followed(folder), where="src/musubi_tuner" if patched else "",
         )  # fmt: skip
         return folder, result
@@ -36,7 +37,7 @@ def runs(musubi, tmp_path_factory):
 
 
 def test_guarded_training_has_the_same_numbers_and_a_heartbeat_that_describes_it(runs):
-    (plain, _), (folder, _) = runs
+    (plain, _), (folder, result) = runs
     phases = resume_helpers.same_training(plain, folder, 12, 2)
     assert phases[:3] == ["import", "load", "first_step"] and phases[-1] == "end"
     assert sorted(phases[3:-1]) == ["sample", "save", "step"]
@@ -47,13 +48,6 @@ def test_guarded_training_has_the_same_numbers_and_a_heartbeat_that_describes_it
     (beat,) = heartbeat.read_all(folder / "hb")
     assert all(beat.reached) and beat.point == "finished" and beat.epoch == 3
     assert beat.about["device"] == "cpu"
-
-
-def test_every_state_that_is_left_verifies_and_nothing_else_is_left(runs):
-    folder, result = runs[1]
-    made = folder / "made"
-    states = checkpoint.states(made)
-    assert len(states) >= 3 and all(checkpoint.problems(state, deep=True) == [] for state in states)
-    assert not [path for path in made.iterdir() if path.name.startswith(".")]
+    assert len(checkpoint.states(folder / "made")) >= 3 and not list((folder / "made").glob(".*"))
     assert "not guarded" not in result.log and "is kept" not in result.log
     assert result.log.index("model saved.") > result.log.index("saving last state.")

@@ -1,4 +1,4 @@
-"""A stopped, killed and resumed run of the real musubi-tuner equals the uninterrupted one: steps, losses, LR, names, weights.
+"""A stopped, killed and resumed run of musubi-tuner equals the uninterrupted one: steps, losses, LR, names, weights.
 
 With gradient accumulation and workers that stay; tests/campaigns/test_epoch_ends.py has all combinations.
 """
