@@ -21,6 +21,14 @@ from monitor.run_folder import RunFolder
 from monitor.state import AttemptRecord, State, Transition
 from monitor.supervisor import turn
 
+LAUNCHER = (  # what accelerate adds to the log of a training that fails; how it ended follows
+    "Traceback (most recent call last):\n"
+    '  File "/venv/bin/accelerate", line 8, in <module>\n    sys.exit(main())\n'
+    '  File "/venv/lib/python3.11/site-packages/accelerate/commands/launch.py", line 800, in simple_launcher\n'
+    "    raise subprocess.CalledProcessError(returncode=process.returncode, cmd=cmd)\n"
+    "subprocess.CalledProcessError: Command '['/venv/bin/python', '-m', 'sd_scripts_patches', 'flux_train_network.py']' "
+)
+
 
 def crash(log: str = "", **values) -> Evidence:
     return Evidence(kind="crash", phase=values.pop("phase", "step"), step=10, log_tail=log, **values)

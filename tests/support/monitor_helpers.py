@@ -41,7 +41,7 @@ parser.add_argument("--output_dir", type=Path, default=run)
 parser.add_argument("--output_name", default=run.name)
 parser.add_argument("--resume", type=Path, default=os.environ.get("HANGPROOF_RESUME") or None)
 parser.add_argument("--max_data_loader_n_workers", type=int, default=0)
-parser.add_argument("--optimizer_type", default="")
+
 args, rest = parser.parse_known_args()
 hb = Heartbeat.from_env()
 crash.install(hb)
@@ -53,7 +53,7 @@ def save(step, weight):
     hb.phase("save")
     with checkpoint.writing(state(step), step, 1) as folder:
         (folder / "weight.json").write_text(json.dumps(weight))
-        (folder / "optimizer.txt").write_text(args.optimizer_type)
+
     for old in list(checkpoint.states(args.output_dir))[3:]:
         checkpoint.retire(old)
     hb.phase("step")
@@ -83,9 +83,9 @@ while step < STEPS:
         crash.exit_now(3)
     fault(step)
 hb.phase("end")
-about = {{"weight": weight, "optimizer": args.optimizer_type}}
+
 tensor = {{"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}
-header = json.dumps({{"__metadata__": about, "tensor": tensor}}).encode()
+header = json.dumps({{"__metadata__": {{"weight": weight}}, "tensor": tensor}}).encode()
 lora = args.output_dir / f"{{args.output_name}}.safetensors"
 checkpoint.atomic_write(lora, struct.pack("<Q", len(header)) + header + bytes(4))
 hb.end("done")
@@ -198,18 +198,6 @@ STATUS = {
     "loss": 0.25, "eta_s": 44.0, "attempt": 2, "restarts": 1, "incidents": 1, "phase": "step", "epoch": 1,
     "last_progress_at": "2026-01-02T03:04:05.500Z", "updated_at": "2026-01-02T03:04:06.000Z", "message": "",
 }  # fmt: skip
-
-WATCHES = "any(sys.orig_argv[i:i+3] == ['-m', 'monitor', 'run'] for i in range(6))"
-
-
-def inject(folder: Path, code: str, where: str = WATCHES) -> dict[str, str]:
-    """The environment in which `code` runs at the start of a process of which `where` holds: the one that watches."""
-    place = folder.parent / "inject"
-    place.mkdir()
-    body = "".join(f"    {line}\n" for line in code.strip().splitlines())
-    start = f"import os, signal, sys\nif {where}:\n    sys.path.insert(0, {str(ROOT)!r})\n"
-    (place / "sitecustomize.py").write_text(start + body)
-    return {"PYTHONPATH": str(place)}
 
 
 def wait_for(condition, timeout_s: float = 120.0, what: str = "") -> object:

@@ -35,9 +35,6 @@ Event = tuple[str, float, float]
 class Played:
     """A simulated run, as it is at `clock`. Its heartbeat is a real one."""
 
-    watch: Watch
-    signals: Signals
-    limit_s: float
     clock: float = 1000.0
     poll_at: float = 1000.0
     gone_s: float = 0.0  # when the last rank ended; 0: one lives
@@ -58,43 +55,13 @@ class Played:
         self.heart.record.pid = self.stages
         self.heart.phase("import")
 
-    def poll(self, until: float) -> bool:
-        """The monitor's polls before `until`; True when one of them ends the run."""
-        if self.poll_at >= until:
-            return False
-        began, beat = self.clock, heartbeat._parse(bytes(self.heart.record), "a trace")
-        while self.poll_at < until:
-            if self.poll_at - 1000.0 > self.limit_s:
-                return True
-            activity = self.activity + self.rate * max(0.0, self.poll_at - began)
-            seen = Observation(self.poll_at, self.poll_at, (beat,), ranks_gone=self.gone_s > 0, activity=activity)
-            verdict = self.watch.observe(seen)
-            if verdict.stalled_s >= verdict.budget_s and verdict.kind != OVER:
-                verdict = self.watch.observe(dataclasses.replace(seen, signals=self.signals))
-            if verdict.kind in (HUNG, OVER):
-                self.caught, self.detect_s = verdict, self.poll_at - max(self.gone_s, beat.beat_s)
-                return True
-            moments = (verdict.budget_s / 2 - verdict.stalled_s, verdict.budget_s - verdict.stalled_s)
-            self.poll_at += min([self.watch.poll_s(), *(left_s + 0.005 for left_s in moments if left_s > 0)])
-        return False
-
-    def pass_time(self, seconds: float) -> bool:
-        if self.poll(self.clock + seconds):
-            return True
-        self.clock += seconds
-        self.activity += self.rate * seconds
-        return False
-
-    def event(self, name: str, seconds: float, amount: float) -> bool:
-        """Play one event; True when the monitor ends the run in it."""
+    def event(self, name: str, seconds: float, amount: float) -> Iterator[float]:
+        """Play one event; yields the seconds for which nothing changes."""
         items = 0
         if name == "step":
             if self.heart.current_phase not in ("step", "first_step"):
                 self.heart.phase("step")
-            ended = self.pass_time(seconds)
-            self.heart.step(self.heart.record.step + 1)
-            return ended
-        if name == "stuck":
+        elif name == "stuck":
             self.rate = 0.0
         elif name == "exit":
             self.heart.end("done")
@@ -107,21 +74,39 @@ class Played:
             if name != "loop":
                 self.heart.phase(name)
         for item in range(1, max(items, 1) + 1):
-            if self.pass_time(seconds / max(items, 1)):
-                return True
+            yield seconds / max(items, 1)
             if items:
                 self.heart.item(item)
-        return False
+        if name == "step":
+            self.heart.step(self.heart.record.step + 1)
 
 
 def play(trace: Iterator[Event], watch: Watch, signals: Signals = ASLEEP, limit_s: float = FOREVER) -> Played:
     """Show the trace to `watch`. signals: the probe's evidence whenever it is taken; ASLEEP is the worst case."""
-    played = Played(watch, signals, limit_s)
+    played = Played()
     with mock.patch.object(heartbeat, "time", SimpleNamespace(monotonic=lambda: played.clock)):
         played.start()
-        for event in trace:
-            if played.event(*event):
-                break
+        for seconds in (seconds for event in trace for seconds in played.event(*event)):
+            beat = None
+            while played.poll_at < played.clock + seconds:
+                if played.poll_at - 1000.0 > limit_s:
+                    return played
+                beat = beat or heartbeat._parse(bytes(played.heart.record), "a trace")
+                now_s, activity = (
+                    played.poll_at,
+                    played.activity + played.rate * max(0.0, played.poll_at - played.clock),
+                )
+                seen = Observation(now_s, now_s, (beat,), ranks_gone=played.gone_s > 0, activity=activity)
+                verdict = watch.observe(seen)
+                if verdict.stalled_s >= verdict.budget_s and verdict.kind != OVER:
+                    verdict = watch.observe(dataclasses.replace(seen, signals=signals))
+                if verdict.kind in (HUNG, OVER):
+                    played.caught, played.detect_s = verdict, now_s - max(played.gone_s, beat.beat_s)
+                    return played
+                moments = (verdict.budget_s / 2 - verdict.stalled_s, verdict.budget_s - verdict.stalled_s)
+                played.poll_at += min([watch.poll_s(), *(left_s + 0.005 for left_s in moments if left_s > 0)])
+            played.clock += seconds
+            played.activity += played.rate * seconds
     return played
 
 

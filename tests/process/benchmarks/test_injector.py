@@ -29,14 +29,6 @@ def test_each_row_of_the_matrix_names_what_exists():
         assert row["expect"]["state"] in FINAL, name
 
 
-def test_without_recovery_a_row_turns_both_off_and_keeps_its_own_limits():
-    row = faults.without_recovery(ROWS["stop_in_backoff"])
-    assert row["limits"] == {"restart": {"backoff_first_s": 60, "snapshots_bytes": 0}, "standby": {"tries_count": 0}}
-    assert "snapshots_bytes" not in ROWS["stop_in_backoff"]["limits"]["restart"]
-    bad = faults.without_recovery(ROWS["truncated_checkpoint"])["expect"]
-    assert bad["set_aside"] == ["truncated"] and bad["memory"] is False
-
-
 HELD = "import time; from benchmarks import injector; injector.claim(); print('held', flush=True); time.sleep(600)"
 
 

@@ -269,25 +269,18 @@ def test_a_gpu_has_one_lock_however_it_is_named(named, locked):
     assert gpu.lock_names(named.split(","), ()) == {name: name for name in named.split(",")}, "without NVML"
 
 
-def test_an_index_and_its_uuid_exclude_each_other(monkeypatch, queued):
-    monkeypatch.delenv("HANGPROOF_GPUS")
-    queues = []
-    for number, named in enumerate(("0", A, "GPU-aaaa", "2")):
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
-        queues.append(queued(f"run {number}", listed=lambda: LISTED))
-        queues[-1].acquire()
-    assert [one.held for one in queues] == [True, False, False, True]
-    assert queues[1].message == f"waiting for GPU {A}: the run 'run 0' uses it"
-    assert queues[2].message == "waiting for GPU GPU-aaaa: the run 'run 0' uses it"
-    queues[0].release()
-    assert queues[1].acquire()
-
-
-def test_a_run_waits_until_the_driver_has_listed_its_gpus(queued):
+def test_a_run_waits_until_the_driver_has_listed_its_gpus_and_an_index_and_its_uuid_exclude_each_other(
+    queued, monkeypatch
+):
     answers = [None, LISTED]
     one = queued("one", listed=lambda: answers.pop(0))
     assert not one.acquire() and one.message == "waiting for GPU 0, 1: the driver has not listed its GPUs yet"
     assert one.acquire()
+    monkeypatch.setenv("HANGPROOF_GPUS", "GPU-aaaa")
+    other = queued("other", listed=lambda: LISTED)
+    assert not other.acquire() and other.message == "waiting for GPU GPU-aaaa: the run 'one' uses it"
+    one.release()
+    assert other.acquire()
 
 
 def test_the_folder_of_the_locks_is_the_same_for_every_account(monkeypatch, tmp_path):

@@ -1,5 +1,6 @@
 """Who watches the watcher: a monitor that is stuck is replaced, what it shows is called old, and it touches nothing foreign."""
 
+import json
 import os
 import signal
 import subprocess
@@ -8,6 +9,7 @@ import time
 
 import psutil
 import pytest
+from loopback import answering
 from monitor_helpers import events, finish, monitor, started, supervise, toy_run, wait_for
 from run_facts import completed, incidents, status, trainers
 from toys import AT, GO, HANG, SHORT, fault_at
@@ -18,35 +20,28 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(not sys.platform.startswith("
 SILENT = "[watch]\nsilent_s = 6\n"
 
 
-@pytest.fixture
-def sent(tmp_path, monkeypatch):
-    """The file to which messages to the user's own addresses are written."""
-    (tmp_path / "fake").mkdir()
-    (tmp_path / "fake" / "apprise.py").write_text(
-        "class Apprise:\n    def add(self, url): return True\n"
-        f"    def notify(self, title, body, notify_type):\n        open({str(tmp_path / 'sent')!r}, 'a').write(title + ': ' + body + chr(10)); return True\n"
-    )
-    (tmp_path / "notify.toml").write_text('urls = ["x://y"]\n')
-    (tmp_path / "notify.toml").chmod(0o600)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "fake"))
-    return tmp_path / "sent"
-
-
-def test_a_monitor_that_is_stopped_is_reported_and_replaced_and_the_hang_meanwhile_is_recovered(folder, sent):
+def test_a_monitor_that_is_stopped_is_reported_and_replaced_and_the_hang_meanwhile_is_recovered(folder):
     """Nobody watched the training: it hung for ever, and `status` said running. The message goes to the user's own
     addresses, because standard error of a monitor in the background is a file on a disk that may be frozen."""
     toy_run(folder, HANG + GO, **SHORT)
-    addresses = str(folder.parent / "notify.toml")
-    process = started(folder, limits=SILENT, HANGPROOF_NOTIFY=addresses)
-    stuck = status(folder)["monitor_pid"]
-    os.kill(stuck, signal.SIGSTOP)
-    (folder / "go").touch()
-    wait_for(lambda: f"step {AT}\n" in (folder / "training.log").read_text())
-    hung_s = time.monotonic()
-    code, _, err = finish(process)
-    assert code == 0, err
-    assert f"the monitor (pid {stuck}) has not responded for 6 s; replacing it" in err
-    wait_for(lambda: "has not responded for 6 s" in sent.read_text())
+    got, addresses = [], folder.parent / "notify.toml"
+    with answering(lambda request: got.append(json.loads(request.body)) or (200, "")) as server:  # a chat service
+        addresses.write_text(f'urls = ["json://user:s3cr3t-token@127.0.0.1:{server.server_port}/"]\n')
+        addresses.chmod(0o600)
+        process = started(folder, limits=SILENT, HANGPROOF_NOTIFY=str(addresses))
+        stuck = status(folder)["monitor_pid"]
+        os.kill(stuck, signal.SIGSTOP)
+        (folder / "go").touch()
+        wait_for(lambda: f"step {AT}\n" in (folder / "training.log").read_text())
+        hung_s = time.monotonic()
+        code, _, err = finish(process)
+        assert code == 0, err
+        assert f"the monitor (pid {stuck}) has not responded for 6 s; replacing it" in err
+        wait_for(lambda: len(got) >= 4)  # a helper that has begun to send goes on without the monitor
+    assert sorted(message["title"] for message in got) == ["toy", "toy: completed", "toy: hang", "toy: restarted"]
+    assert any("has not responded for 6 s" in message["message"] for message in got)
+    for path in folder.rglob("*"):
+        assert not path.is_file() or b"s3cr3t-token" not in path.read_bytes(), "the addresses stay secret"
     assert status(folder)["monitor_pid"] != stuck and not psutil.pid_exists(stuck)
     completed(folder, restarts=1)
     (incident,) = incidents(folder)

@@ -50,7 +50,7 @@ def test_an_attempt_ends_with_its_exit_code_and_its_first_ranks_words(make_loop,
     assert made.exit_status(beats).code is made.exit_status(beats).signal is None
 
 
-def test_a_rank_lives_while_a_process_of_its_number_and_start_is_there(make_loop, trained):
+def test_a_rank_lives_while_a_process_of_its_number_and_start_is_there(make_loop, trained, monkeypatch):
     own = process_info(os.getpid())
     made = trained(make_loop(), pid=own.pid)
     made.beats.append(beat(1, pid=2**22 + 2))
@@ -59,6 +59,12 @@ def test_a_rank_lives_while_a_process_of_its_number_and_start_is_there(make_loop
     view = made.poll(platform.now(), 1e9)
     assert (view.dead, view.ranks_gone, view.ended, view.stopped) == ({2**22 + 2}, False, False, frozenset())
     assert [one.rank for one in view.beats] == [0, 1] and view.step == 5
+    for state, stopped in (("T", {own.pid}), ("Z", set())):
+        seen = {own.pid: replace(own, state=state)}
+        with monkeypatch.context() as patch:
+            patch.setattr(platform, "process_info", seen.get)
+            view = made.poll(platform.now(), 1e9)
+        assert (view.stopped, own.pid in view.dead) == (stopped, state == "Z")
     made._start_times[own.pid] = own.start - 1
     view = made.poll(platform.now(), 1e9)
     assert view.ranks_gone and view.ended
@@ -122,16 +128,6 @@ def test_a_script_without_ranks_is_at_work_while_something_grows(make_loop, trai
         made._measure_activity(now_s)
         activities.append(made._activity)
     assert activities == [1, 1, 1, 2 if at_work else 1], "the first look finds new processes"
-
-
-def test_a_stopped_rank_is_named(make_loop, trained, monkeypatch):
-    stopped = ProcessInfo(7, 1.0, 1, "T", "python", 0.0, 0)
-    made = trained(make_loop(), pid=7)
-    made.tree.members = {7: stopped}
-    monkeypatch.setattr(platform, "process_info", lambda pid: stopped)
-    assert made.poll(platform.now(), 1e9).stopped == {7}
-    monkeypatch.setattr(platform, "process_info", lambda pid: replace(stopped, state="Z"))
-    assert made.poll(platform.now(), 1e9).dead == {7}
 
 
 def test_what_is_killed_is_named_and_what_lives_on_starts_no_second_writer(make_loop, trained, monkeypatch):

@@ -19,7 +19,6 @@ class World:
 
     utc_s: float = 1_800_000_000.0
     mono_s: float = 500.0
-    boot: str = "boot-1"
     machines: int = 1
     step: int = 0
     best: int = 0
@@ -90,7 +89,7 @@ class World:
     def reboots(self) -> None:
         """On this machine or on another one, with what was saved."""
         self.machines += 1
-        self.boot, self.mono_s = f"boot-{self.machines}", 3.0 * self.machines
+        self.mono_s = 3.0 * self.machines
 
     def check(self) -> None:
         found = self.ledger
@@ -104,7 +103,7 @@ class World:
 
 def a_world(monkeypatch) -> World:
     world = World()
-    monkeypatch.setattr(ledger.platform, "boot_id", lambda: world.boot)
+    monkeypatch.setattr(ledger.platform, "boot_id", lambda: f"{world.machines:08d}")
     monkeypatch.setattr(ledger.platform, "now", world.now)
     return world
 

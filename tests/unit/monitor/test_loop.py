@@ -34,9 +34,7 @@ END = config.load().end
         (State.STARTING, 0, "load", False, "loading", 0.2),
         (State.STARTING, 0, "load", True, "recovering", 0.2),
         (State.RUNNING, 0, "step", True, "training", None),
-        (State.RUNNING, 0.02, "step", True, "training", 0.025),
         (State.SUSPECT, 0.02, "first_step", False, "training", 0.025),
-        (State.SUSPECT, -1, "first_step", False, "training", None),
         (State.RECOVERING, 0, "step", True, "recovering", 0.0),
     ],
 )

@@ -125,6 +125,7 @@ def test_failures_are_answered_at_once_then_after_longer_and_the_last_ends_the_r
         history, reason, waited_s = history.after_failure(*failure, RESTART)
         assert (reason, waited_s) == ("", wait_s) if wait_s is not None else stop in reason
         assert before == copied, "an error in the middle of recover() must not count a failure twice"
+    assert History().after_failure("x", True, False, RESTART, least_wait_s=30)[2] == 30, "the cause needs time"
 
 
 def test_ten_minutes_of_new_steps_give_the_allowance_back():
@@ -133,10 +134,6 @@ def test_ten_minutes_of_new_steps_give_the_allowance_back():
     history, refunded = history.after_progress(1, RESTART)
     assert refunded
     assert history.after_failure("step/99/stuck", True, False, RESTART)[1] == ""
-
-
-def test_a_cause_that_needs_time_gets_it_on_the_first_failure_too():
-    assert History().after_failure("x", True, False, RESTART, least_wait_s=30)[2] == 30
 
 
 def test_the_state_of_another_machine_is_continued_without_what_depends_on_that_machine(make_loop):

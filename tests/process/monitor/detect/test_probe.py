@@ -204,10 +204,13 @@ def test_a_disk_that_others_keep_busy_is_slow_and_one_that_is_dead_is_stuck():
     assert not compare(waiting(0, before, "percpu_rwsem_wait"), waiting(2, frozen, "percpu_rwsem_wait")).slow
 
 
-def test_a_process_that_waits_for_a_core_is_not_asleep_and_not_slow_once_it_had_the_time_of_many_steps():
+def test_a_process_that_waits_for_a_core_or_whose_bytes_cannot_be_read_is_not_asleep():
     """Thirty programs on two cores leave a busy loop 3 % of one, on the same stack."""
     assert compare(RUNS, sample(2, one("R", cpu=0.06, starved_s=1.9)), enough_cpu=True).stuck == ()
-    assert compare(RUNS, BUSY, enough_cpu=True).slow == ()
+    assert compare(RUNS, BUSY, enough_cpu=True).slow == (), "it had the time of many steps"
+    unknown = one("D", io_known=False)
+    assert not any("nothing read" in s for s in compare(sample(0, unknown), sample(2, unknown)).stuck)
+    assert compare(sample(0, unknown, stacks=""), sample(2, unknown, stacks="")).stuck == ()
 
 
 def test_samples_of_living_processes_tell_a_sleeper_from_a_spinner(spawn):
@@ -222,12 +225,6 @@ def test_samples_of_living_processes_tell_a_sleeper_from_a_spinner(spawn):
         found[name] = probe.compare(first, probe.take([key(child)], probe.Missing()), [child.pid], enough_cpu=True)
     assert any("no CPU time used" in s for s in found["sleeps"].stuck)
     assert found["spins"].stuck == found["spins"].slow == ()
-
-
-def test_bytes_that_cannot_be_read_do_not_count_as_none_moved():
-    unknown = one("D", io_known=False)
-    assert not any("nothing read" in s for s in compare(sample(0, unknown), sample(2, unknown)).stuck)
-    assert compare(sample(0, unknown, stacks=""), sample(2, unknown, stacks="")).stuck == ()
 
 
 # --- what cannot be read

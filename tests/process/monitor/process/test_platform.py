@@ -133,19 +133,16 @@ def test_an_environment_that_cannot_be_read_is_not_an_empty_one(monkeypatch, chi
             failing(context, path, number)
             assert platform.environ_of(child.pid) == {}
     failing(monkeypatch, path, errno.EIO)
-    for read in (
+    unreadable = (
         lambda: platform.environ_of(child.pid),
         lambda: spawned.with_environment(spawned.RUN, "/x"),
         spawned.orphans,
-    ):
+    )
+    for read in unreadable:
         with pytest.raises(OSError):
             read()
-
-
-@linux
-def test_a_boot_whose_name_cannot_be_read_is_unknown(monkeypatch):
     failing(monkeypatch, "", errno.ENOENT)
-    assert platform.boot_id() == ""
+    assert platform.boot_id() == "", "and a boot whose name cannot be read is unknown"
 
 
 def test_a_private_folder_is_ours_alone_and_listed_without_what_others_made(tmp_path, monkeypatch):

@@ -125,14 +125,11 @@ def run(code, timeout_s=60, **more):
     return job
 
 
-def test_the_answer_is_the_json_object_on_the_last_line():
+def test_the_answer_is_the_json_object_on_the_last_line_whatever_it_reads_and_however_much_it_prints():
     job = run("print('noise'); print('{\"a\": 1}'); print()")
     assert (job.code, job.error, job.answer()) == (0, "", {"a": 1}) and job.text().startswith("noise")
     assert not job.timed_out and job.took_s > 0
     assert run("print('[1]')").answer() is None and run("print('{')").answer() is None and run("").answer() is None
-
-
-def test_it_reads_its_standard_input_from_a_file_and_nothing_without_and_much_output_blocks_nobody():
     echo = "import sys; print(len(sys.stdin.read()))"
     assert run(echo, stdin=b"x" * 1_000_000).text().strip() == "1000000"
     assert run(echo).text().strip() == "0"
@@ -149,7 +146,7 @@ def test_the_error_is_the_last_line_or_the_exit_status():
     assert job.error.endswith("was killed by SIGSEGV") and job.code == -11 and job.text() == "half a line\n"
 
 
-def test_its_deadline_kills_it_and_its_children():
+def test_its_deadline_or_a_pause_that_raises_kills_it_and_its_children():
     job = Subjob(["bash", "-c", "sleep 600 & echo $!; wait"], 0.5)
     job.wait(time.sleep)
     assert job.timed_out and "timed out after 0.5 s" in job.error and job.code == -9 and job.took_s >= 0.5
@@ -157,6 +154,10 @@ def test_its_deadline_kills_it_and_its_children():
     wait_for(lambda: (info := platform.process_info(child)) is None or info.dead)
     job.kill()
     assert "timed out" in job.error, "the first reason stays"
+    job = Subjob([sys.executable, "-c", "import time; time.sleep(60)"], 60)
+    with pytest.raises(KeyboardInterrupt):
+        job.wait(Mock(side_effect=KeyboardInterrupt))
+    assert job.done() and job.error.endswith("was killed") and job.code != 0
 
 
 @pytest.mark.parametrize(
@@ -169,13 +170,6 @@ def test_a_standstill_or_its_limit_ends_one_that_moves_bytes(monkeypatch, moves,
     monkeypatch.setattr(spawned, "moved_bytes", lambda pid: next(moved) if moves else 7)
     job = run("import time; time.sleep(60)", limit_s, standstill_s=standstill_s)
     assert job.timed_out and job.error.endswith(f"timed out after {late}")
-
-
-def test_a_pause_that_raises_kills_it():
-    job = Subjob([sys.executable, "-c", "import time; time.sleep(60)"], 60)
-    with pytest.raises(KeyboardInterrupt):
-        job.wait(Mock(side_effect=KeyboardInterrupt))
-    assert job.done() and job.error.endswith("was killed") and job.code != 0
 
 
 def test_a_program_that_is_missing_is_an_error_in_words():

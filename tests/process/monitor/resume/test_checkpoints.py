@@ -1,5 +1,6 @@
 """Which checkpoint a restart resumes from, and what is never lost."""
 
+import functools
 import hashlib
 import json
 import os
@@ -10,7 +11,11 @@ from pathlib import Path
 
 import pytest
 from monitor_evidence import saved_state
+from monitor_helpers import wait_for
+from run_facts import status
+from standby_helpers import Run
 
+from benchmarks import toy_loop
 from guards import checkpoint
 from guards.checkpoint import VerifyResult
 from monitor.resume import checkpoints
@@ -75,3 +80,48 @@ def test_a_check_that_fails_falls_back_to_hashes_and_is_never_a_verdict(tmp_path
         point = checkpoints.choose([tmp_path], 60, log=said.append)
         assert point.path == path and not point.bad
         assert len(said) == 1 and "only its hashes are checked" in said[0] and reason in said[0]
+
+
+# ---- snapshots in memory: what ends a run, or what the system refuses, costs no steps ----
+
+shared_memory = pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="no /dev/shm")
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run whose only checkpoints on the disk are those that something other than its schedule makes."""
+    (tmp_path / "hurry").touch()
+    one_failure = "[restart]\nwithout_progress_count = 1\nbackoff_first_s = 0.5\n"
+    return Run(tmp_path, steps=60, every=10_000, limits=one_failure)
+
+
+def steps(run: Run) -> list[int]:
+    return run.toy.trained(run.data)
+
+
+@pytest.mark.slow
+@shared_memory
+def test_a_stop_at_once_has_the_newest_steps_on_the_disk(run):
+    process = run.start()
+    wait_for(lambda: len(steps(run)) >= 20)
+    (run.folder / "stop.request").write_text('{"now": true}', encoding="utf-8")
+    run.finish(process, code=3)
+    state, step = next(iter(checkpoint.states(run.folder).items()))
+    weights = functools.reduce(toy_loop.advance, range(1, step + 1), b"")
+    assert step >= len(steps(run)) - 10 and (state / "weights.bin").read_bytes() == weights
+    assert status(run.folder)["state"] == "stopped" and state.name in status(run.folder)["reason"]
+
+
+@pytest.mark.slow
+@shared_memory
+def test_steps_that_the_disk_refuses_stay_in_memory_and_the_next_start_goes_on_from_them(run, tmp_path):
+    """The interpreter that writes them fails: as on a full disk, nothing is written and nothing is freed."""
+    (tmp_path / "broken").mkdir()
+    shim = "import sys\nif 'guards.snapshot_files' in sys.orig_argv:\n    sys.exit('No space left on device')\n"
+    (tmp_path / "broken" / "sitecustomize.py").write_text(shim, encoding="utf-8")
+    run.finish(run.start(TOY_FAULTS="raises@40", PYTHONPATH=str(tmp_path / "broken")), code=4)
+    now = status(run.folder)
+    assert now["state"] == "failed" and "stay in memory" in now["reason"] and not checkpoint.states(run.folder)
+    run.finish(run.start())
+    assert steps(run).count(30) == 1  # no step before the fault is trained twice
+    run.check_complete(restarts=0)

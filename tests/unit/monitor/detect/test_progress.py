@@ -215,13 +215,6 @@ def test_a_suspended_machine_is_not_a_hang():
     assert verdict.kind == HUNG and after_s > 1.0, "a run that does not wake up is caught"
 
 
-def test_a_monitor_that_was_stopped_itself_judges_nothing_by_time_it_did_not_see():
-    watch = Watch(CONFIG, {})
-    assert follow(watch, lambda now: look(now, beat()), seconds=0.3, every_s=0.15)[0].kind == OK
-    assert watch.observe(asleep(1000.0, beat())).stalled_s < 3.0
-    assert watch.observe(look(1000.2, stepped(101, beat_s=1000.1))).kind == OK
-
-
 def test_time_is_lost_from_the_last_step_and_judged_only_while_somebody_watched():
     """A monitor that replaces another, or was stopped, sees the last step long after it."""
     watch = Watch(CONFIG, {})
@@ -257,10 +250,13 @@ def test_a_process_that_was_stopped_and_goes_on_is_left_alone():
 # --- several ranks
 
 
-def test_the_rank_that_stands_still_is_named():
+def test_the_rank_that_stands_still_is_named_and_two_that_start_do_not_excuse_each_other():
     still = beat(rank=1, pid=2)
     verdict, *_ = follow(Watch(CONFIG, {}), lambda now: asleep(now, stepped(int(now), pid=1, beat_s=now), still))
     assert verdict.kind == HUNG and verdict.rank == 1
+    beats = [counting("load", rank=n, pid=n + 1) for n in (0, 1)]
+    hung, *_ = follow(Watch(CONFIG, {}), lambda now: asleep(now, *beats), seconds=CONFIG.phases["load"].ceiling_s + 5)
+    assert hung.kind == HUNG
 
 
 def group(now: float, step: int, phase: str, phase_s: float, **first) -> tuple[Beat, Beat]:
@@ -306,12 +302,6 @@ def test_a_save_that_hangs_is_found_by_its_own_limit_and_not_by_that_of_the_rank
     hung, after_s, _ = follow(watch, lambda now: asleep(now, *group(began, 59, "save", began)), began)
     assert CONFIG.phases["save"].floor_s <= after_s < 2 * CONFIG.phases["save"].ceiling_s
     assert hung.kind == HUNG and hung.phase in ("save", "step")
-
-
-def test_ranks_that_start_do_not_excuse_each_other():
-    beats = [counting("load", rank=n, pid=n + 1) for n in (0, 1)]
-    hung, *_ = follow(Watch(CONFIG, {}), lambda now: asleep(now, *beats), seconds=CONFIG.phases["load"].ceiling_s + 5)
-    assert hung.kind == HUNG
 
 
 def test_a_rank_that_is_done_and_gone_does_not_hang_the_others():
@@ -520,9 +510,16 @@ def test_slower_steps_are_slow_within_two_windows_and_no_longer_once_they_are_ba
     assert pace.lost_s >= 500 * (slow_s - 1.31 * usual_s)
 
 
-def test_a_speed_that_falls_slowly_is_noticed():
-    pace = Pace(WINDOW_S)
-    assert said(pace, [1 + number / 2000 for number in range(8000)]) == [SLOW]
+@pytest.mark.parametrize(
+    ("expected_s", "steps", "words"),
+    [
+        (0.0, [1 + number / 2000 for number in range(8000)], [SLOW]),  # a speed that falls slowly
+        (2.0, [5.0] * 40, []),  # from a rehearsal, three times its step is slow until the run has its own pace
+        (2.0, [7.0] * 10, [SLOW]),
+    ],
+)
+def test_a_pace_is_slow_compared_with_what_is_known(expected_s, steps, words):
+    assert said(Pace(WINDOW_S, expected_s), steps) == words
 
 
 def test_one_long_step_under_way_is_not_slow_and_the_third_very_long_one_is():
@@ -532,8 +529,3 @@ def test_one_long_step_under_way_is_not_slow_and_the_third_very_long_one_is():
     assert pace.observe([277.0, 277.0], 5.0) == ""
     assert pace.observe([], 20.0) == SLOW
     assert pace.now_s(20.0) == 277.0, "what is reported is a slow step, not one of the usual ones before it"
-
-
-def test_from_a_rehearsal_three_times_its_step_is_slow_until_the_run_has_its_own_pace():
-    assert said(Pace(WINDOW_S, 2.0), [5.0] * 40) == []
-    assert said(Pace(WINDOW_S, 2.0), [7.0] * 10) == [SLOW]

@@ -8,7 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 from markdown_it import MarkdownIt
-from monitor_evidence import crash, frames, hang, proc, rank
+from monitor_evidence import LAUNCHER, crash, frames, hang, proc, rank
 
 from monitor.diagnose import causes, incident
 from monitor.diagnose.incident import Incident, report
@@ -17,11 +17,6 @@ from monitor.run_folder import RunFolder
 from monitor.state import Signals
 
 SLEEPS = dict(ranks=[rank(0)], stacks={100: frames("loop.py:one_step")}, planned=40, stalled_s=2.3, budget_s=2.1)
-LAUNCHER = (
-    "Traceback (most recent call last):\n"
-    '  File "/venv/bin/accelerate", line 8, in <module>\n    sys.exit(main())\n'
-    "subprocess.CalledProcessError: Command '['/venv/bin/python', '-m', 'trainer']' returned non-zero exit status 1.\n"
-)
 KNOWN = dict(attempt=1, progress_s=0.0, best_step=10, started_at="2026-01-02T03:04:05.678Z", detect_s=2.3)
 RECOVERED = dict(resumed_from=8, steps_repeated=2, recover_s=5.04, outcome="step 11 is new: the run has recovered")
 
@@ -44,9 +39,6 @@ def test_a_hang_is_reported_with_its_place_time_limit_and_evidence():
     assert "There was no other evidence, so the monitor waited twice the limit." in text_of(hang(**SLEEPS))
     headings = ["What happened", "Likely cause", "What was done", "Cost", "Details"]
     assert re.findall(r"^## (.*)$", text, re.MULTILINE) == headings
-
-
-def test_a_hang_in_a_group_names_the_rank_that_the_others_wait_for():
     text = text_of(hang(ranks=[rank(0, phase="save"), rank(1)], phase="save", budget_s=4, signs=["sleeping"]))
     assert "The training hung while saving a checkpoint, after step 10." in text
     assert "The other ranks were waiting for rank 0. The limit was 4.0 s without progress" in text
@@ -77,7 +69,7 @@ def test_a_crash_is_reported_by_how_it_ended(values, sentence):
 
 
 def test_an_error_is_shown_once_and_a_launchers_own_traceback_not_at_all():
-    log = "Traceback (most recent call last):\n  File 'x', line 1\nKeyError: 'lora_7'\n" + LAUNCHER
+    log = f"Traceback (most recent call last):\n  File 'x', line 1\nKeyError: 'lora_7'\n{LAUNCHER}returned non-zero exit status 1.\n"
     ranks = [{**rank(0), "outcome": "failed"}]
     text = text_of(crash(log, outcome="failed", exit_code=1, note="KeyError: 'lora_7'", ranks=ranks))
     before, _, details = text.partition("## Details")
@@ -211,37 +203,26 @@ def test_a_damaged_incident_is_none(text, tmp_path):
     assert Incident.load(tmp_path) is None
 
 
-class FullDisk(RunFolder):
-    """A folder on a disk with room for some files only."""
-
-    room: tuple[str, ...] = ()
-
-    def replace(self, name, text, sync=False):
-        return Path(name).name in self.room and super().replace(name, text, sync)
-
-
-def test_a_full_disk_costs_the_files_that_do_not_fit_and_the_next_save_writes_them(tmp_path):
-    disk, files = FullDisk(tmp_path), ("incident.json", "report.md", "stacks.txt", "log_tail.txt")
+def test_a_file_that_cannot_be_written_costs_no_other_and_the_next_save_writes_it(tmp_path):
     found = opened(tmp_path)
-    for name in files:
+    for name in ("incident.json", "report.md", "stacks.txt", "log_tail.txt"):
         (found.folder / name).unlink()
-    disk.room = files[:1]
-    assert not found.save(disk) and os.listdir(found.folder) == ["incident.json"]
-    disk.room = files
-    assert found.save(disk) and len(os.listdir(found.folder)) == 4
-    assert "one_step" in (found.folder / "stacks.txt").read_text()
+    (found.folder / "incident.json").mkdir()  # in the way
+    assert not found.save(RunFolder(tmp_path)) and "one_step" in (found.folder / "stacks.txt").read_text()
+    assert (found.folder / "report.md").is_file()
+    (found.folder / "incident.json").rmdir()
+    assert found.save(RunFolder(tmp_path)) and (found.folder / "incident.json").is_file()
 
 
-def test_a_folder_that_cannot_be_made_is_made_at_the_next_save(tmp_path, capfd):
+def test_a_folder_that_cannot_be_made_is_made_at_the_next_save_and_one_that_cannot_be_listed_numbers_by_attempt(
+    tmp_path, capfd, monkeypatch
+):
     (tmp_path / "incidents").write_text("in the way")
     found = opened(tmp_path)
     assert not found.save(RunFolder(tmp_path)) and found.number == "0001"
     assert "cannot write" in capfd.readouterr().err
     (tmp_path / "incidents").unlink()
     assert found.save(RunFolder(tmp_path)) and Incident.load(found.folder) is not None
-
-
-def test_the_incidents_of_a_folder_that_cannot_be_listed_are_numbered_by_attempt(tmp_path, monkeypatch):
     monkeypatch.setattr(RunFolder, "new_incident", Mock(side_effect=OSError(5, "Input/output error")))
     assert opened(tmp_path, attempt=3).number == "0003"
 

@@ -115,11 +115,14 @@ def test_the_verdict_where(what):
     assert said.rank == rank and said.text.startswith(text) and advice in said.advice, said
 
 
-def test_a_rank_that_a_signal_has_stopped_is_named_and_a_run_that_moves_is_no_accusation():
+def test_a_rank_that_a_signal_has_stopped_is_named_and_a_run_that_moves_is_no_accusation(tmp_path):
     halted = verdict(THREE, *WAIT, stopped=[101])
     assert halted.rank == 1 and "kill -CONT 101" in halted.advice
+    evidence = hang(ranks=[training(0), training(1)], processes=[proc(101, "T", trainer=True)])
+    assert evidence.late()["rank"] == evidence.group().verdict().rank == 1
     moves = verdict(THREE[:2], stuck=False)
     assert (moves.rank, moves.text) == (None, "No sign of a hang: ranks 0 and 1 at step 91.")
+    assert causes.of_process(known("hang"), attempt(tmp_path, beat(0), beat(1)), (), {}).late() is None
 
 
 def test_only_ranks_that_should_be_on_this_machine_are_missing():
@@ -169,10 +172,3 @@ def test_a_record_becomes_a_rank_of_the_report(tmp_path, monkeypatch):
     assert first["at"][:4] == now.utc[:4] and 0.01 <= first["spent_s"] < 60 and 0 <= second["spent_s"] < 60
     group = ranks.Group(found)
     assert json.loads(json.dumps(group.as_json(group.verdict())))["verdict"]["rank"] == 0
-
-
-def test_the_incident_of_a_group_holds_the_report(tmp_path):
-    found = causes.of_process(known("hang"), attempt(tmp_path, beat(0), beat(1)), (), {})
-    assert found.late() is None
-    evidence = hang(ranks=[training(0), training(1)], processes=[proc(101, "T", trainer=True)])
-    assert evidence.late()["rank"] == 1 and evidence.group().verdict().rank == 1

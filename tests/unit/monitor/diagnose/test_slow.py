@@ -6,7 +6,7 @@ import os
 
 import pytest
 from monitor_evidence import beat
-from monitor_helpers import ROOT, events
+from monitor_helpers import ROOT, STATUS, events
 from runs_helpers import spec
 
 from monitor import gpu, supervisor
@@ -20,7 +20,6 @@ from ui.run import cards
 from ui.run.view import View
 
 SERIES = json.loads((ROOT / "tests/support/data/slow_series.json").read_text(encoding="utf-8"))
-USUAL = [row for row in SERIES if row["usual"]]
 
 
 def amounts(values: dict[str, float], seconds: float = 20.0) -> slow.Amounts:
@@ -35,23 +34,16 @@ def test_a_recorded_series_is_named_with_its_figures_and_its_cure(row):
     names = {"foreign_name": "blender (pid 7)", "busiest": "ffmpeg (pid 8)", "throttle": "too hot"}
     text = " ".join(slow.sentences(cause, {**found, "quota_cores": 0.5}, names).values())
     assert "{" not in text and " ?" not in text and row["says"] in text, text
+    usual = slow.match(slow.figures(amounts(row["slow"]), amounts(row["slow"])))["name"]  # what was so before, too
+    lasting = (slow.UNKNOWN, "swapping", "vram_spill")  # the last two are never right, however long they last
+    assert not row["usual"] or usual in lasting
 
 
-@pytest.mark.parametrize("row", USUAL, ids=[row["name"] for row in USUAL])
-def test_what_was_so_at_the_usual_pace_too_explains_nothing(row):
-    found = slow.figures(amounts(row["slow"]), amounts(row["slow"]))
-    cause = slow.match(found)["name"]
-    assert cause in (slow.UNKNOWN, "swapping", "vram_spill"), "these two are never right, however long they last"
-
-
-def test_a_figure_that_is_not_known_is_a_question_mark():
-    row = next(row for row in slow.TABLE if row["name"] == "gpu_hot")
-    assert "“too hot” at ? °C, 80% of" in slow.sentences(row, {"hot": 0.8}, {"throttle": "too hot"})["explanation"]
-
-
-def test_only_a_spill_with_all_its_signs_is_named_without_a_usual_pace():
+def test_only_a_spill_with_all_its_signs_is_named_without_a_usual_pace_and_an_unknown_figure_is_a_question_mark():
     named = [row["name"] for row in SERIES if slow.match(slow.figures(amounts(row["slow"]), {}), alone=True)]
     assert named == ["spill, with counters"]
+    hot = next(row for row in slow.TABLE if row["name"] == "gpu_hot")
+    assert "“too hot” at ? °C, 80% of" in slow.sentences(hot, {"hot": 0.8}, {"throttle": "too hot"})["explanation"]
 
 
 def test_every_cause_has_a_series_and_its_row_in_the_documents():
@@ -138,17 +130,13 @@ def test_less_memory_never_refuses_the_saved_states(tmp_path, model, backend, ti
     assert says in sentence and mitigate.same_state(*(job.resolve(one, tmp_path) for one in (before, after)))
 
 
-STATUS = {
-    "name": "x", "state": "running", "phase": "step", "step": 5, "planned_steps": 9, "restarts": 0, "message": "", "alive": True,
-    "slow": {"title": "The disk is slow", "pace": "A step takes 3 s instead of 1 s", "explanation": "It waited.", "advice": "Copy it."},
-}  # fmt: skip
-
-
 def test_the_page_and_the_status_name_the_cause_and_the_cure(tmp_path):
-    text = "The disk is slow. A step takes 3 s instead of 1 s. It waited. Copy it."
-    assert text in commands.line(tmp_path, STATUS)
-    view = View(tmp_path, "x", {**STATUS, "monitor_pid": 1})
-    assert text in cards.head(view)
+    known = {"title": "The disk is slow", "pace": "A step takes 3 s", "explanation": "It waited.", "advice": "Copy it."}
+    status, text = (
+        {**STATUS, "slow": known, "monitor_pid": 1},
+        "The disk is slow. A step takes 3 s. It waited. Copy it.",
+    )
+    assert text in commands.line(tmp_path, status) and text in cards.head(View(tmp_path, "x", status))
 
 
 class Training:

@@ -47,28 +47,21 @@ def ring_of(run, *steps, spec="spec", of=None):
 
 def run_of(folder, ring, failures=1, damages=False, limit=1 << 30, log=str):
     """A run with these snapshots after a failure at step 7."""
-    state = SimpleNamespace(history=History(failures={"x": failures}), snapshots=ring, snapshots_off="")
-    incident = SimpleNamespace(cause=SimpleNamespace(damages_memory=damages), evidence=SimpleNamespace(step=7))
-    folder = SimpleNamespace(folder=folder, foreign=False, log=log)
-    config = SimpleNamespace(restart=SimpleNamespace(snapshots_bytes=limit), check=SimpleNamespace(verify_s=60.0))
-    return SimpleNamespace(
-        folder=folder,
-        state=state,
-        incident=incident,
-        config=config,
-        several=False,
-        keeps_snapshots=limit > 0,
-        pause=time.sleep,
-    )
+    run = Mock(several=False, keeps_snapshots=limit > 0, pause=time.sleep)
+    run.folder.folder, run.folder.log = folder, log
+    run.state.history, run.state.snapshots = History(failures={"x": failures}), ring
+    run.incident.cause.damages_memory, run.incident.evidence.step = damages, 7
+    run.config.restart.snapshots_bytes, run.config.check.verify_s = limit, 60.0
+    return run
 
 
 def chosen(run, ring, **more):
     return ours.resume_point(run_of(run, ring, **more), [run])
 
 
-def newest(ring, run, damages=False):
+def newest(ring, run):
     refused = list[str]()
-    records = ours.usable_snapshots(run_of(run, ring, damages=damages, log=refused.append))
+    records = ours.usable_snapshots(run_of(run, ring, log=refused.append))
     point = ours.choose([], 60.0, time.sleep, records, refused.append)
     return point if point.record else None, refused
 
@@ -97,11 +90,6 @@ def test_a_snapshot_of_another_run_of_other_settings_or_of_another_boot_is_refus
         monkeypatch.setattr(ours, "boot_id", lambda: "another")
     record, (refused,) = newest(ring, run)
     assert record is None and refused.startswith("the snapshot of step 3 is not used: ") and reason in refused
-
-
-def test_after_a_fault_that_may_have_damaged_memory_a_snapshot_from_before_it_is_taken(run):
-    record, refused = newest(ring_of(run, 6, 7), run, damages=True)
-    assert record.step == 6 and len(refused) == 1
 
 
 def test_a_snapshot_whose_state_has_no_room_beside_it_is_refused(run, monkeypatch):
