@@ -1,14 +1,12 @@
 """A draft keeps dropped images and typed captions, whatever else happens."""
 
 import os
-import re
 import shutil
 import time
 
 import pytest
 from configure_helpers import values
 from draft_helpers import captions, create_run, drop, filled, item_of, note, photo, set_caption, upload
-from PIL import Image
 from runs_helpers import picture
 from ui_helpers import photos, small_disk
 
@@ -30,21 +28,6 @@ def test_a_caption_file_does_not_replace_what_was_typed(mine, tmp_path):
         assert captions(mine) == {"coffee.png": "theirs"}
 
 
-def test_bad_files_are_reported_by_name_and_the_others_are_added(mine, tmp_path):
-    huge, broken = tmp_path / "huge.png", tmp_path / "broken.png"
-    Image.new("1", (30_000, 1_000)).save(huge)
-    Image.new("RGB", (24, 16), "red").save(broken)
-    content = bytearray(broken.read_bytes())
-    content[content.index(b"IDAT") + 4] = 0  # the first byte of the compressed pixels
-    broken.write_bytes(content)
-    added, messages = drop(mine, note(tmp_path / "fake.png", "no image"), huge, broken, *photos("coffee.png"))
-    assert added == 1 and list(captions(mine)) == ["coffee.png"]
-    text = "\n".join(messages)
-    for said in ("(?i)fake.png: not a", "huge.png: .*30000 × 1000.* too large", "broken.png: the image is damaged"):
-        assert re.search(said, text), text
-    assert not list(draft.folder(mine).glob(".new-*")), "nothing is left of the bad files"
-
-
 def test_the_trigger_word_is_added_once(mine):
     drop(mine, *photos("astronaut.png", "coffee.png", "rocket.jpg"))
     set_caption(mine, "astronaut.png", "a woman")
@@ -54,6 +37,12 @@ def test_the_trigger_word_is_added_once(mine):
         assert images.image_action({"action": "insert_trigger", "draft": mine})["list"]["total"] == 3
     assert draft.history(mine)[0] == "trigger word in 2 captions"
     assert list(captions(mine).values()) == ["mytoken, a woman", "mytoken, a cup", "mytoken"]
+    with pytest.raises(RunError, match="This image was removed"):
+        draft.insert_trigger(mine, "0" * 24)
+    set_caption(mine, "coffee.png", "")
+    assert "no_caption" in item_of(mine, "coffee.png").warnings
+    draft.insert_trigger(mine, item_of(mine, "coffee.png").id)
+    assert "no_caption" not in item_of(mine, "coffee.png").warnings and captions(mine)["coffee.png"] == "mytoken"
     draft.save_fields(mine, {"trigger": "  "})
     assert "Type a trigger word" in images.image_action({"action": "insert_trigger", "draft": mine})["error"]
 
@@ -139,6 +128,7 @@ def test_a_spec_survives_the_form_unchanged():
         {"save_every_n_steps": 0, "max_train_steps": 77, "sample_every_n_steps": 5, "mixed_precision": "fp16"},
         {"learning_rate": 1.23456789012e-05, "alpha": 0.1 + 0.2, "prompts": ["# one", "two --w 64"], "trigger": " x "},
         {"model": "tiny-flux", "resolution": 96},
+        {"model": "z-image", "backend": "musubi", "tier": "16G", "epochs": 7},
     ):
         spec = runs.make({"name": "x", "model": "flux-dev", **given})
         assert form.parse(form.values_of_spec(spec, {"": 4}))[0] == spec
