@@ -6,11 +6,8 @@ import subprocess
 import sys
 
 import pytest
-from gradio import Error
 from gradio_client import Client, handle_file
 from gradio_client.exceptions import AppError, AuthenticationError
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from ui_helpers import kill_runs, lora_file, photos, serving
 from ui_page import until
 from ui_requests import PASSWORD
@@ -98,49 +95,6 @@ def test_a_wrong_value_or_a_file_outside_the_uploads_is_refused_with_a_sentence(
             call(client, name, *values)
         assert message in str(caught.value) and "Traceback" not in str(caught.value)
     assert call(client, "list_images", draft)["total"] == 0
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-(10**12), 10**12) | st.floats(allow_nan=False) | st.text(max_size=40),
-    lambda one: st.lists(one, max_size=3) | st.dictionaries(st.text(max_size=10), one, max_size=3),
-    max_leaves=6,
-)
-HARMLESS = [name for name in endpoints() if name != "start_draft"]
-
-
-@pytest.mark.slow
-@settings(max_examples=50)
-@given(name=st.sampled_from(HARMLESS), values=st.lists(JSON, max_size=6), known=st.booleans())
-def test_any_value_gets_an_answer_or_a_sentence_and_nothing_is_written_elsewhere(name, values, known, place):
-    """What the endpoints are called with by the server: any JSON."""
-    draft, elsewhere = place
-    function = endpoints()[name]
-    most = len(inspect.signature(function).parameters)
-    given_values = ([draft] if known else []) + values
-    try:
-        answer = function(*given_values[:most])
-    except Error as error:
-        assert str(error).strip() and "Traceback" not in str(error)
-    else:
-        json.dumps(answer)
-    assert [path.name for path in elsewhere.rglob("*")] == ["mine.txt"]
-    assert (elsewhere / "mine.txt").read_text() == "mine"
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    """(the id of a draft, the current and home folder of calls in this process, which is not the data folder)."""
-    root = tmp_path_factory.mktemp("hostile")
-    elsewhere = root / "elsewhere"
-    elsewhere.mkdir()
-    (elsewhere / "mine.txt").write_text("mine")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HANGPROOF_DATA", str(root / "data"))
-        patch.setenv("HOME", str(elsewhere))
-        patch.chdir(elsewhere)
-        from ui.api import drafts
-
-        yield drafts.new_draft(), elsewhere
 
 
 @pytest.mark.slow

@@ -3,7 +3,10 @@
 import functools
 import itertools
 import json
+from collections.abc import Callable
+from inspect import signature
 
+import gradio as gr
 import pytest
 from draft_helpers import filled, item
 from hypothesis import HealthCheck, given, settings
@@ -12,6 +15,7 @@ from ui_helpers import write_run
 
 from runs.files import RunError
 from ui import jobs
+from ui.api.server import endpoints
 from ui.dataset import bulk, draft, images, subsets
 from ui.dataset.images import Query, image_action
 from ui.page import build
@@ -22,9 +26,10 @@ HOSTILE = st.text(st.sampled_from("ab(){}[]*+?|^$\\.,<>&/\n\0é\ud83d💥 1"), m
 KEYS = (
     "run draft id ids first kind which options do to action from text pattern level before at incident edit"
     " between path name repeats folder query filter size page bucket all overwrite job store add remove paths uploads"
-    " names drop more word code bytes beside file script"
+    " names drop more word code bytes beside file script draft_id image images settings files preview which"
 )
 OWN = "my-run ../.. /proc pause save probe slurm endpoint time"
+OTHERS = ("start_draft", "delete_run")  # they would start a training, and delete the run of the next examples
 ACTIONS = [*images.READS, *images.CHANGES]
 WORDS = [*ACTIONS, *OWN.split()]
 VALUES = st.recursive(
@@ -41,11 +46,23 @@ def act(action: str, sent: object) -> dict:
     return images.image_action({**sent, "action": action} if isinstance(sent, dict) else sent)
 
 
+def endpoint(function: Callable, sent: object) -> dict:
+    """A call of the API, with the values by their names."""
+    try:
+        if not isinstance(sent, dict):
+            return {"answer": function(sent)}
+        named = {"draft_id": sent.get("draft"), "image": sent.get("id"), "name": sent.get("run"), **sent}
+        return {"answer": function(**{key: named[key] for key in signature(function).parameters if key in named})}
+    except gr.Error as error:
+        return {"ok": False, "error": str(error)}
+
+
 @pytest.fixture(scope="module")
 def calls() -> list:
-    """The functions of the whole page: a new one cannot be forgotten."""
+    """The functions of the whole page and of the API: a new one cannot be forgotten."""
     found = [call for block in build().blocks.values() for call in getattr(block, "server_fns", [])]
     assert "image_action" in {call.__name__ for call in found}
+    found += [functools.partial(endpoint, one) for name, one in endpoints().items() if name not in OTHERS]
     return found + [functools.partial(act, name) for name in ACTIONS]
 
 
@@ -59,8 +76,10 @@ def place(data, monkeypatch) -> str:
     monkeypatch.setattr(bulk, "PATTERN_S", 0.3)
     monkeypatch.setattr(jobs, "start", refuse)
     monkeypatch.setattr(actions, "start", refuse)
-    (write_run(data, state="completed") / "training.log").write_text("one\n")
+    (write_run(data, state="completed", message="") / "training.log").write_text("one\n")
     (data.parent / "secret.txt").write_text("secret")
+    monkeypatch.setenv("HOME", str(data.parent))
+    monkeypatch.chdir(data.parent)
     mine = draft.new_id()
     filled(mine, "a cat", "a dog")
     return mine
