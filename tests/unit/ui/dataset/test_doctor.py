@@ -62,6 +62,9 @@ def test_one_of_several_is_fixed(full):
     assert item_of(full, one.file).caption == "ohwx"
     with pytest.raises(runs.RunError, match="nothing left to fix"):
         doctor.fix(full, "no_caption", [one.id])
+    draft.save_fields(full, {"resolution": 7})
+    answer = doctor.report(full)
+    assert answer["buckets"] == [] and "Resolution" in answer["plan_error"], "in place of the buckets"
 
 
 def test_the_best_of_several_is_kept(mine, tmp_path):
@@ -94,12 +97,6 @@ def test_images_of_buckets_smaller_than_a_batch_go_to_the_nearest_full_one(mine,
     draft.save_fields(mine, {"batch_size": 64})
     with pytest.raises(runs.RunError, match="batch size to 1"):
         doctor.fix(mine, "lonely")
-
-
-def test_an_error_in_step_1_is_named_where_the_buckets_would_be(full):
-    draft.save_fields(full, {"resolution": 7})
-    answer = doctor.report(full)
-    assert answer["buckets"] == [] and "Resolution" in answer["plan_error"]
 
 
 def test_only_a_cropped_image_is_shown_with_the_part_that_is_kept(mine, tmp_path):

@@ -39,8 +39,8 @@ def test_a_moved_image_keeps_its_identity_when_its_file_is_dropped_again(mine, t
         subsets.move(mine, [item_of(mine, "b.png").id], "cat")
 
 
-def test_a_subset_that_cannot_be_is_refused(mine):
-    ids = filled(mine, "a", "b")
+def test_a_subset_that_cannot_be_is_refused_and_names_do_not_collide(mine):
+    ids = filled(mine, "a", "b", "c")
     for name, repeats, message in (
         ("../x", None, r"without \.\."),
         ("/etc", None, "without a slash at its start"),
@@ -53,10 +53,6 @@ def test_a_subset_that_cannot_be_is_refused(mine):
         with pytest.raises(RunError, match=message):
             subsets.move(mine, ids, name, repeats)
         assert [one["folder"] for one in subsets.overview(mine)] == [""]
-
-
-def test_subset_names_do_not_collide(mine):
-    ids = filled(mine, "a", "b", "c")
     subsets.move(mine, ids[:1], "cat", 10), subsets.move(mine, ids[1:2], "dog")
     for old, wanted, message in (("dog", "cat", "There is a subset 'cat' already"), ("horse", "x", "no images")):
         with pytest.raises(RunError, match=message):

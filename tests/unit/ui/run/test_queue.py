@@ -26,7 +26,7 @@ def order() -> list[str]:
     return [one.run for one in queue.entries()]
 
 
-def test_the_queue_is_shown_in_order_and_names_are_text(waiting):
+def test_the_queue_is_shown_in_order_as_text_and_its_buttons_move_and_cancel(waiting):
     shown = queue.html(view.read_all())
     places = [shown.index(f'<li class="" data-run="{name}"') for name in ("one", "two", "three")]
     assert "Queue (3)" in shown and places == sorted(places)
@@ -35,8 +35,6 @@ def test_the_queue_is_shown_in_order_and_names_are_text(waiting):
     assert 'data-do="up" data-run="one"' in first and first.count('aria-disabled="true"') == 1
     assert last.partition('data-do="down"')[2].partition(">")[0].endswith('aria-disabled="true"')
 
-
-def test_the_buttons_move_and_cancel(waiting):
     assert actions.act("three", "up") == {"message": "three: position 2 of 3"} and order() == ["one", "three", "two"]
     assert actions.act("one", "down") == {"message": "one: position 2 of 3"} and order() == ["three", "one", "two"]
     assert "left the queue" in actions.act("one", "cancel")["message"] and order() == ["three", "two"]
@@ -45,8 +43,5 @@ def test_the_buttons_move_and_cancel(waiting):
             actions.act(run, action)
     queue.follow_delete("two")
     assert order() == ["three"]
-
-
-def test_an_empty_queue_takes_no_room(data):
-    write_run(data, "idle", state="stopped")
-    assert queue.html(view.read_all()) == ""
+    queue.follow_delete("three")
+    assert queue.html(view.read_all()) == "", "an empty queue takes no room"
