@@ -4,16 +4,12 @@ import zipfile
 
 import pytest
 from configure_helpers import DRAFT, FORM, edit, exported
-from draft_helpers import photo
-from runs_helpers import sources
-from ui_page import until
 
 import runs
 from runs.files import RunError
 from ui import jobs, served
 from ui.dataset import draft
 from ui.new import export, script_editor
-from ui.run import launch_tab
 
 pytestmark = pytest.mark.slow
 
@@ -46,13 +42,3 @@ def test_an_export_that_cannot_be_made_says_why(data):
     draft.save_fields(DRAFT, {"rank": 4})
     with pytest.raises(RunError, match="at least one image"):
         export.write(DRAFT)
-
-
-def test_a_run_is_exported_as_a_zip_that_the_page_sends(data, tmp_path):
-    folder = runs.create(runs.make(FORM), sources([photo(tmp_path / "a.png", 1)]))
-    launch_tab.write_files(folder, "bundle", [False])
-    until(lambda: jobs.read(folder, "launch-bundle").state == "done", "the ZIP")
-    shown = launch_tab.written(folder, jobs.output(folder, "launch-bundle")[1])
-    assert 'download="cat.zip"' in shown and served.find(str(folder / "cat.zip"))[1] == "application/zip"
-    with zipfile.ZipFile(folder / "cat.zip") as archive:
-        assert archive.testzip() is None and {"cat/train.sh", "cat/train.bat"} <= set(archive.namelist())

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
-from configure_helpers import GPU, NO_GPU, PAIRS, values
+from configure_helpers import GPU, NO_GPU, values
 from draft_helpers import add_photos, create_run
 from runs_helpers import picture, pictures
 
@@ -142,19 +142,6 @@ def test_every_model_can_be_chosen_and_its_label_names_its_family():
     assert families == sorted(families, key=families.index)  # those of a family are together
 
 
-@pytest.mark.parametrize(("key", "backend"), PAIRS)
-def test_the_values_of_a_model_are_valid_for_it(data, key, backend):
-    set_by_page = form.model_values(key, backend, "person", NO_GPU)
-    assert set_by_page["backend"] == backend
-    assert form.parse(values(**set_by_page, model=key))[1] == []
-
-
-def test_a_gpu_chooses_the_tier_that_fits_it_and_the_model():
-    small_gpu = Machine("NVIDIA GeForce RTX 4060", 8.0, True, 31.2, 220.0)
-    assert form.model_values("z-image", "musubi", "person", small_gpu)["tier"] == "8G"
-    assert form.model_values("flux-dev", "diffusers", "person", small_gpu)["tier"] == "12G"
-
-
 def test_the_folder_of_control_images_belongs_to_models_that_learn_from_pairs(data, mine, tmp_path):
     add_photos(mine, tmp_path / "in", 2)
     pairs = values(model="flux-kontext", **form.model_values("flux-kontext", "musubi", "person", NO_GPU))
@@ -185,8 +172,10 @@ def length(mine: str) -> tuple[int, int]:
 
 def test_a_new_draft_has_the_defaults_and_the_tier_of_this_machine(mine, monkeypatch):
     assert form.current(mine) == {**form.defaults(), "tier": "12G", "rank": 16, "alpha": "4"}
-    monkeypatch.setattr(form, "this_machine", lambda *_: Machine("GPU", 24.0, True, 31.2, 220.0))
-    assert form.current(mine)["tier"] == "20G"
+    for vram_gb, model, tier in ((24.0, "flux-dev", "20G"), (8.0, "flux-dev", "12G"), (8.0, "z-image", "8G")):
+        gpu = Machine("GPU", vram_gb, True, 31.2, 220.0)
+        monkeypatch.setattr(form, "this_machine", lambda *_, gpu=gpu: gpu)
+        assert choose(mine, model)["tier"] == tier
 
 
 def test_a_field_is_stored_exactly_as_it_was_typed_and_the_others_stay(mine):

@@ -17,6 +17,7 @@ def test_every_trainer_that_loads_files_gets_a_download(data):
 @pytest.mark.parametrize(("key", "backend"), PAIRS)
 def test_the_notes_say_what_every_tier_needs(data, key, backend):
     given = values(model=key, **form.model_values(key, backend, "person", NO_GPU))
+    assert given["backend"] == backend and form.parse(given)[1] == [], "the values of a model are valid for it"
     choices = {key: dict(map(reversed, found)) for key, found in model_note.choices(given).items()}
     for name, row in presets.tiers_of(key, backend).items():
         shown = model_note.html({**given, "tier": name}, None)

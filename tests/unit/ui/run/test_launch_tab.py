@@ -55,7 +55,7 @@ def test_only_files_of_the_run_are_shown(folder, tmp_path):
     assert "<pre>a: 1\n</pre>" in shown and link in shown
     shown = launch_tab.written(folder, {"file": str(folder / "big.zip")})
     assert 'href="gradio_api/file=' in shown and "<pre>" not in shown
-    assert served.find(str(folder / "big.zip")) is not None
+    assert served.find(str(folder / "big.zip"))[1] == "application/zip"
     others = [str(folder / other) for other in ("link.txt", "missing", ".", "data.bin")]
     for other in (*others, "/etc/passwd", "..", "plan.yaml", "a\0b", None):
         assert launch_tab.written(folder, {"file": other}) == ""
