@@ -49,7 +49,7 @@ def cases(share: float) -> settings:
 
 @contextlib.contextmanager
 def sandbox() -> Iterator[Path]:
-    """A data root in deep folders. Fails when something outside its outputs/, datasets/ and .secrets/ is there afterwards."""
+    """A data root in deep folders. Fails when something is outside its outputs/, datasets/ and .secrets/ then."""
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(prefix="hostile-", dir=memory if memory.is_dir() else None) as top:
         root = Path(top).resolve() / "a/b/c/d"
