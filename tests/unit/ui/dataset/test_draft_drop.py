@@ -78,7 +78,7 @@ def test_a_folder_that_is_dropped_again_updates_its_captions(mine, tmp_path):
     assert messages == ["1.png: already added as 1.png"] and captions(mine) == {"1.png": "new"}
 
 
-def test_a_lone_caption_file_gives_a_message_and_waits(mine, tmp_path):
+def test_a_lone_caption_file_gives_a_message_and_waits_and_a_systems_file_gives_none(mine, tmp_path):
     _, messages = drop(mine, note(tmp_path / "cat.txt", "a cat"))
     assert messages == ["cat.txt: no image has this name; the caption is kept until you add that image"]
     assert draft.waiting(mine) == ["cat.txt"]
@@ -86,9 +86,6 @@ def test_a_lone_caption_file_gives_a_message_and_waits(mine, tmp_path):
     assert len(messages) == 1 and "4.txt and 3 more: no image has this name" in messages[0]
     drop(mine, photo(tmp_path / "cat.png"))
     assert captions(mine) == {"cat.png": "a cat"} and "cat.txt" not in draft.waiting(mine)
-
-
-def test_files_of_a_system_are_left_out_in_silence(mine, tmp_path):
     junk = ["Thumbs.db", ".DS_Store", "a/desktop.ini", "__MACOSX/a/._1.png", ".git/1.png"]
     assert drop(mine, *((note(tmp_path / "junk", "x"), name) for name in junk)) == (0, [])
 

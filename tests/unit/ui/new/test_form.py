@@ -21,14 +21,12 @@ from ui.new import form, new_lora
 pytestmark = pytest.mark.usefixtures("no_gpu")
 
 
-def test_the_initial_form_is_valid_except_for_its_name():
+def test_fields_become_the_spec_and_the_initial_ones_are_valid_except_for_the_name():
     with pytest.raises(runs.RunError) as caught:
         form.spec_of(form.defaults())
     assert caught.value.faults == (Fault("name", "Give your LoRA a name"),)
     assert form.spec_of({**form.defaults(), "name": "x"}) == runs.make({"name": "x", "sample_every_n_steps": None})
 
-
-def test_fields_become_the_spec():
     typed = {"prompts": "a cat\n\n a dog ", "max_train_steps": "12", "learning_rate": "1e-4", "rank": 8}
     spec = form.spec_of(values(**typed, flags="weighting_scheme=none"))
     assert spec.prompts == ["a cat", " a dog "] and spec.max_train_steps == 12 and spec.learning_rate == 1e-4
@@ -102,11 +100,14 @@ def test_a_taken_name_is_shown_while_it_is_typed_also_in_another_case(data, tmp_
     assert "name" not in form.review(values(name="Second Light"), {"": 2}).marks()
 
 
-def test_the_script_shown_is_the_script_written(data, mine, tmp_path):
+def test_the_script_shown_is_the_script_written_or_the_errors_that_prevent_it(data, mine, tmp_path):
     add_photos(mine, tmp_path, 2)
     shown, _ = form.script_of(form.review(values(), draft.counts(mine)))
     folder, _ = create_run(mine, values())
     assert (folder / "train.sh").read_text(encoding="utf-8") == shown
+    shown, ready = form.script_of(form.review(values(epochs=None), {"": 2}))
+    head = "# The script appears here once these errors are fixed:\n"
+    assert shown == head + "# Epochs: Enter a value; the default is 16\n" and not ready
 
 
 def test_the_steps_of_a_review_are_computed_once(monkeypatch):
@@ -124,12 +125,6 @@ def test_the_plan_counts_the_steps_and_findings_are_listed_with_labels():
     assert 'class="hp-bad">Extra trainer options: ' in found and "&lt;i&gt;" in found and "<i>" not in found
     assert 'class="hp-warn">Learning rate: ' in form.findings(form.review(values(learning_rate="5"), {"": 2}, GPU))
     assert form.findings(form.review(values(), {"": 2})) == ""
-
-
-def test_the_script_names_the_errors_that_prevent_it():
-    shown, ready = form.script_of(form.review(values(epochs=None), {"": 2}))
-    head = "# The script appears here once these errors are fixed:\n"
-    assert shown == head + "# Epochs: Enter a value; the default is 16\n" and not ready
 
 
 def test_every_model_can_be_chosen_and_its_label_names_its_family():

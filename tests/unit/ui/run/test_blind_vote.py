@@ -49,15 +49,13 @@ def test_the_lora_that_wins_most_is_picked_after_enough_votes_and_a_mark_counts_
     assert bv.picked(tmp_path) == 300
 
 
-def test_sides_and_prompts_change_and_at_most_eight_take_part():
+def test_sides_and_prompts_change_at_most_eight_take_part_and_less_than_two_give_no_pair():
     found = run_of(range(100, 5100, 100))
     pairs = [bv.next_pair(found, []) for _ in range(200)]
     steps = {step for one in pairs for step in (one.left, one.right)}
     assert len(steps) == bv.MOST and (min(steps), max(steps)) == (100, 5000)
     assert {one.left < one.right for one in pairs} == {True, False} and {one.prompt for one in pairs} == {0, 1, 2}
 
-
-def test_without_two_loras_with_samples_there_is_no_pair():
     for found in (run_of([]), run_of([0, 100]), run_of([100, 200], loras=[200]), run_of([100, 200], prompts=0)):
         assert bv.next_pair(found, []) is None
 
