@@ -331,7 +331,8 @@ def guards(output_dir: str | os.PathLike[str], name: str | None = None) -> dict[
             continue
         if stat.S_ISDIR(status.st_mode):
             guard = guard_of(path)
-            found.append((guard["step"] if guard else -1, status.st_mtime, path, guard))
+            if guard or _exists(path):
+                found.append((guard["step"] if guard else -1, status.st_mtime, path, guard))
     return {path: guard for _, _, path, guard in sorted(found, key=lambda f: f[:2], reverse=True)}
 
 

@@ -183,6 +183,15 @@ def test_a_state_that_vanishes_is_left_out_and_one_that_cannot_be_read_is_listed
     with monkeypatch.context() as patch:
         patch.setattr(os, "stat", stat)
         assert [*checkpoint.states(tmp_path)] == [kept]
+    gone = make(tmp_path, 9)
+
+    def read_bytes(path):
+        shutil.rmtree(gone, ignore_errors=True)
+        return Path(path).read_bytes()
+
+    with monkeypatch.context() as patch:  # it vanishes after its status was read
+        patch.setattr(checkpoint, "read_bytes", read_bytes)
+        assert [*checkpoint.states(tmp_path)] == [kept]
     unreadable = make(tmp_path, 10)
     with monkeypatch.context() as patch:
         patch.setattr(os, "stat", failing(os.stat, errno.EIO, unreadable.name))

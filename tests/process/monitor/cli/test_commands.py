@@ -59,6 +59,10 @@ def test_what_is_asked_of_a_run_that_cannot_do_it_is_refused_with_the_reason(tmp
         commands.request(folder, "save")
     with pytest.raises(MonitorError, match=r"nothing of it runs, and no monitor watches it \(never started\)"):
         commands.ask_to_end(folder, {})
+    (folder / "status.json").write_text('{"state": "stopped"}')
+    with pytest.raises(MonitorError, match=r"watches it \(stopped: no reason is recorded\)"):
+        commands.ask_to_end(folder, {})
+    (folder / "status.json").unlink()
     (folder / "run.toml").write_text('name = "toy"\n')
     (folder / "sample_prompts.txt").write_text(" \n")
     lock = Lock(folder / "monitor.lock")

@@ -1,7 +1,6 @@
 """`report.md` for a reader who does not know the monitor, and `incident.json`, which a new monitor reads back."""
 
 import json
-import os
 import re
 from pathlib import Path
 from unittest.mock import Mock

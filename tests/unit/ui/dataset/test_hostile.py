@@ -11,7 +11,9 @@ import io
 import json
 import os
 import random
+import shutil
 import struct
+import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator
@@ -38,28 +40,57 @@ NASTY += ["a\0b", "x" * 300]
 STEMS = st.sampled_from(["1"] * 60 + ["2"] * 30 + ["a.b", "A", *MARKUP, *NASTY]) | st.sampled_from(["1", "2"])
 STEMS |= st.sampled_from(["1", "2"]) | st.text(max_size=12)
 FOLDERS = st.sampled_from(["", "a", "b", "10_cat", "a/10_cat", "b"]) | st.sampled_from(["", "a", "b"])
-OUTSIDE = Path(tempfile.gettempdir()) / f"hostile-outside-{os.getpid()}"
-FOLDERS |= st.sampled_from(["3_dog", "0_x", "../a", "../../../../out", str(OUTSIDE), "C:\\x", *MARKUP, *NASTY])
+FOLDERS |= st.sampled_from(["3_dog", "0_x", "../a", "../../../../out", "/etc", "C:\\x", *MARKUP, *NASTY])
 FOLDERS |= st.sampled_from(["a", "b"]) | st.lists(st.text(max_size=6), max_size=3).map("/".join)
+# Where Hypothesis keeps its tables; it writes them on the first run and after a change of the code.
+HYPOTHESIS = Path(os.environ.get("HYPOTHESIS_STORAGE_DIRECTORY", ".hypothesis")).absolute()
+WRITES = {"os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.link", "os.symlink", "os.chmod", "os.truncate"}
+AT = ("os.remove", "os.rmdir")  # with a folder's descriptor as last argument, which shutil.rmtree uses
+_watched: list[str] | None = None
 
 
 def cases(share: float) -> settings:
     return settings(max_examples=max(20, round(CASES * share)))
 
 
+def _audit(event: str, args: tuple) -> None:
+    """Record every path that this process changes while it is watched."""
+    if _watched is None:
+        return
+    if event == "open" and isinstance(args[0], str | bytes | os.PathLike):
+        mode, flags = args[1], args[2] or 0
+        if (mode and set(mode) & set("wax+")) or flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC):
+            _watched.append(os.fsdecode(args[0]))
+    elif event in WRITES:
+        place = Path(os.readlink(f"/proc/self/fd/{args[-1]}")) if args[-1] != -1 and event in AT else Path()
+        _watched.extend(str(place / os.fsdecode(one)) for one in args[:2] if isinstance(one, str | bytes | os.PathLike))
+
+
+sys.addaudithook(_audit)
+
+
 @contextlib.contextmanager
 def sandbox() -> Iterator[Path]:
-    """A data root in deep folders. Fails when something is outside its outputs/, datasets/ and .secrets/ then."""
+    """A data root. Fails when this process changes anything outside its outputs/, datasets/ and .secrets/."""
+    global _watched
     memory = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(prefix="hostile-", dir=memory if memory.is_dir() else None) as top:
-        root = Path(top).resolve() / "a/b/c/d"
-        data = root / "data"
-        data.mkdir(parents=True)
-        with mock.patch.dict(os.environ, {"HANGPROOF_DATA": str(data)}):
+    root = Path(tempfile.mkdtemp(prefix="hostile-", dir=memory if memory.is_dir() else None)).resolve()
+    allowed = [*(root / "data" / name for name in ("datasets", "outputs", ".secrets")), HYPOTHESIS]
+
+    def is_allowed(path: str) -> bool:
+        return any(Path(path).is_relative_to(one) for one in allowed) or path == os.devnull or "__pycache__" in path
+
+    (root / "data").mkdir()
+    try:
+        with mock.patch.dict(os.environ, {"HANGPROOF_DATA": str(root / "data")}):
+            _watched = []
             yield root
-        own = [data / name for name in ("datasets", "outputs", ".secrets")]
-        wrong = [one for one in Path(top).rglob("*") if one.is_file() and not {*own} & {*one.parents}]
-        assert wrong == [] and {*data.iterdir()} <= {*own} and not OUTSIDE.exists()
+            seen, _watched = _watched, None
+        wrong = [path for path in map(os.path.abspath, seen) if not is_allowed(path)]
+        assert not wrong, wrong
+    finally:
+        _watched = None
+        shutil.rmtree(root, ignore_errors=True)
 
 
 @functools.cache
