@@ -85,10 +85,10 @@ def evolution(page) -> None:
 
 
 def log_and_incident(page, other) -> None:
-    """The keyboard opens the incident; the log finds the second attempt."""
-    other.get_by_role("link", name="Incident 0001").focus()
+    """The keyboard opens the incident's report; the log finds the second attempt."""
+    other.locator("#incident-0001 summary").first.focus()
     other.keyboard.press("Enter")
-    until(lambda: other.evaluate("document.activeElement.id") == "incident-0001", "the incident is opened")
+    other.locator("#incident-0001 .hp-report").first.wait_for()
     page.locator("#log-fold button.label-wrap").click()
     field(page, "log-query").fill("attempt 2")
     page.get_by_role("region", name="Training log").get_by_text("attempt 2").first.wait_for()
