@@ -146,6 +146,13 @@ def unfold(label) -> None:
     until(lambda: label.evaluate("(label) => label.matches('.open')") or label.click(), "the fold is open")
 
 
+def close_and_open(fold) -> None:
+    """Close an open fold, and open it again: its content is made anew."""
+    label = fold.locator("button.label-wrap").first
+    until(lambda: not label.evaluate("(label) => label.matches('.open')") or label.click(), "the fold is closed")
+    unfold(label)
+
+
 def more_settings(page) -> None:
     """Open the fold with the rest of the settings."""
     unfold(page.get_by_role("button", name="More settings"))

@@ -245,7 +245,7 @@ def draw(draft_id: str, images: Any) -> None:
     ids, seed, turn = gr.HTML(html_template=""), gr.State(1), gr.State(0)  # turn: how often the images changed
     some = gr.Checkbox(True, label="Only the selected images, if some are selected", interactive=True)
     with gr.Tabs():
-        with gr.Tab("Captions"):
+        with gr.Tab("Captions", id="captions"):
             edits = [(one.label, key) for key, one in KINDS.items()]
             kind = gr.Dropdown(edits, value="replace", label="Edit", interactive=True)
             text = fold.line(KINDS["replace"].field)
@@ -259,7 +259,7 @@ def draw(draft_id: str, images: Any) -> None:
             )
             effect = gr.HTML(elem_id="bulk-effect", apply_default_css=False)
             go = gr.Button(CHANGE, interactive=False, elem_id="bulk-apply", **small)
-        with gr.Tab("Subsets") as tab:
+        with gr.Tab("Subsets", id="subsets") as tab:
             fold.say("A subset is a folder of the data set. Each epoch shows its images as often as its repeats say.")
             with gr.Row(elem_classes="hp-fields"):
                 place = fold.line("Move the selected images to the subset", placeholder="cat")
@@ -333,7 +333,7 @@ def draw(draft_id: str, images: Any) -> None:
     # values once the answer before is there. Of two events, or of two that wait, either answer can be the last.
     given = [*fields, seed, some, ids]
     changes = [one.change for one in (*fields, some, turn)]
-    gr.on(changes, look, given, [effect, go], js=form.SELECTED, trigger_mode="always_last", **QUIET)
+    gr.on(changes, look, given, [effect, go], js=form.SELECTED, trigger_mode="always_last", key="bulk-preview", **QUIET)
     kind.change(on_kind, kind, [text, replace, keep], **QUIET)
     images.changed(lists, [subset, turn], [subset, turn], trigger_mode="always_last", key="images-changed", **QUIET)
     tab.select(lists, [subset, turn], [subset, turn], **QUIET)

@@ -121,5 +121,5 @@ def draw(draft_id: str) -> None:
     changes = [one.change for one in given]
     # An event that waits in the browser can overtake the one before; the second one here does not wait.
     stored = gr.on(changes, None, js=form.FLUSH, **QUIET)
-    stored.then(on_typed, given, [said, go], trigger_mode="always_last", **QUIET)
+    stored.then(on_typed, given, [said, go], trigger_mode="always_last", key="sweep-plan", **QUIET)
     go.click(on_start, given, said, js=form.FLUSH, **QUIET)

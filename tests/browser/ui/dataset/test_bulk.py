@@ -3,7 +3,7 @@ a folder of the server."""
 
 from draft_helpers import photo
 from playwright.sync_api import Route
-from ui_page import open_page, unfold, until
+from ui_page import close_and_open, open_page, unfold, until
 
 from ui.dataset import draft, draft_store
 
@@ -87,6 +87,8 @@ def test_many_images_are_found_selected_edited_and_moved(tab, server, tmp_path, 
     apply.click()
     tab.get_by_text("40 captions changed.").wait_for()
     assert sum("photo" in item.caption for item in draft.items(mine)) == 0
+    close_and_open(fold)
+    apply.wait_for()
 
     # An upload that takes long is cancelled.
     tab.route("**/gradio_api/upload*", lambda route: None)  # never answered
