@@ -73,7 +73,7 @@ def draw(folder: Path) -> None:
     everything, texts = pictures(found), prompts(found)
     head = gr.HTML(summary(found, folder), elem_id="samples-summary", apply_default_css=False)
     timer = gr.Timer(TICK_S)
-    with gr.Tab("All", elem_id="samples-all"):
+    with gr.Tab("All", id="all", elem_id="samples-all"):
         prompt = gr.Dropdown(
             [("All prompts", ALL), *((text, one) for one, text in texts.items())],
             value=ALL,
@@ -85,7 +85,7 @@ def draw(folder: Path) -> None:
         gallery = gr.Gallery(
             everything[-MOST:], columns=_columns(texts), elem_id="samples-gallery", object_fit="contain", **GALLERY
         )
-    with gr.Tab("Compare two", elem_id="samples-compare"):
+    with gr.Tab("Compare two", id="compare", elem_id="samples-compare"):
         pair = _first_and_last(found, everything)
         with gr.Row(elem_classes="hp-fields"):
             one, two = (
@@ -95,7 +95,7 @@ def draw(folder: Path) -> None:
                 for label, value in zip(("Left", "Right"), pair or (None, None), strict=True)
             )
         slider = gr.ImageSlider(pair, type="filepath", label="Left and right", elem_id="samples-slider", **PLAIN)
-    with gr.Tab("Vote", elem_id="samples-vote"):
+    with gr.Tab("Vote", id="vote", elem_id="samples-vote"):
         _vote(folder, head, timer)
     best = gr.Dropdown(
         _loras(found),
