@@ -100,8 +100,14 @@ def items(draft_id: str) -> list[Item]:
         images, memory = draft_store.read(draft_id)["images"], draft_store.memory(draft_id)
         if memory.get("images") is not images:  # a page of twelve cards does not build those of 10,000 images again
             near = draft_images.near_of(tuple((key, entry["hash"]) for key, entry in images.items() if entry["hash"]))
-            found = [_item(key, entry, near.get(key, "")) for key, entry in images.items()]
-            memory |= {"images": images, "items": found}
+            before: dict[str, tuple[Entry, Item]] = memory.get("made", {})
+            made: dict[str, tuple[Entry, Item]] = {}
+            for key, entry in images.items():
+                known, close = before.get(key), near.get(key, "")
+                if known is None or known[0] is not entry or known[1].near != close:  # a change keeps the other entries
+                    known = entry, _item(key, entry, close)
+                made[key] = known
+            memory |= {"images": images, "made": made, "items": [item for _, item in made.values()]}
         result: list[Item] = memory["items"]
         return result
 

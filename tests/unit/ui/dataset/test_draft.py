@@ -17,6 +17,16 @@ from ui.new import form, new_lora
 from ui.run import run_page
 
 
+def test_a_change_of_one_image_keeps_what_is_known_of_the_others(mine, tmp_path):
+    drop(mine, photo(tmp_path / "a.png"), photo(tmp_path / "b.png", 1))
+    first, second = draft.items(mine)
+    draft.set_caption(mine, first.id, "typed")
+    changed, kept = draft.items(mine)
+    assert changed.caption == "typed" and kept is second
+    drop(mine, photo(tmp_path / "copy.png", 1, size=(960, 640)))  # nearly identical to the second
+    assert [one.near for one in draft.items(mine)] == ["", "", second.id]
+
+
 def test_a_caption_file_does_not_replace_what_was_typed(mine, tmp_path):
     drop(mine, *photos("coffee.png"))
     set_caption(mine, "coffee.png", "mine")
