@@ -1,6 +1,7 @@
 """The keeper, and the monitor that it starts, where the system refuses them something."""
 
 import os
+import subprocess
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -9,6 +10,17 @@ import pytest
 from monitor import __main__ as keeper
 from monitor.cli import commands
 from monitor.run_folder import MonitorError
+
+
+@pytest.mark.skipif(
+    not subprocess._USE_POSIX_SPAWN, reason="this system's C library has no posix_spawn that can be used"
+)
+def test_the_monitor_is_started_in_a_way_that_either_starts_it_or_fails(tmp_path, monkeypatch):
+    monkeypatch.setattr(subprocess, "_fork_exec", Mock(side_effect=AssertionError("what follows a fork can fail")))
+    process, beats = keeper._start(str(tmp_path), [])
+    process.kill()
+    process.wait()
+    os.close(beats)
 
 
 def test_a_keeper_that_cannot_receive_signals_says_so_and_starts_nothing(tmp_path, monkeypatch, capsys):
