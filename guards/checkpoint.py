@@ -128,7 +128,7 @@ def _digest(path: Path, kind: str) -> str:
     """The checksum of a file, one of DIGESTS."""
     digest, check = None, 0
     if kind == "sha256":
-        import hashlib  # 4 MB of memory that the monitor, which reads snapshots, does not need
+        import hashlib  # 4 MB of memory that the monitor does not need: snapshots have a CRC-32
 
         digest = hashlib.sha256()
     with open(path, "rb") as file:

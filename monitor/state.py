@@ -196,7 +196,7 @@ class ResumePoint:
     unsure: tuple[tuple[Path, str], ...] = ()
     record: Path | None = None  # the snapshot in memory that the starting process makes `path` from
     python: str = ""  # the interpreter that made that
-    small: bool = False  # it is read in a moment, so the monitor verifies it itself
+    small: bool = False  # the monitor verifies it itself, because reading it takes a moment only
 
 
 MIXED_COUNT = 2  # failures of changing fingerprints are allowed this many more than one that repeats

@@ -103,9 +103,9 @@ def items(draft_id: str) -> list[Item]:
             before: dict[str, tuple[Entry, Item]] = memory.get("made", {})
             made: dict[str, tuple[Entry, Item]] = {}
             for key, entry in images.items():
-                known, close = before.get(key), near.get(key, "")
-                if known is None or known[0] is not entry or known[1].near != close:  # a change keeps the other entries
-                    known = entry, _item(key, entry, close)
+                known, near_id = before.get(key), near.get(key, "")
+                if known is None or known[0] is not entry or known[1].near != near_id:  # else nothing of it has changed
+                    known = entry, _item(key, entry, near_id)
                 made[key] = known
             memory |= {"images": images, "made": made, "items": [item for _, item in made.values()]}
         result: list[Item] = memory["items"]

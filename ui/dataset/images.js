@@ -47,7 +47,7 @@ const view = () => {
   const { draft, page, query, size } = state();
   return { draft, page, query, size };
 };
-let answers = 0; // that said what the server has of the images
+let answers = 0; // how many have said what the server has of the images
 /** The server's answer: {ok: true, …} or {ok: false, error}; null when there is none, which means: nothing was stored. */
 async function ask(name, data) {
   const [asked, before] = [view(), answers];
@@ -55,7 +55,7 @@ async function ask(name, data) {
   const request = server.image_action({ ...asked, action: name, ...data }).catch(() => null); // Gradio answers nothing, or throws
   const answer = await Promise.race([request, late]);
   if (!answer || typeof answer.ok !== "boolean") return null;
-  // Another page was opened meanwhile, or another answer came first: this list may be of before.
+  // Another page was opened meanwhile, or another answer came first: this list may be out of date.
   if (answer.list && (answers !== before || JSON.stringify(asked) !== JSON.stringify(view()))) answer.late = true;
   if (answer.list || answer.history) answers += 1;
   return answer;

@@ -40,7 +40,7 @@ FLUSH = "async (...values) => { await hangproof.flush(); return values; }"
 # CHOSEN does what FLUSH does first.
 SELECTED = "(...values) => [...values.slice(0, -1), hangproof.selected()]"
 CHOSEN = "async (...values) => { await hangproof.flush(); return [...values.slice(0, -1), hangproof.selected()]; }"
-# The cards show what the server stored of the images, in the other tabs of this browser too.
+# The cards (SHOW_NEW) or the fields (SYNC) show what the server has stored, in the other tabs of this browser too.
 SHOW_NEW = "() => { hangproof.showNew(); hangproof.tellOthers(); return []; }"
 SYNC = "() => { hangproof.sync(); hangproof.tellOthers(); return []; }"
 

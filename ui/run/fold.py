@@ -16,8 +16,8 @@ from ui.run import view
 
 QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 # A part that is drawn anew loses the events that it had, and a tick that its old timer had just sent would find none: the page then
-# says "Internal Server Error". So each tick of such a part, and each of its events of a component outside of it, has a `key`, by which
-# it stays the same event.
+# says "Internal Server Error". So events that can be on their way without a press (ticks, previews, those of components outside of
+# the part) have a `key`, by which they stay the same event.
 # Gradio 6.31 draws a part in a thread, and goes through the page's events there without a lock (Renderable.apply). Of two
 # parts drawn at the same time, one failed with "dictionary changed size during iteration" and stayed empty.
 DRAWN: dict[str, Any] = {"show_progress": "hidden", "concurrency_limit": 1, "concurrency_id": "drawn parts"}

@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 from safetensors import safe_open
 from ui_helpers import photos, serving, small_disk
-from ui_page import caption, captions, choose_tiny, drop, field, open_page, saved, set_up_run, state_is, until
+from ui_page import caption, captions, choose_tiny, drop, field, gpu_fold, open_page, saved, set_up_run, state_is, until
 
 
 @pytest.mark.journey
@@ -29,21 +29,34 @@ def test_the_form_waits_for_the_draft_and_each_error_is_shown_beside_what_is_wro
     held, answered = [], []
     tab.route("**/queue/join*", lambda route: route.continue_() if answered else held.append(route))
 
+    def answer() -> None:
+        answered.append(True)
+        while held:
+            held.pop().continue_()
+
     tab.goto(server.url)
     tab.locator("#start").wait_for()
     until(lambda: tab.wait_for_timeout(50) or held, "the page asks for its draft")
     pointer_events = "getComputedStyle(document.querySelector('.hp-step')).pointerEvents"
     assert tab.evaluate(pointer_events) == "none"
-    answered.append(True)
-    while held:
-        held.pop().continue_()
+    answer()
     tab.locator("body.hp-open").wait_for()
     assert tab.evaluate(pointer_events) == "auto"
 
+    # What is chosen before an answer stays.
+    gpu_fold(tab)
+    tab.locator("#plan .hp-plan").wait_for()  # it moves what is below it
+    answered.clear()
+    choose_tiny(tab)
+    until(lambda: tab.wait_for_timeout(50) or held, "the page sends the model")
+    tab.get_by_label("kohya's sd-scripts").click()
+    answer()
+    until(lambda: tab.wait_for_timeout(50) or field(tab, "resolution").input_value() == "64", "the model's resolution")
+    tab.wait_for_timeout(300)
+    assert tab.get_by_label("kohya's sd-scripts").is_checked()
     tab.unroute("**/queue/join*")
 
     # Errors.
-    choose_tiny(tab)
     field(tab, "trigger").fill("tok")
     tab.locator("#start").click()
     problem = tab.locator("#problem")
@@ -59,6 +72,7 @@ def test_the_form_waits_for_the_draft_and_each_error_is_shown_beside_what_is_wro
     field(tab, "name").fill("no start")
 
     # A caption that cannot be saved.
+    tab.get_by_label("Built-in").click()
     caption(tab, "coffee.png").fill("x" * 20_001)
     tab.locator(".hp-card .hp-saved").get_by_text("not saved").wait_for()
     banner = tab.get_by_test_id("unsaved-banner")

@@ -67,9 +67,9 @@ def test_an_edited_script_is_the_script_of_the_run_byte_for_byte(tmp_path, monke
     assert OWN_LINES in there and str(Path(flags_of(text)["output_dir"][0])) not in there
 
 
-def test_a_mitigation_changes_flags_variables_and_the_launchers_options_of_the_edited_script():
+def test_a_mitigation_changes_the_edited_script():
     more = "--highvram --blocks_to_swap 10 \\\n  --sdpa"
-    spec, text = adopted(spec_of(gpus=2), lambda text: edit(text).replace("--sdpa", more))
+    spec, text = adopted(spec_of(), lambda text: edit(text).replace("--sdpa", more))
     for name, flag, value in (
         ("workers_0", "max_data_loader_n_workers", ["0"]),
         ("lower_lr", "learning_rate", ["0.001"]),
@@ -79,12 +79,26 @@ def test_a_mitigation_changes_flags_variables_and_the_launchers_options_of_the_e
         after, sentence = mitigate.apply(spec, name)
         assert sentence and flags_of(text)[flag] != value and flags_of(generated(after)).get(flag) == value
         assert OWN_LINES in generated(after)
+
+
+def test_a_mitigation_changes_a_variable_and_the_launchers_options():
+    spec, text = adopted(spec_of(gpus=2), edit)
     lines = generated(mitigate.apply(spec, "hub_offline")[0]).splitlines()
     assert [line for line in lines if line not in text.splitlines()] == ["export HF_HUB_OFFLINE=1"]
     now = generated(mitigate.apply(spec, "one_gpu")[0])
     assert "--num_processes 1" in now and "--multi_gpu" not in now and OWN_LINES in now
-    assert mitigate.apply(spec, "save_local") == (spec, "")
+
+
+def test_a_mitigation_that_cannot_change_the_script_is_left_out_and_says_why():
+    def change(text):
+        text = text.replace("set -eu\n", 'set -eu\nworkers="--max_data_loader_n_workers 4"\n')
+        return text.replace("--max_data_loader_n_workers 2", "$workers")
+
+    spec, _ = adopted(spec_of(), change)
+    assert mitigate.apply(spec, "workers_0") == (spec, "")
+    assert "--max_data_loader_n_workers is not written" in mitigate.refusal(spec, "workers_0")
     assert "checkpoints itself" in mitigate.refusal(spec, "save_local")
+    assert mitigate.apply(spec, "save_local")[0] == spec
     assert mitigate.refusal(spec_of(), "workers_0") == "", "of a generated script"
 
 

@@ -70,8 +70,12 @@ def start(draft_id: str) -> Path:
     return create_run(draft_id, {})[0]
 
 
-def plain_run(root: Path, **fields: object) -> Path:
-    return runs.create(spec(**FIELDS, **fields), pictures(root / "photos"))
+def plain_run(root: Path, store: str = "", **fields: object) -> Path:
+    return runs.create(spec(**FIELDS, store=store, **fields), pictures(root / "photos"))
+
+
+def by_python(root: Path) -> Path:
+    return plain_run(root, STORE, environment={"WANDB_API_KEY": VALUE, "PLAIN": "shown"})
 
 
 def by_command(root: Path) -> Path:
@@ -82,6 +86,13 @@ def by_command(root: Path) -> Path:
     assert "WANDB_API_KEY: kept in a file that only you can read" in done.stderr
     assert VALUE not in done.stdout + done.stderr
     return Path(done.stdout.strip())
+
+
+def by_options(root: Path) -> Path:
+    draft_id = set_up(root, flags=f"wandb_api_key={VALUE}\nstore={STORE}\n")
+    answer = json.dumps(api.review_draft(draft_id))
+    assert VALUE not in answer and "WANDB_API_KEY: kept in a file" in answer
+    return start(draft_id)
 
 
 def by_import(root: Path) -> Path:
@@ -115,7 +126,7 @@ def by_script(root: Path) -> Path:
     return start(draft_id)
 
 
-WAYS = [by_command, by_import, by_script]
+WAYS = [by_python, by_command, by_options, by_import, by_script]
 
 
 @pytest.fixture
@@ -250,11 +261,12 @@ def test_secrets_that_a_person_writes_into_run_toml_are_moved_when_it_is_read(da
 
 @pytest.mark.parametrize("written", [
     "export WANDB_API_KEY={}", "export WANDB_API_KEY='{}'", "MY_KEY=$'{}'", 'WANDB_API_KEY="{}"',
-    "# export MY_SECRET={}", "wandb login {}", "wandb login --relogin {}", "python x.py --wandb_api_key {}",
+    "declare -x MY_SECRET={}", "WANDB_API_KEY={} python x.py", "env HF_TOKEN={} python x.py",
+    "# export WANDB_API_KEY={}", "wandb login {}", "wandb login --relogin {}", "python x.py --wandb_api_key {}",
     "python x.py --wandb_api_key={} --seed 1", "python x.py --wandb_api_key \\\n  '{}' \\\n  --seed 1",
     "hf auth login --token {}", "python x.py --my_password {}",
     "KEY={}\npython flux_train_network.py --wandb_api_key $KEY", "x={}\nexport WANDB_API_KEY={}\necho $x",
-    "AWS_SECRET_ACCESS_KEY={} AWS_ACCESS_KEY_ID={} run", "export PGPASSWORD={}",
+    "AWS_SECRET_ACCESS_KEY={} AWS_ACCESS_KEY_ID={} run", "export A=1 API_TOKEN={}", "export PGPASSWORD={}",
     "@echo off\r\nset WANDB_API_KEY={}\r\n", '@echo off\r\nset "WANDB_API_KEY={}"\r\n',
     "@echo off\r\nx.exe --wandb_api_key {} ^\r\n --seed 1",
 ])  # fmt: skip
@@ -310,7 +322,7 @@ def test_a_value_that_no_key_has_is_refused(data):
 
 
 def test_a_report_names_a_secret_that_the_trainer_printed(data):
-    folder = plain_run(data, environment={"WANDB_API_KEY": VALUE})
+    folder = by_python(data)
     (folder / "training.log").write_text(f"login with {VALUE}\nfailed: 401\n")
     assert RunFolder(folder).log_tail(0, 1000) == "login with (WANDB_API_KEY)\nfailed: 401\n"
 
