@@ -35,7 +35,7 @@ hangproof.kinds.caption = {
     if (hangproof.unsavedText("caption", id) === undefined) mark(id, "saved");
     showHistory(answer.history);
     trigger("checked");
-    trigger("review"); // the plan says how many images have no caption
+    hangproof.sync(); // the plan says how many images have no caption
   },
   refused(id, text, answer) {
     mark(id, "not saved");

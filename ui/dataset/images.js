@@ -88,6 +88,7 @@ function show(answer) {
   props.value = answer.list;
   draw();
   trigger("checked");
+  trigger("script");
   hangproof.sync(); // the plan follows the images and their weights
 }
 /** Show what the server has, one request after the other. Resolves to whether it answered. */

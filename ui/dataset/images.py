@@ -25,7 +25,7 @@ from ui import scripts
 from ui.dataset import captioning, draft, image_edit, imports, subsets
 from ui.dataset.bulk import tags_of
 from ui.dataset.draft import OUT_OF_DATE, Text
-from ui.new import form, script_editor
+from ui.new import form, script_editor, summary
 from ui.served import file_url
 
 if TYPE_CHECKING:
@@ -286,7 +286,7 @@ READS: dict[str, Callable[..., dict[str, Any] | None]] = {
     "open": opened,
     "ids": find_ids,
     "save_caption": save_caption,
-    "save_settings": form.save_settings,
+    "save_settings": summary.save_settings,
     "save_script": script_editor.save,
     "recent_drafts": lambda draft_id: {"drafts": draft.recent(draft_id)},
     "explain_failed_upload": explain_failed_upload,

@@ -8,6 +8,7 @@ let names = [];
 const base = {}; // field → the value that is stored, as this page shows it
 const known = {}; // field → the value that the server answered last
 let toShow = {};
+let said = []; // what the server's last answer says of the settings
 
 /** Whether a field shows both values alike: some numbers are shown as texts. */
 const alike = (a, b) => hangproof.same(a, b) || String(a ?? "") === String(b ?? "");
@@ -26,6 +27,8 @@ hangproof.shown = () => {
   toShow = {};
   return found;
 };
+/** What the plan, the model's notes and their buttons show. */
+hangproof.said = () => said;
 
 // Typing ------------------------------------------------------------------------------------------------------------
 function inputOf(key) {
@@ -93,14 +96,15 @@ async function exchange() {
   else if (!answer.ok) hangproof.refuse(answer.error);
   if (!answer?.ok || id !== hangproof.draft()) return false;
   markFields(answer.marks);
-  let chosen = false;
+  said = answer.said;
+  const changes = new Set(Object.keys(sent));
   for (const [key, theirs] of Object.entries(answer.values)) {
     if (unread.has(key)) {
       more = true; // what the server has is shown by the next answer, unless the field was really typed in
       continue;
     }
     const changed = !alike(theirs, known[key]);
-    chosen ||= changed && CHOSEN.includes(key);
+    if (changed) changes.add(key);
     known[key] = theirs;
     if (key in sent) hangproof.confirmed("field", key, sent[key]);
     if (hangproof.unsavedText("field", key) !== undefined) continue; // typed since the request
@@ -110,10 +114,10 @@ async function exchange() {
     if (now === undefined ? changed : !alike(now, base[key])) toShow[key] = base[key];
   }
   if (Object.keys(toShow).length) trigger("show");
-  if (chosen) trigger("chosen");
   trigger("review");
-  trigger("script"); // events of their own: a listener of a fold that was opened replaces those that the page began with
-  trigger("checked");
+  // events of their own: a listener of a fold that was opened replaces those that the page began with
+  if (CHOSEN.some((key) => changes.has(key))) trigger("chosen");
+  if (changes.size) ["script", "checked"].forEach((one) => trigger(one));
   if (Object.keys(sent).length) hangproof.tellOthers();
   return true;
 }
@@ -149,7 +153,7 @@ hangproof.kinds.script = {
     return ask("save_script", { draft: hangproof.draft(), text });
   },
   stored() {
-    trigger("review");
     trigger("script");
+    hangproof.sync(); // what is said of its settings
   },
 };

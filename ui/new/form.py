@@ -429,15 +429,3 @@ def _follow(draft_id: str, changes: Mapping[str, Any], typed: bool) -> tuple[dic
         if typed:
             following |= {key for key in MODEL_FIELDS if key in changes and same(changes[key], own[key])}
     return more, following
-
-
-def save_settings(draft_id: str, changes: dict[str, Any], starting: bool = False) -> dict[str, Any]:
-    """Store `changes`; returns `values`, all settings as they are now, and `marks`, what is wrong with them by field.
-    starting: whether what is only missing is wrong too."""
-    if changes:
-        save(draft_id, changes, typed=True)
-    try:
-        found = reviewed(draft_id)
-        return {"values": found.values, "marks": found.marks(starting)}
-    except presets.PresetError:  # the plan reports it; what was typed is stored
-        return {"values": draft.form(draft_id), "marks": {}}

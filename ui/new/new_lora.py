@@ -20,7 +20,6 @@ from runs.machine import this_machine
 from ui.dataset import bulk, captioning, doctor, draft, images, imports
 from ui.html import box, esc
 from ui.new import (
-    estimates,
     export,
     flags,
     form,
@@ -29,6 +28,7 @@ from ui.new import (
     rehearsal,
     run_starts,
     script_editor,
+    summary,
     sweep,
     templates,
 )
@@ -41,7 +41,6 @@ TRY_INTRO = (
     'photos. It needs no GPU and no download, and changes nothing below. The <a href="?tab=doctor">hang drill</a> shows how a '
     "frozen run recovers.</p>"
 )
-GPU = "GPU memory and trainer"
 FETCH = "Download the missing model files"
 FETCH_TICK_S = 1.0
 # The browser's part of the settings (ui/new/fields.js).
@@ -51,6 +50,8 @@ DRAFT = """async (known) => {
 }"""
 RESTORE = f"(id, images, ...values) => hangproof.restore({json.dumps(form.KEYS)}, id, images.marks, values)"
 SHOW = "() => hangproof.shown()"
+SAID = "() => hangproof.said()"
+LOOK = "() => { hangproof.sync(); return []; }"
 START = """async (draft) => {
   hangproof.starting();
   await hangproof.flush();
@@ -112,7 +113,7 @@ def build(draft_id: gr.BrowserState, started: gr.State, messages: gr.State) -> N
         step(2, "The LoRA", "Choose a name, a trigger word, what your images show, and a base model.")
         _head(parts)
         parts["control_dir"] = _component(fields.CONTROL, visible=False)
-        with gr.Accordion(GPU, open=False, elem_id="gpu-fold") as of_gpu:
+        with gr.Accordion(summary.GPU, open=False, elem_id="gpu-fold") as of_gpu:
             _gpu(parts)
             opened("Which model fits my GPU?", "models-fold", _models)
         note = gr.HTML(elem_id="model-note", apply_default_css=False)
@@ -148,10 +149,10 @@ def build(draft_id: gr.BrowserState, started: gr.State, messages: gr.State) -> N
 
     form_fields, reviewed = [parts[key] for key in form.KEYS], [plan, propose, *of_model]
     shown.show(None, None, form_fields, js=SHOW, **QUIET)
-    shown.review(review, draft_id, reviewed, trigger_mode="always_last", **QUIET)
+    shown.review(None, None, reviewed, js=SAID, **QUIET)
     propose.click(form.follow_images, draft_id, None, **QUIET).then(None, None, None, js=form.SYNC, **QUIET)
-    fetch_button.click(fetch_model, draft_id, problem, **QUIET).then(review, draft_id, reviewed, **QUIET)
-    fetching.tick(review, draft_id, reviewed, trigger_mode="always_last", **QUIET)
+    fetch_button.click(fetch_model, draft_id, problem, **QUIET).then(None, None, None, js=form.SYNC, **QUIET)
+    fetching.tick(None, None, None, js=LOOK, **QUIET)
     begun = [
         try_button.click(try_example, None, [try_note, started, messages], **QUIET),
         go.click(start, [draft_id, unsent], [problem, started, messages], js=START, **QUIET),
@@ -233,47 +234,10 @@ def load(draft_id: str | None) -> tuple[Any, ...]:
     try:
         found = form.reviewed(draft_id)
         values = found.values
-        shown, said = {**shown, "marks": found.marks()}, _said(draft_id, found)
+        shown, said = {**shown, "marks": found.marks()}, summary.said(draft_id, found)
     except presets.PresetError as error:
         values, problem = stored, problem_html(str(error), "The base models could not be read")
     return draft_id, shown, problem, *(values.get(key, gr.skip()) for key in form.KEYS), *said
-
-
-def review(draft_id: str) -> tuple[Any, ...]:
-    """Update the plan, the proposed length and the model's notes."""
-    try:
-        return _said(draft_id, form.reviewed(draft_id))
-    except fold.ERRORS as error:
-        return f'<p class="hp-plan hp-warn">{esc(error)}</p>', *[gr.skip()] * 8
-
-
-def _said(draft_id: str, found: form.Review) -> tuple[Any, ...]:
-    """The plan, the button with the proposed length, the model's notes with the download's progress, the choices of VRAM and
-    trainer, the title of the GPU's fold, the model's own field, the download button, and the timer that polls the download."""
-    planned, values = script_editor.reviewed(draft_id, found), found.values
-    plan = form.plan(planned) + estimates.html(planned) + form.findings(found)
-    key, model = model_note.model_to_fetch(values), presets.models().get(values["model"])
-    busy, fetched = model_note.fetching(key) if key else (False, "")
-    tier, backend = presets.tiers().get(values["tier"]), form.BACKENDS.get(values["backend"])
-    return (
-        plan,
-        _propose(draft_id, values),
-        model_note.html(values, found.spec) + fetched,
-        *(gr.update(choices=one) for one in model_note.choices(values).values()),
-        gr.update(label=f"{GPU}: {tier['label']}, {backend}" if tier and backend else GPU),
-        gr.update(visible=bool(model and model["control"])),
-        gr.update(visible=bool(key) and not busy),
-        gr.Timer(active=busy),
-    )
-
-
-def _propose(draft_id: str, values: dict[str, Any]) -> dict[str, Any]:
-    """The button that lets the length follow the number of images again; hidden while it does."""
-    found = None if str(values["max_train_steps"] or "").strip() else form.proposal(draft_id, values)
-    if found is None or not found.steps or (values["repeats"], values["epochs"]) == (found.repeats, found.epochs):
-        return gr.update(visible=False)
-    label = f"{found.repeats} repeat{'s' * (found.repeats != 1)} × {found.epochs} epoch{'s' * (found.epochs != 1)}"
-    return gr.update(visible=True, value=f"Use proposed: {label} = {found.steps:,} steps")
 
 
 def fetch_model(draft_id: str) -> str:

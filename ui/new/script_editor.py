@@ -263,10 +263,13 @@ def draw(draft_id: str, images: Any, more: Callable[[str], None]) -> None:
     code.input(None, code, None, js=TYPED, **QUIET)
     images.script(draw, [code, editing], parts, js=IN_EDITOR, trigger_mode="always_last", key="script-shown", **QUIET)
     edit.click(lambda: draw(None, True), None, parts, **QUIET)
-    keep.click(lambda: acted(follow, False), None, changed, js=form.FLUSH, **QUIET)
-    merge.click(lambda: acted(follow, True), None, changed, js=form.FLUSH, **QUIET)
-    back.click(on_discard, back, changed, js=FORGET, **QUIET)
-    about.act(on_fix, None, changed, js=form.FLUSH, **QUIET)
+    for event in (
+        keep.click(lambda: acted(follow, False), None, changed, js=form.FLUSH, **QUIET),
+        merge.click(lambda: acted(follow, True), None, changed, js=form.FLUSH, **QUIET),
+        back.click(on_discard, back, changed, js=FORGET, **QUIET),
+        about.act(on_fix, None, changed, js=form.FLUSH, **QUIET),
+    ):
+        event.then(None, None, None, js=form.SYNC, **QUIET)  # the plan and the other tabs
 
 
 def _about(now: Shown) -> str:

@@ -27,7 +27,8 @@ def test_from_images_and_captions_to_a_lora(tab, data, tmp_path):
 
 def test_the_form_waits_for_the_draft_and_each_error_is_shown_beside_what_is_wrong(tab, server, tmp_path):
     held, answered = [], []
-    tab.route("**/queue/join*", lambda route: route.continue_() if answered else held.append(route))
+    calls = re.compile("/(queue/join|component_server)")
+    tab.route(calls, lambda route: route.continue_() if answered else held.append(route))
 
     def answer() -> None:
         answered.append(True)
@@ -54,7 +55,7 @@ def test_the_form_waits_for_the_draft_and_each_error_is_shown_beside_what_is_wro
     until(lambda: tab.wait_for_timeout(50) or field(tab, "resolution").input_value() == "64", "the model's resolution")
     tab.wait_for_timeout(300)
     assert tab.get_by_label("kohya's sd-scripts").is_checked()
-    tab.unroute("**/queue/join*")
+    tab.unroute(calls)
 
     # Errors.
     field(tab, "trigger").fill("tok")

@@ -5,7 +5,7 @@ import { load, some, storage } from "./page.mjs";
 const FIRST = { name: "", epochs: 16, repeats: 10 };
 
 /** One tab of a browser whose tabs share `localStorage`, with three fields. `dom`: what they show;
- * `stored`: what the server has. `server` answers as form.save_settings does, or not at all. */
+ * `stored`: what the server has. `server` answers as summary.save_settings does, or not at all. */
 function open(localStorage, { now = () => 0, stored = { ...FIRST }, server, soon = queueMicrotask } = {}) {
   const dom = { ...stored };
   const listeners = {};

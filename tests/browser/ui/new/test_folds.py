@@ -53,3 +53,24 @@ def test_settings_come_from_a_template_and_a_file_and_a_sweep_is_planned(tab, se
     until(go.is_enabled, "the sweep can be queued")
     tab.locator("#rehearse").wait_for()
     assert not list((server.data / "outputs").glob("walk*")), "nothing is written before a button is pressed"
+
+
+def test_the_plan_and_the_other_tabs_follow_the_edited_script(tab, server, tmp_path):
+    open_page(tab, server)
+    field(tab, "name").fill("edited")
+    choose_tiny(tab)
+    drop(tab, photo(tmp_path / "0.png", 0), count=1)
+    unfold(tab.locator("#script-fold button.label-wrap").first)
+    tab.locator("#edit-script").click()
+    tab.locator("#script .cm-content").click()
+    for key in ("Control+End", "Backspace"):
+        tab.keyboard.press(key)
+    tab.keyboard.insert_text(" --max_train_epochs 3\n")
+    tab.locator("#plan").get_by_text("× 3 epochs").wait_for()
+    second = tab.context.new_page()
+    open_page(second, server)
+    second.locator("#plan").get_by_text("× 3 epochs").wait_for()
+    for label in ("Use the generated script", "Discard your script? Press again"):
+        tab.get_by_role("button", name=label).click()
+    for page in (tab, second):
+        page.locator("#plan").get_by_text("× 3 epochs").wait_for(state="detached")

@@ -12,7 +12,7 @@ from runs.files import RunError
 from runs.flags import known_flags
 from runs.paths import CHECKOUTS
 from ui.html import esc
-from ui.new import flags, form
+from ui.new import flags, form, summary
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_each_line_is_judged_beside_the_field(mine, checkout):
         ("a=1\nnoise_offset=0.1\n\nbetas=x\nlog_level=<img>", ["a: ", "betas", "<img>"]),
         ("noise_offset=much\nsplit_mode=3\nbetas=[1", ["'much'", "split_mode", "JSON list"]),
     ):
-        answer = form.save_settings(mine, values(name="x", flags=line))
+        answer = summary.save_settings(mine, values(name="x", flags=line))
         texts = [text for _, text in answer["marks"].get("flags", [])]
         assert len(texts) == len(expected) and all(any(part in text for text in texts) for part in expected), texts
 

@@ -16,7 +16,7 @@ from runs.files import Fault
 from runs.machine import Machine
 from ui.dataset import draft
 from ui.dataset.images import image_action
-from ui.new import form, new_lora
+from ui.new import form, summary
 
 pytestmark = pytest.mark.usefixtures("no_gpu")
 
@@ -160,6 +160,11 @@ def test_the_folder_of_control_images_belongs_to_models_that_learn_from_pairs(da
     assert form.parse(z_image)[0].control_dir == ""
 
 
+def proposed(mine: str) -> dict:
+    """The button with the proposed length."""
+    return summary.save_settings(mine, {})["said"][1]
+
+
 def length(mine: str) -> tuple[int, int]:
     now = form.current(mine)
     return now["repeats"], now["epochs"]
@@ -202,13 +207,13 @@ def test_repeats_and_epochs_follow_the_images_until_one_of_them_is_typed(mine, t
     form.save(mine, {"epochs": 3}, typed=True)
     add_photos(mine, tmp_path, 8)
     assert length(mine) == (24, 3)
-    button = new_lora.review(mine)[1]
+    button = proposed(mine)
     assert button["visible"] and button["value"].startswith("Use proposed: 12 repeats × 20 epochs = 1,920 steps")
     form.save(mine, {"max_train_steps": "9"}, typed=True)
-    assert not new_lora.review(mine)[1]["visible"]
+    assert not proposed(mine)["visible"]
     form.save(mine, {"max_train_steps": ""}, typed=True)
     form.follow_images(mine)
-    assert length(mine) == (12, 20) and not new_lora.review(mine)[1]["visible"]
+    assert length(mine) == (12, 20) and not proposed(mine)["visible"]
     form.save(mine, {"subject": "style"}, typed=True)
     assert length(mine) == (19, 20), "a style takes more steps"
 

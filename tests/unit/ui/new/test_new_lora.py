@@ -6,7 +6,7 @@ from draft_helpers import add_photos
 
 import presets
 from ui.dataset import draft
-from ui.new import form, new_lora
+from ui.new import form, new_lora, summary
 
 pytestmark = pytest.mark.usefixtures("no_gpu")
 
@@ -15,10 +15,10 @@ def test_a_table_of_models_that_becomes_invalid_while_the_page_is_open_loses_not
     add_photos(mine, tmp_path, 1)
     (data / "models.toml").write_text("[models.")
     typed = {"trigger": "kept", "epochs": 3, "model": "tiny-flux"}
-    assert form.save_settings(mine, typed) == {"values": typed, "marks": {}}
+    answer = summary.save_settings(mine, typed)
+    assert (answer["values"], answer["marks"]) == (typed, {}) and "models.toml" in answer["said"][0]
     with pytest.raises(presets.PresetError):
         form.current(mine)
-    assert "models.toml" in new_lora.review(mine)[0]
     opened = new_lora.load(mine)
     assert opened[0] == mine and "models.toml" in opened[2] and opened[3 + form.KEYS.index("trigger")] == "kept"
     *_, (problem, name, _) = new_lora.start(mine, {})
@@ -40,5 +40,5 @@ def test_the_form_is_parsed_once_a_change(mine, monkeypatch, tmp_path):
     make = form.make
     monkeypatch.setattr(form, "make", lambda fields: calls.append(1) or make(fields))
     draft.save_fields(mine, values())
-    plan, *_ = new_lora.review(mine)
+    plan, *_ = summary.save_settings(mine, {})["said"]
     assert len(calls) == 1 and "320 steps" in plan

@@ -11,7 +11,7 @@ import runs
 from launch import rehearse
 from runs.files import Fault
 from ui.dataset import draft
-from ui.new import form, new_lora, run_starts, script_editor
+from ui.new import form, new_lora, run_starts, script_editor, summary
 
 pytestmark = pytest.mark.usefixtures("no_gpu")
 
@@ -26,7 +26,7 @@ def test_start_asks_once_about_images_that_nothing_describes_and_about_a_failed_
 
     add_photos(mine, tmp_path, 2)
     form.save(mine, {"name": "bare", "model": "tiny-flux"}, typed=True)
-    assert "2 of 2 images have no caption" in new_lora.review(mine)[0], "the plan says so before"
+    assert "2 of 2 images have no caption" in summary.save_settings(mine, {})["said"][0], "the plan says so before"
     problem, name = start()
     assert "2 of 2 images have no caption" in problem and "again to start anyway" in problem
     assert (name, begun) == ("", [])

@@ -1,0 +1,63 @@
+"""What the page says of a draft's settings: the plan of step 3, the proposed length, and the notes on the model."""
+
+from typing import Any
+
+import presets
+from ui.dataset import draft
+from ui.html import esc
+from ui.new import estimates, form, model_note, script_editor
+
+GPU = "GPU memory and trainer"
+
+
+def save_settings(draft_id: str, changes: dict[str, Any], starting: bool = False) -> dict[str, Any]:
+    """Store `changes`; returns `values`, all settings as they are now, `marks`, what is wrong with them by field, and what
+    `said` gives. starting: whether what is only missing is wrong too."""
+    if changes:
+        form.save(draft_id, changes, typed=True)
+    try:
+        found = form.reviewed(draft_id)
+        return {"values": found.values, "marks": found.marks(starting), "said": said(draft_id, found)}
+    except presets.PresetError as error:  # what was typed is stored
+        return {"values": draft.form(draft_id), "marks": {}, "said": unreadable(error)}
+
+
+def said(draft_id: str, found: form.Review) -> tuple[Any, ...]:
+    """The plan, the button with the proposed length, the model's notes with the download's progress, the choices of VRAM and
+    trainer, the title of the GPU's fold, the model's own field, the download button, and the timer that polls the download;
+    values and updates as a script of the page can return them to Gradio, too."""
+    import gradio as gr
+
+    planned, values = script_editor.reviewed(draft_id, found), found.values
+    plan = form.plan(planned) + estimates.html(planned) + form.findings(found)
+    key, model = model_note.model_to_fetch(values), presets.models().get(values["model"])
+    busy, fetched = model_note.fetching(key) if key else (False, "")
+    tier, backend = presets.tiers().get(values["tier"]), form.BACKENDS.get(values["backend"])
+    return (
+        plan,
+        _propose(draft_id, values),
+        model_note.html(values, found.spec) + fetched,
+        *(gr.update(choices=one) for one in model_note.choices(values).values()),
+        gr.update(label=f"{GPU}: {tier['label']}, {backend}" if tier and backend else GPU),
+        gr.update(visible=bool(model and model["control"])),
+        gr.update(visible=bool(key) and not busy),
+        gr.update(active=busy),
+    )
+
+
+def unreadable(error: Exception) -> tuple[Any, ...]:
+    """What `said` gives of settings that cannot be judged."""
+    import gradio as gr
+
+    return f'<p class="hp-plan hp-warn">{esc(error)}</p>', *[gr.skip()] * 8
+
+
+def _propose(draft_id: str, values: dict[str, Any]) -> dict[str, Any]:
+    """The button that lets the length follow the number of images again; hidden while it does."""
+    import gradio as gr
+
+    found = None if str(values["max_train_steps"] or "").strip() else form.proposal(draft_id, values)
+    if found is None or not found.steps or (values["repeats"], values["epochs"]) == (found.repeats, found.epochs):
+        return gr.update(visible=False)
+    label = f"{found.repeats} repeat{'s' * (found.repeats != 1)} × {found.epochs} epoch{'s' * (found.epochs != 1)}"
+    return gr.update(visible=True, value=f"Use proposed: {label} = {found.steps:,} steps")
