@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
@@ -214,6 +215,10 @@ class Guard:
             pass  # answered below
         except ClientDisconnect:
             return
+        except RuntimeError as error:
+            if not (outgoing.started and isinstance(error.__cause__, HTTPException)):
+                raise
+            # Gradio's stream of answers (queue/data) ends like this where its page was left meanwhile.
         if body.too_large and not outgoing.started:
             await _too_large(body.limit)(scope, receive, _Outgoing(send, "", False, None).send)
 

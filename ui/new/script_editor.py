@@ -212,7 +212,7 @@ def draw(draft_id: str, images: Any, more: Callable[[str], None]) -> None:
     def parts_of(now: Shown, editing: bool) -> list[dict[str, Any]]:
         """The properties of the editor, its buttons and the text below it."""
         return [
-            {"value": now.text, "interactive": editing},
+            {"value": now.text, "interactive": editing and (now.ready or now.edited)},
             {"visible": not editing, "interactive": now.ready},
             *[{"visible": bool(now.changed)}] * 2,
             {"visible": editing, "value": DISCARD},

@@ -74,3 +74,9 @@ def test_the_plan_and_the_other_tabs_follow_the_edited_script(tab, server, tmp_p
         tab.get_by_role("button", name=label).click()
     for page in (tab, second):
         page.locator("#plan").get_by_text("× 3 epochs").wait_for(state="detached")
+
+    # The reasons why there is no script are not edited.
+    tab.locator("#edit-script").click()
+    for name, editable in (("edited", "true"), ("", "false"), ("again", "true")):
+        field(tab, "name").fill(name)
+        tab.locator(f"#script .cm-content[contenteditable={editable}]").wait_for()
