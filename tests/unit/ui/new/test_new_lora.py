@@ -1,7 +1,6 @@
 """The tab New LoRA: what it shows of a draft, and when Start refuses."""
 
 import pytest
-from configure_helpers import values
 from draft_helpers import add_photos
 
 import presets
@@ -32,13 +31,3 @@ def test_start_refuses_while_the_browser_holds_something(mine, key):
     *_, (problem, name, _) = new_lora.start(mine, {key: 2})
     assert "not saved" in problem or "not uploaded" in problem
     assert name == ""
-
-
-def test_the_form_is_parsed_once_a_change(mine, monkeypatch, tmp_path):
-    add_photos(mine, tmp_path, 2)
-    calls = []
-    make = form.make
-    monkeypatch.setattr(form, "make", lambda fields: calls.append(1) or make(fields))
-    draft.save_fields(mine, values())
-    plan, *_ = summary.save_settings(mine, {})["said"]
-    assert len(calls) == 1 and "320 steps" in plan
