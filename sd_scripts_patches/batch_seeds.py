@@ -19,6 +19,7 @@ do, which is how both are compared, and how a run continues on one GPU.
 from __future__ import annotations
 
 import hashlib
+import os
 import random
 from typing import Any
 
@@ -34,6 +35,11 @@ def by_batch() -> bool:
 def seed_for(*parts: object) -> int:
     """Return a seed of 32 bits (numpy takes no more) that depends only on the text of `parts`."""
     return int.from_bytes(hashlib.sha256("/".join(map(str, parts)).encode()).digest()[:4], "little")
+
+
+def of_all_ranks() -> int | None:
+    """Return the seed of several processes without --seed: each would draw one of its own, and so its own order of the images."""
+    return seed_for(os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")) if world.size() > 1 else None
 
 
 def seed_all(seed: int) -> None:

@@ -22,16 +22,17 @@ from sd_scripts_patches.trainer_state import ResumeError, TrainerState
 logger = logging.getLogger(__name__)
 
 
-def check_state(folder: Path, step_is_given: bool = False) -> None:
-    """Refuse a state that cannot be resumed, before a model is loaded. Raises ResumeError."""
+def check_state(folder: Path, step_is_given: bool = False) -> TrainerState | None:
+    """Refuse a state that cannot be resumed, before a model is loaded. Returns what `trainer_state.read` does. Raises ResumeError."""
     if not folder.is_dir():
         raise ResumeError(f"--resume {folder}: the folder does not exist")
     if (folder / checkpoint.GUARD).exists():
         problems = checkpoint.problems(folder)
         if problems:
             raise ResumeError(f"--resume {folder}: damaged: {'; '.join(problems)}; resume from an older state")
-    if trainer_state.read(folder) is not None or step_is_given:
-        return
+    state = trainer_state.read(folder)
+    if state is not None or step_is_given:
+        return state
     path = folder / "train_state.json"
     try:
         _read_train_state(folder)
@@ -45,6 +46,7 @@ def check_state(folder: Path, step_is_given: bool = False) -> None:
             f"{path} is damaged ({error or type(error).__name__}). Resume from another state, or, if you know the step, "
             "add --initial_step N"
         ) from error
+    return None
 
 
 def _read_train_state(folder: Path) -> tuple[int, int]:

@@ -223,7 +223,7 @@ class Run:
         self.loader.dataset.set_current_step(step)
 
     def _extra(self) -> dict[str, Any]:
-        return {}
+        return {"seed": self.args.seed}
 
     # Helpers.
 
@@ -370,13 +370,18 @@ run = session.run = Run()
 
 @around
 def _check_state_first(original: Callable, self: Any, args: Any) -> Any:
-    """Check the state that `--resume` names before anything is loaded."""
+    """Check the state that `--resume` names before anything is loaded. Without --seed, a resumed run has that of the interrupted one."""
+    state = None
     if args.resume and not args.resume_from_huggingface:
         snapshots.make_state(args.resume)
         # musubi-tuner has no such flags, and finds the step of a state without them.
         flags = (getattr(args, name, 0) for name in ("initial_step", "initial_epoch"))
         step_is_given = any(flag is not None for flag in flags)
-        legacy_state.check_state(Path(args.resume), step_is_given)
+        state = legacy_state.check_state(Path(args.resume), step_is_given)
+    if args.seed is None:
+        args.seed = state.extra.get("seed") if state is not None else None
+    if args.seed is None:
+        args.seed = batch_seeds.of_all_ranks()
     return original(self, args)
 
 

@@ -8,7 +8,6 @@ group that the trainer configures, which sd-scripts does where one machine has s
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -38,9 +37,6 @@ def _check_first(original: Callable, self: Any, args: Any) -> Any:
         _refuse(problem)
     if chosen and world.rank() == 0:
         session.log(chosen)
-    if world.size() > 1 and getattr(args, "seed", None) is None:
-        # Without --seed each rank draws one of its own, and so its own order of the images.
-        args.seed = batch_seeds.seed_for(os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT"))
     return original(self, args)
 
 

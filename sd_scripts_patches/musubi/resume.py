@@ -104,7 +104,7 @@ class Run(resume.Run):
         """The data sets do not count steps."""
 
     def _extra(self) -> dict[str, Any]:
-        return {
+        return super()._extra() | {
             "seeds": [dataset.seed for dataset in self.loader.dataset.datasets],
             "timesteps": [list(pair) for pair in self.trainer.timestep_range_pool],
         }

@@ -1,4 +1,4 @@
-"""At which step a run is resumed. No training run."""
+"""At which step, and with which seed, a run is resumed. No training run."""
 
 import argparse
 import logging
@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from sd_scripts_patches import resume, trainer_state
+from sd_scripts_patches.musubi import resume as musubi
 
 
 def loaded(tmp_path, shape=(10, 1, 1), state=None, json_step=None, scheduler=None, **args):
@@ -47,3 +48,34 @@ def test_other_settings_keep_the_step_and_are_named(tmp_path, caplog):
 )
 def test_of_two_counts_the_higher_one_is_right(tmp_path, json_step, scheduler, step):
     assert loaded(tmp_path, json_step=json_step, scheduler=scheduler).step == step
+
+
+def seed_of_a_run(resume_from=None, seed=None):
+    args = argparse.Namespace(resume=resume_from, resume_from_huggingface=False, seed=seed)
+    return resume._check_state_first(lambda trainer, args: args.seed)(None, args)
+
+
+@pytest.mark.parametrize(("processes", "given", "same"), [(2, None, True), (2, 7, True), (1, None, False)])
+def test_all_ranks_of_kohyas_trainers_have_one_seed(monkeypatch, processes, given, same):
+    seeds = []
+    for rank in range(2):
+        for name, value in {"WORLD_SIZE": processes, "MASTER_ADDR": "h", "MASTER_PORT": 29400, "RANK": rank}.items():
+            monkeypatch.setenv(name, str(value))
+        seeds.append(seed_of_a_run(seed=given))
+    assert seeds[0] == seeds[1] and (seeds[0] is not None) == same and given in (None, seeds[0])
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("kind", [resume.Run, musubi.Run])
+def test_a_run_without_a_seed_resumes_with_that_of_the_interrupted_one(tmp_path, monkeypatch, processes, kind):
+    """Else its order of the images, and the images that it holds out for validation, would be others."""
+    monkeypatch.setenv("WORLD_SIZE", str(processes))
+    run, state = kind(), known()
+    run.args, run.loader = argparse.Namespace(seed=1234), SimpleNamespace(dataset=SimpleNamespace(datasets=[]))
+    run.trainer = SimpleNamespace(timestep_range_pool=[])
+    state.extra = run._extra()
+    trainer_state.write(tmp_path, state)
+    assert seed_of_a_run(tmp_path) == 1234 and seed_of_a_run(tmp_path, seed=7) == 7
+    state.extra = {}  # of an older version
+    trainer_state.write(tmp_path, state)
+    assert (seed_of_a_run(tmp_path) is None) == (processes == 1)
