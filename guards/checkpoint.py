@@ -39,7 +39,8 @@ VERSION = 1
 DIGESTS = ("sha256", "crc32")
 PIECE_BYTES = 32 << 20  # 11 s of a disk that writes 3 MB a second
 _WAIT_WRITE_WAIT = 1 | 2 | 4  # SYNC_FILE_RANGE_*, linux/fs.h
-_STATE = re.compile(r"^(?P<name>.+?)(?:-step(?P<step>\d{8})|-(?P<epoch>\d{6}))?-state$")
+_NUMBER = r"(-step\d{8}|-\d{6})?"
+_STATE = re.compile(rf"(?P<name>.+?){_NUMBER}-state")
 
 
 def fsync_path(path: Path) -> None:
@@ -318,8 +319,7 @@ def guards(output_dir: str | os.PathLike[str], name: str | None = None) -> dict[
         return {}
     found = list[tuple[int, float, Path, dict[str, Any] | None]]()
     for entry in names:
-        match = _STATE.match(entry)
-        if not match or entry.startswith(".") or name not in (None, match["name"]):
+        if entry.startswith(".") or not re.fullmatch(rf"{_any_or(name)}{_NUMBER}-state", entry):
             continue
         path = Path(output_dir) / entry
         try:
@@ -365,7 +365,7 @@ def retire(folder: str | os.PathLike[str]) -> bool:
     OSError where a disk does not read or write; the state then keeps its name, or `sweep` removes the rest of it.
     """
     folder = Path(folder)
-    match = _STATE.match(folder.name)
+    match = _STATE.fullmatch(folder.name)
     try:
         guarded = _parse_guard((folder / GUARD).read_bytes()) is not None
     except (FileNotFoundError, NotADirectoryError):
@@ -394,10 +394,12 @@ def _exists(path: Path) -> bool:
     return True
 
 
-_LEFT = re.compile(
-    r"^\.(?P<name>.+?)(-step\d{8}|-\d{6})?"
-    r"(-state\.\d+\.(?P<state>tmp|old|gone)|\.safetensors\.\d+\.tmp|(_\d{6}_.+)?\.\d+\.tmp\.\w+)$"
-)
+def _any_or(name: str | None) -> str:
+    """The pattern of a LoRA's name: not split off a file's, because it may itself end as if with an epoch (anna-202411)."""
+    return ".+?" if name is None else re.escape(name)
+
+
+_LEFT = r"(-state\.\d+\.(?P<state>tmp|old|gone)|\.safetensors\.\d+\.tmp|(_\d{6}_.+)?\.\d+\.tmp\.\w+)"
 
 
 def sweep(output_dir: str | os.PathLike[str], name: str | None = None) -> list[Path]:
@@ -412,11 +414,8 @@ def sweep(output_dir: str | os.PathLike[str], name: str | None = None) -> list[P
         names = os.listdir(output_dir)
     except OSError:
         return []
-    left = [
-        (Path(output_dir) / entry, match)
-        for entry in names
-        if (match := _LEFT.match(entry)) and name in (None, match["name"])
-    ]
+    pattern = re.compile(rf"\.{_any_or(name)}{_NUMBER}{_LEFT}")
+    left = [(Path(output_dir) / entry, match) for entry in names if (match := pattern.fullmatch(entry))]
     # Where both the old and the new state are complete, the new one counts.
     for path, match in sorted(left, key=lambda entry: entry[1]["state"] == "old"):
         final = path.with_name(path.name[1:].rsplit(".", 2)[0])

@@ -159,6 +159,17 @@ def test_a_sweep_removes_what_trainers_left_and_nothing_that_another_process_is_
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted(others)
 
 
+def test_a_lora_whose_name_ends_with_six_digits_has_its_last_state_and_what_is_left_of_it(tmp_path):
+    """Such as a month. A file's name alone would make an epoch of them."""
+    steps = {"anna-202411-state": 3, "anna-202411-000002-state": 2, "anna-202411-step00000001-state": 1}
+    for name, step in {**steps, "anna-202412-state": 4}.items():
+        with checkpoint.writing(tmp_path / name, step, epoch=1):
+            pass
+    assert {path.name: step for path, step in checkpoint.states(tmp_path, "anna-202411").items()} == steps
+    (tmp_path / ".anna-202411-state.7.tmp").mkdir()
+    assert [path.name for path in checkpoint.sweep(tmp_path, "anna-202411")] == [".anna-202411-state.7.tmp"]
+
+
 def failing(real, number: int, *names: str):
     """`real`, which raises OSError(number) for paths whose text holds one of `names` (none: for all)."""
 
