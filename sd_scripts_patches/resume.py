@@ -215,6 +215,8 @@ class Run:
         """
         if loader.num_workers == 0 or loader.persistent_workers:
             loader.dataset.set_current_epoch(state.epoch if state.batch and not loader.num_workers else state.epoch - 1)
+            # The step at which it was read last, on which token_warmup_step depends. Of workers it is not known.
+            self._set_dataset_step(state.extra.get("dataset_step", state.step))
 
     def _dataset_step(self) -> int:
         return data_order.dataset_step(self.loader.dataset)
@@ -223,7 +225,7 @@ class Run:
         self.loader.dataset.set_current_step(step)
 
     def _extra(self) -> dict[str, Any]:
-        return {"seed": self.args.seed}
+        return {"seed": self.args.seed} | ({} if self.loader.num_workers else {"dataset_step": self._dataset_step()})
 
     # Helpers.
 

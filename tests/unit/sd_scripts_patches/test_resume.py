@@ -50,6 +50,31 @@ def test_of_two_counts_the_higher_one_is_right(tmp_path, json_step, scheduler, s
     assert loaded(tmp_path, json_step=json_step, scheduler=scheduler).step == step
 
 
+class DataSet:
+    """One of sd-scripts, as far as it knows where the run is."""
+
+    def __init__(self, step=0):
+        self.current_epoch, self.current_step, self.seed = 0, step, 5
+        self.datasets = [self]
+
+    def set_current_epoch(self, epoch):
+        self.current_epoch = epoch
+
+    def set_current_step(self, step):
+        self.current_step = step
+
+
+@pytest.mark.parametrize(("workers", "step"), [(0, 17), (2, 20)])
+def test_an_epoch_begins_with_the_step_at_which_the_data_set_was_read_last(workers, step):
+    """Else its first batch has the tags of step 0 with token_warmup_step. One batch was read ahead, and two were trained."""
+    before, run, state = resume.Run(), resume.Run(), known(20)
+    before.args, before.loader = argparse.Namespace(seed=1), SimpleNamespace(dataset=DataSet(17), num_workers=workers)
+    state.epoch, state.batch, state.extra = 3, 0, before._extra()
+    run.loader = SimpleNamespace(dataset=DataSet(), num_workers=workers, persistent_workers=bool(workers))
+    run._shuffle(run.loader, state)
+    assert (run.loader.dataset.current_epoch, run.loader.dataset.current_step) == (2, step)
+
+
 def seed_of_a_run(resume_from=None, seed=None):
     args = argparse.Namespace(resume=resume_from, resume_from_huggingface=False, seed=seed)
     return resume._check_state_first(lambda trainer, args: args.seed)(None, args)
@@ -71,7 +96,7 @@ def test_a_run_without_a_seed_resumes_with_that_of_the_interrupted_one(tmp_path,
     """Else its order of the images, and the images that it holds out for validation, would be others."""
     monkeypatch.setenv("WORLD_SIZE", str(processes))
     run, state = kind(), known()
-    run.args, run.loader = argparse.Namespace(seed=1234), SimpleNamespace(dataset=SimpleNamespace(datasets=[]))
+    run.args, run.loader = argparse.Namespace(seed=1234), SimpleNamespace(dataset=DataSet(), num_workers=0)
     run.trainer = SimpleNamespace(timestep_range_pool=[])
     state.extra = run._extra()
     trainer_state.write(tmp_path, state)
