@@ -11,6 +11,7 @@ Only builtin exceptions leave this module, because they cross from a DataLoader 
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import struct
@@ -72,6 +73,10 @@ class Archive(Mapping[str, "numpy.ndarray"], AbstractContextManager["Archive"]):
             try:
                 return (read(),)
             except _DAMAGE as error:
+                return error
+            except OSError as error:
+                if error.errno != errno.EINVAL:  # a damaged directory that names a place before the file's first byte
+                    raise
                 return error
 
         found = bounded(attempt, limits.seconds("npz_timeout_s"), f"{part} of {self.path}")

@@ -61,6 +61,14 @@ def test_a_truncated_file_is_set_aside(cache, kept):
     assert not cache.exists() and cache.with_name("a_flux.npz.corrupt").exists()
 
 
+def test_a_directory_that_is_said_to_begin_elsewhere_is_damage_and_no_error_of_the_disk(cache):
+    data = bytearray(cache.read_bytes())
+    data[-4] ^= 0xFF  # of the offset in the last record of the file
+    cache.write_bytes(data)
+    with pytest.raises(ValueError, match=r"a_flux\.npz is damaged.*renamed to a_flux\.npz\.corrupt"):
+        npz.load(cache)
+
+
 def test_a_corrupt_member_is_found_although_the_directory_is_intact_and_a_second_reader_says_that_it_is_renamed(cache):
     data = bytearray(cache.read_bytes())
     middle = len(data) // 2  # of the largest member
