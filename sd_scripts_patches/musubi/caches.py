@@ -48,7 +48,9 @@ def within_limit(path: Path, function: Callable[[], T]) -> T:
 
     def read_first() -> T:
         with open(path, "rb") as file:
-            file.read(8)  # a disk that does not answer blocks here, in a call that a signal interrupts
+            # A disk that does not answer blocks here, in a call that a signal interrupts.
+            if int.from_bytes(file.read(8), "little") > path.stat().st_size:  # else a lack of memory
+                raise ValueError("its header would be longer than the file")
         return function()
 
     try:
