@@ -34,6 +34,10 @@ T = TypeVar("T")
 POLL_S = 0.5  # between two calls of `waiting`
 WATCH_POLL_S = 0.1  # between two looks at all deadlines, at most
 READS = ("import", "load", "hash")  # phases that are silent while they read large files
+READ = (
+    "rchar",
+    "read_bytes",
+)  # by calls, and from the disk: through a mapping, as safetensors reads, it is only the latter
 LEAST_READ_BYTES = 1 << 20  # read between two looks: fewer are no progress
 
 record_in: Heartbeat | None = None
@@ -176,11 +180,11 @@ def watch_phases(heartbeat: Heartbeat, interval_s: float = 5.0) -> None:
 
     def watch() -> None:
         table = {phase: limits.seconds(f"phase_{phase}_s") for phase in PHASES}
-        read, progress_s = moved_bytes("self", ("rchar",)) or 0, time.monotonic()
+        read, progress_s = moved_bytes("self", READ) or 0, time.monotonic()
         while True:
             before_s, before = time.monotonic(), read
             time.sleep(interval_s)
-            now_s, read = time.monotonic(), moved_bytes("self", ("rchar",)) or 0
+            now_s, read = time.monotonic(), moved_bytes("self", READ) or 0
             phase = heartbeat.current_phase
             slept = now_s - before_s > 2 * interval_s  # this process was stopped, or the machine slept
             if slept or (phase in READS and read - before > LEAST_READ_BYTES):

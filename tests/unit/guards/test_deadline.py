@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 import time
+from collections import Counter
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -49,6 +50,7 @@ LOOKS = {  # what happens until the next look: the phase, a call with (beat, clo
     "nothing": ("step", lambda beat, clock: None, 25),
     "items": ("step", lambda beat, clock: beat.item(1), 100),
     "much that is read": ("load", lambda beat, clock: clock.read(2 << 20), 100),
+    "much that is read through a mapping": ("load", lambda beat, clock: clock.read(2 << 20, "read_bytes"), 100),
     "little that is read": ("load", lambda beat, clock: clock.read(1 << 10), 25),
     "much that is read, in a phase that reads nothing": ("step", lambda beat, clock: clock.read(2 << 20), 25),
     "a machine that sleeps for once": ("step", lambda beat, clock: clock.sleep(50) if clock.now_s == 20 else None, 95),
@@ -59,9 +61,9 @@ LOOKS = {  # what happens until the next look: the phase, a call with (beat, clo
 def test_a_process_ends_when_its_phase_brings_no_progress_for_longer_than_its_limit(monkeypatch, what):
     """In place of the thread, on a clock that stands still between two looks."""
     phase, happens, ends_s = LOOKS[what]
-    clock, beat = SimpleNamespace(now_s=0, bytes=0), heartbeat.Heartbeat(None)
+    clock, beat = SimpleNamespace(now_s=0, bytes=Counter()), heartbeat.Heartbeat(None)
     clock.sleep = lambda interval_s: setattr(clock, "now_s", clock.now_s + interval_s)
-    clock.read = lambda count: setattr(clock, "bytes", clock.bytes + count)
+    clock.read = lambda count, counter="rchar": clock.bytes.update({counter: count})
 
     def sleep(interval_s):
         if threading.current_thread() is not threading.main_thread():  # that of the deadlines of other tests
@@ -73,7 +75,7 @@ def test_a_process_ends_when_its_phase_brings_no_progress_for_longer_than_its_li
 
     for module in (deadline, heartbeat):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now_s, sleep=sleep))
-    monkeypatch.setattr(deadline, "moved_bytes", lambda process, counters: clock.bytes)
+    monkeypatch.setattr(deadline, "moved_bytes", lambda process, counters: sum(clock.bytes[name] for name in counters))
     monkeypatch.setattr(deadline, "expire", expire := Mock(side_effect=InterruptedError))
     monkeypatch.setattr(deadline.threading, "Thread", lambda target, **_: SimpleNamespace(start=target))
     monkeypatch.setenv(f"HANGPROOF_PHASE_{phase.upper()}_S", "20")
