@@ -120,9 +120,16 @@ def work(ready, done):
     time.sleep(600)
 """
 KILL = "os.kill(os.getpid(), 9)"
-ENDS_OF_TRAINERS = [("spawn", KILL), ("forkserver", KILL), ("fork", "crash.exit_now(1)")]
+STOP = "worker.terminate(); worker.join(60); crash.exit_now(1 if worker.exitcode == 0 else 2)"
+ENDS_OF_TRAINERS = [
+    ("spawn", KILL),
+    ("forkserver", KILL),
+    ("fork", "crash.exit_now(1)"),
+    ("fork", STOP),
+    ("forkserver", STOP),
+]
 START = f"""{PRELUDE}
-import multiprocessing, os, sys
+import multiprocessing, os, subprocess, sys
 import a_worker
 context = multiprocessing.get_context(sys.argv[1])
 here, there = context.Pipe()
@@ -131,6 +138,8 @@ worker = context.Process(target=a_worker.work, args=(there, done), daemon=True)
 worker.start()
 there.close()
 print(here.recv(), flush=True)
+time.sleep(0.2)
+subprocess.run(["kill", str(worker.pid)], check=True)  # the machine shuts down: the trainer gets it as well, and saves
 time.sleep(0.2)
 done.set()
 print(here.recv(), flush=True)
@@ -141,7 +150,7 @@ exec(sys.argv[2])
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux kills a child at its parent's death")
 @pytest.mark.parametrize("method, how", [pytest.param("fork", KILL, marks=pytest.mark.journey), *ENDS_OF_TRAINERS])
-def test_a_loader_worker_works_and_does_not_outlive_its_trainer(tmp_path, method, how):
+def test_a_loader_worker_works_through_a_sigterm_of_others_and_does_not_outlive_its_trainer(tmp_path, method, how):
     """Python 3.14 starts workers by a fork server. Each worker saw a parent that is not the trainer, and exited."""
     (tmp_path / "a_worker.py").write_text(WORKER)
     # It returns only when the worker has closed the output, too.
