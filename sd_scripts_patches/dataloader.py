@@ -57,12 +57,13 @@ def _start_workers(original: Callable, self: Any) -> Iterator[Any]:
 def _batch_from_workers(original: Callable, self: Any) -> Any:
     number = self._num_yielded + 1
     limit = limits.seconds("dataloader_timeout_s")
-    if number == 1:
-        limit = max(limit, limits.seconds("dataloader_first_batch_s")) if limit else limit
+    if number == 1 and limit:
+        first = limits.seconds("dataloader_first_batch_s")
+        limit = first and max(limit, first)
     task = self._task_info.get(self._rcvd_idx)
     worker = f"worker {task[0]} (pid {self._workers[task[0]].pid})" if task else "its workers"
-    if limit:  # torch's timeout comes later than our deadline, whose message names batch and worker
-        self._timeout = limit + limits.seconds("loader_margin_s")
+    # torch's timeout comes later than our deadline, whose message names batch and worker; 0 is none for torch as well.
+    self._timeout = limit and limit + limits.seconds("loader_margin_s")
     return _within_limit(original, self, limit, f"batch {number} of the data loader from {worker}")
 
 
