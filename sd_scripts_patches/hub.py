@@ -204,7 +204,7 @@ def wait_for_uploads(limit_s: float = float("inf")) -> None:
     pending = [thread for thread in _upload_threads if thread.is_alive()]
     if not pending:
         return
-    allowed_s = min(limit_s, limits.seconds("upload_exit_s"))
+    allowed_s = min(limit_s, limits.seconds("upload_exit_s") or float("inf"))
     beat = session.heartbeat()
     if limit_s == float("inf"):  # a run that failed or was stopped has recorded its outcome; its phase is evidence
         note = f"waiting for {len(pending)} uploads to the hub"
@@ -212,7 +212,8 @@ def wait_for_uploads(limit_s: float = float("inf")) -> None:
         beat.phase("end", total=len(pending), note=note)
     end_s = time.monotonic() + allowed_s
     for number, thread in enumerate(pending, 1):
-        thread.join(max(0.0, end_s - time.monotonic()))
+        while thread.is_alive() and (left_s := end_s - time.monotonic()) > 0:
+            thread.join(min(left_s, 60.0))  # threading has a longest wait
         if not thread.is_alive():
             beat.item(number)
     late = sum(thread.is_alive() for thread in pending)

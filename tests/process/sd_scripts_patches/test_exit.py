@@ -24,6 +24,8 @@ def test_a_run_is_done_only_after_its_uploads(tmp_path):
     assert "in the upload: end running waiting for 1 uploads to the hub\n" in done.stdout, done.stderr
     (beat,) = heartbeat.read_all(tmp_path / "hb")
     assert (beat.phase, beat.outcome) == ("end", "done")
+    unlimited = launch(script, "1.5", "--hangproof_upload_exit_s=0", HANGPROOF_HEARTBEAT=str(tmp_path / "hb"))
+    assert "in the upload: end running" in unlimited.stdout, unlimited.stderr
 
 
 def test_a_failed_run_reports_its_error_before_it_waits_for_uploads(tmp_path):
