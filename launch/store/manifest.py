@@ -30,6 +30,7 @@ MANIFESTS, FILES = "manifests", "files"
 NAME = re.compile(r"manifests/(\d{6,12})-(\d{6,12})\.json")
 MAX_BYTES = 64 << 20  # of a manifest
 MEMORY = ".store-files.json"  # in the run's folder: hashes, and the store that the folder belongs to
+LAST_S = 4e9  # Unix time; every file system can store it
 RACE_S = 2.0  # a file that changed so recently may change again within the same tick of its clock
 
 STATE = re.compile(r"run/([^/]+-state)/.+")
@@ -163,10 +164,10 @@ def _count(value: object) -> int:
 
 
 def _member(sha256: str, size: object, changed_s: float) -> Member:
-    """A row of a manifest. Raises ValueError, TypeError."""
-    if not re.fullmatch(r"[0-9a-f]{64}", sha256) or not 0 <= changed_s < 1e11:
-        raise ValueError(f"{sha256[:100]!r}, {changed_s!r} are not a SHA-256 and a time")
-    return Member(sha256, _count(size), float(changed_s))
+    """A row of a manifest; the time of a file may be before 1970, or nonsense. Raises ValueError, TypeError."""
+    if not re.fullmatch(r"[0-9a-f]{64}", sha256):
+        raise ValueError(f"{sha256[:100]!r} is not a SHA-256")
+    return Member(sha256, _count(size), min(max(0.0, float(changed_s)), LAST_S))
 
 
 # This machine's files -----------------------------------------------------------------------------------------------
