@@ -305,16 +305,19 @@ def contents(folder: Path, data: Path, memory: Memory) -> Contents:
 
 
 def result_folders(folder: Path) -> list[Path]:
-    """Where the states and the LoRA of the run in `folder` are: there, and in its spec's `save_dir`."""
-    elsewhere = str(read_spec(folder).get("save_dir") or "")
-    return [folder, *([Path(elsewhere)] if elsewhere else [])]
+    """Where the states and the LoRA of the run in `folder` are: there, and where its attempt (after a mitigation), or
+    its spec, writes them first."""
+    known = (read_json(folder / "monitor.json") or {}, read_spec(folder))
+    return [folder, *(Path(text) for text in dict.fromkeys(str(one.get("save_dir") or "") for one in known) if text)]
 
 
 def newest_state(folder: Path, memory: Memory) -> int:
-    """The step of the newest state in a run's folder that is complete; -1 without one. Raises OSError."""
-    found = Contents(folder.name, memory)
-    for state in checkpoint.states(folder, folder.name):
-        found.add_state(state)
-        if found.items:
-            break
-    return found.step
+    """The step of the newest complete state of the run in `folder`; -1 without one. Raises OSError."""
+    newest = -1
+    for where in result_folders(folder):
+        found = Contents(folder.name, memory)
+        for state, step in checkpoint.states(where, folder.name).items():
+            if step > newest and not found.items:
+                found.add_state(state)
+        newest = max(newest, found.step)
+    return newest

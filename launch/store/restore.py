@@ -22,7 +22,7 @@ import tomllib
 from guards import checkpoint
 from launch.common import plain_files
 from launch.store.copies import each_manifest
-from launch.store.manifest import RENDERED, Manifest, Member, Memory, newest_state, state_of
+from launch.store.manifest import RENDERED, Manifest, Member, Memory, newest_state, result_folders, state_of
 from launch.store.places import Place, StoreError, Unavailable
 from monitor.run_folder import read_json
 from runs.files import atomic_write, explained
@@ -130,7 +130,7 @@ class Restored:
         wanted = {name: member for name, member in manifest.files.items() if name.startswith(parts)}
         left = {f"run/{name}" for name in RENDERED if SPEC in manifest.files}
         for state, names in manifest.states().items():
-            if wanted and checkpoint.verify(self.folder / state).usable:
+            if wanted and any(checkpoint.verify(where / state).usable for where in result_folders(self.folder)):
                 left |= {*names}
         own = self.folder / "run.toml"
         if has_run and SPEC in wanted and own.stat().st_mtime >= wanted[SPEC].changed_s:  # it was edited here
@@ -252,12 +252,13 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 
 def _forget_processes(path: Path) -> None:
-    """Remove from monitor.json what was true on the other machine only: its processes and its clock."""
+    """Remove from monitor.json what was true on the other machine only: its processes, its clock, its local folder."""
     values = read_json(path)
     if values is None:
         path.unlink(missing_ok=True)
         return
     values |= {key: None for key in FORGOTTEN if key in values}
+    values |= {"save_dir": ""} if "save_dir" in values else {}
     if values.get("state") not in ENDED:
         values["state"] = "opening"
     atomic_write(path, json.dumps(values, ensure_ascii=False, indent=1) + "\n")
