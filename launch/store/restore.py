@@ -1,8 +1,9 @@
 """Restores a run from its store: into an empty folder, or into one that is behind.
 
 Everything is fetched to a hidden folder first, and each hash is compared. A manifest with a damaged or missing file is
-passed over for the one before it. Then files and whole states are renamed into the run's folder, `run.toml` last: a
-folder without it is no run, so a restore that is killed is simply repeated, and keeps what it had fetched.
+passed over for the one before it. Then files and whole states are renamed into the run's folder, last the newest state,
+or `run.toml` of a new folder, which is no run without it. So a restore that is killed is simply repeated, and keeps
+what it had fetched.
 
 This machine's newer work wins: where its newest complete state is as far as the store's, nothing of the run is changed.
 What is rendered from the run's job (the script, the data-set file) holds paths, so it is rendered again here.
@@ -51,7 +52,7 @@ def restore(
 
     Raises StoreError: the store cannot be read; the disk is full; the folder holds another run of this name. RunError:
     this machine's folder cannot be written, or the script not be made here. The run's folder is unchanged, or, while
-    its last files are renamed, still without `run.toml` where it had none.
+    files are renamed, still without its newest state, or `run.toml` where it had none.
     """
     folder = folder or outputs_dir() / run
     with explained(f"restore {run}"):
@@ -196,23 +197,43 @@ class Restored:
         return (self.folder if where == "run" else self.data) / path
 
     def _install(self, wanted: dict[str, Member], has_run: bool) -> None:
-        """Move what was fetched to its place: data and logs, states as whole folders, what is rendered, `run.toml`."""
+        """Move what was fetched to its place. Last comes what says that it is done, so that one that is killed is
+        repeated: the newest state where there is a run, else `run.toml`."""
+        if not self.data.is_dir():
+            self._install_data(wanted)
         for name in wanted:
-            if not state_of(name) and name not in (SPEC, MONITOR):
+            if not state_of(name) and name not in (SPEC, MONITOR) and (self.staging / name).exists():
                 self._move(name)
-        for state in sorted({f"run/{state}" for name in wanted if (state := state_of(name))}):
-            if self._target(state).exists():
-                checkpoint.set_aside(self._target(state), "the store has a complete one of this name")
-            self._move(state)
         if MONITOR in wanted:
             _forget_processes(self.staging / MONITOR)
             self._move(MONITOR)
         if SPEC in wanted or (wanted and has_run):
             self._render(SPEC in wanted, JOB in wanted)
-        if SPEC in wanted:
+        if SPEC in wanted and has_run:
+            self._move(SPEC)
+        states = {state_of(name) for name in wanted}
+        for path in reversed(checkpoint.states(self.staging / "run")):  # the newest is the last
+            if path.name in states:
+                if (self.folder / path.name).exists():
+                    checkpoint.set_aside(self.folder / path.name, "the store has a complete one of this name")
+                self._move(f"run/{path.name}")
+        if SPEC in wanted and not has_run:
             self._move(SPEC)
         self.files = len(wanted)
         checkpoint.fsync_path(self.folder.parent)
+
+    def _install_data(self, wanted: dict[str, Member]) -> None:
+        """Move the data set as a whole, because half of one would be trained."""
+        fetched, aside = self.staging / "data", self.data.with_name(f".restore-{self.run}")
+        for path in plain_files(fetched):
+            if path.relative_to(self.staging).as_posix() not in wanted:  # of an earlier restore
+                path.unlink()
+        if fetched.is_dir():
+            shutil.rmtree(aside, ignore_errors=True)
+            aside.parent.mkdir(parents=True, exist_ok=True)
+            shutil.move(fetched, aside)  # on another disk it is copied
+            aside.rename(self.data)
+            checkpoint.fsync_path(self.data.parent)
 
     def _move(self, name: str) -> None:
         """Rename a fetched file or state into place; on another disk it is copied, and a kill repeats that."""

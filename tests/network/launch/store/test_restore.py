@@ -1,5 +1,6 @@
 """A run comes back from its store, on an empty machine or beside what that one has; what is newer wins."""
 
+import contextlib
 import itertools
 import json
 import os
@@ -57,6 +58,41 @@ def test_a_restore_that_is_killed_is_repeated_and_keeps_what_it_fetched(run, pla
             assert not (outputs / run.name / "run.toml").exists()
     assert rounds > 2 and done.fetched_bytes < total
     assert belonging(outputs / run.name) == before
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_a_restore_that_is_killed_while_it_renames_is_repeated(run, place, copier, other, monkeypatch, behind):
+    """Beside a run: of its data set that was lost, and where the store is newer. No half of it is trained."""
+    expected = [contents(datasets_dir() / run.name)]
+    add_state(run, 20), log(run, "later")
+    (run / "monitor.json").write_text('{"state": "stopped", "ledger": "later"}')
+    (run / "run.toml").write_text((run / "run.toml").read_text() + "# later\n")
+    here = other() / run.name
+    restore(place, run.name)
+    shutil.rmtree(datasets_dir() / run.name)
+    if behind:
+        other("home")
+        copier.push()
+        expected += [belonging(run), "later"]
+        other()
+    move, left = shutil.move, [0]
+
+    def killed(source, target):
+        move(source, target)
+        left[0] -= 1
+        if not left[0]:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(shutil, "move", killed)
+    for left[0] in range(1, 30):  # each gets further
+        with contextlib.suppress(KeyboardInterrupt):
+            restore(place, run.name)
+            break
+    assert left[0] > 0, "the last one was not killed"
+    found = [contents(datasets_dir() / run.name)]
+    if behind:
+        found += [belonging(here), json.loads((here / "monitor.json").read_text())["ledger"]]
+    assert found == expected
 
 
 def test_newer_work_of_this_machine_wins(run, place, copier, other):
