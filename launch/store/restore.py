@@ -26,8 +26,10 @@ from launch.store.copies import each_manifest
 from launch.store.manifest import RENDERED, Manifest, Member, Memory, newest_state, result_folders, state_of
 from launch.store.places import Place, StoreError, Unavailable
 from monitor.run_folder import read_json
+from runs.dataset import images_in
 from runs.files import atomic_write, explained
 from runs.paths import datasets_dir, outputs_dir
+from runs.pictures import is_image_name
 
 SPEC, JOB = "run/run.toml", "run/job.json"
 MONITOR = "run/monitor.json"
@@ -109,7 +111,7 @@ class Restored:
         return None, {}
 
     def _check_same_run(self, manifest: Manifest, has_run: bool) -> None:
-        """Refuse to mix two runs of one name: a folder that never used this store must have the same spec."""
+        """Refuse to mix two runs of one name: a folder that never used this store must have the same spec and images."""
         if not has_run or self.memory.store == self.place.address or SPEC not in manifest.files:
             return
         member = manifest.files[SPEC]
@@ -118,10 +120,16 @@ class Restored:
         self._fetch({SPEC: member})
         own, stored = _read_toml(self.folder / "run.toml"), _read_toml(self.staging / SPEC)
         keys = (own.keys() | stored.keys()) - {*MAY_DIFFER}
-        if differing := sorted(key for key in keys if own.get(key) != stored.get(key)):
+        differing, where = sorted(key for key in keys if own.get(key) != stored.get(key))[:5], self.folder / "run.toml"
+        here = {f"data/{path.relative_to(self.data).as_posix()}" for path in images_in(self.data)}
+        there = {name for name in manifest.files if name.startswith("data/") and is_image_name(Path(name))}
+        same = here <= there and all(self._has(self._target(name), manifest.files[name]) for name in there)
+        if not differing and here and not same:
+            differing, where = ["the images"], self.data
+        if differing:
             raise _Conflict(
-                f"{self.place.address} holds another run of this name: {', '.join(differing[:5])} differ from "
-                f"{self.folder / 'run.toml'}; rename this run, use another store, or delete {self.place.address}"
+                f"{self.place.address} holds another run of this name: {', '.join(differing)} differ from {where}; "
+                f"make this run again under another name, use another store, or delete {self.place.address}"
             )
 
     def _wanted(self, manifest: Manifest, has_run: bool) -> dict[str, Member]:

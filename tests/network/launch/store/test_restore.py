@@ -7,6 +7,7 @@ import os
 import shutil
 
 import pytest
+from PIL import Image
 from runs_helpers import contents
 from store_helpers import add_state, belonging, held, log, make_run
 
@@ -150,6 +151,15 @@ def test_the_same_spec_on_a_fresh_machine_takes_the_stores_checkpoint_and_anothe
     with pytest.raises(StoreError, match="holds another run of this name: rank differ"):
         restore(place, run.name)
     assert contents(mine) == before
+    other("fourth")
+    mine = make_run(tmp_path / "third")
+    restore(place, run.name)
+    shutil.rmtree(mine)
+    Image.new("RGB", (8, 8)).save(datasets_dir() / run.name / "0.png")
+    (mine / "run.toml").parent.mkdir()
+    (mine / "run.toml").write_text(text)
+    with pytest.raises(StoreError, match="the images differ from .*make this run again under another name"):
+        restore(place, run.name)
 
 
 @pytest.mark.parametrize("own", [False, True])
