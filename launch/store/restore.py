@@ -141,9 +141,10 @@ class Restored:
         for state, names in manifest.states().items():
             if wanted and any(checkpoint.verify(where / state).usable for where in result_folders(self.folder)):
                 left |= {*names}
-        own = self.folder / "run.toml"
-        if has_run and SPEC in wanted and own.stat().st_mtime >= wanted[SPEC].changed_s:  # it was edited here
-            left |= {SPEC, JOB} if (self.folder / "job.json").is_file() else {SPEC}
+        if has_run:  # what was edited here since
+            left |= {name for name in wanted if name.startswith("data/") and self._is_newer(name, wanted[name])}
+            if SPEC in wanted and self._is_newer(SPEC, wanted[SPEC]):
+                left |= {SPEC, JOB} if (self.folder / "job.json").is_file() else {SPEC}
         return {
             name: member
             for name, member in wanted.items()
@@ -154,6 +155,13 @@ class Restored:
         """Whether the file at `path` has these contents."""
         try:
             return self.memory.local(path).sha256 == member.sha256
+        except OSError:
+            return False
+
+    def _is_newer(self, name: str, member: Member) -> bool:
+        """Whether this machine's file was changed after the store's."""
+        try:
+            return self._target(name).stat().st_mtime >= member.changed_s
         except OSError:
             return False
 

@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import shutil
+import time
 
 import pytest
 from PIL import Image
@@ -132,6 +133,23 @@ def test_an_edit_of_the_spec_here_is_kept_and_an_older_one_replaced(run, place, 
     other()
     assert restore(place, run.name).step == 30
     assert runs.load(here).epochs != 999
+
+
+def test_a_caption_that_was_edited_here_is_kept_and_an_older_one_replaced(run, place, copier, other):
+    other()
+    restore(place, run.name)
+    kept, replaced = (datasets_dir() / run.name / name for name in ("0.txt", "1.txt"))
+    kept.write_text("written by hand")
+    other("home")
+    for name in ("0.txt", "1.txt"):
+        path = datasets_dir() / run.name / name
+        path.write_text("from home")
+        os.utime(path, (time.time() - 60 * (name == "0.txt"),) * 2)
+    add_state(run, 20)
+    copier.push()
+    other()
+    assert restore(place, run.name).step == 20
+    assert (kept.read_text(), replaced.read_text()) == ("written by hand", "from home")
 
 
 def test_the_same_spec_on_a_fresh_machine_takes_the_stores_checkpoint_and_another_run_of_its_name_is_not_mixed_in(
