@@ -286,7 +286,7 @@ def contents(folder: Path, data: Path, memory: Memory) -> Contents:
     """The files of the run in `folder` and of its data set in `data`. Files that vanish meanwhile are left out."""
     found = Contents(folder.name, memory)
     found.completed = (read_json(folder / "monitor.json") or {}).get("state") == "completed"
-    paths = {f"data/{path.relative_to(data).as_posix()}": path for path in plain_files(data)}
+    paths = {f"data/{path.relative_to(data).as_posix()}": linked(path) for path in plain_files(data)}
     for where in reversed(result_folders(folder)):
         paths |= {f"run/{path.name}": path for path in where.glob("*.safetensors") if belongs(path.name, folder.name)}
         try:
@@ -302,6 +302,11 @@ def contents(folder: Path, data: Path, memory: Memory) -> Contents:
         if files := found.read({name: path}):
             found.items.append(Item(files))
     return found
+
+
+def linked(path: Path) -> Path:
+    """The path, or that which a link of a data set leads to: the training reads it, so a copy of the run needs it."""
+    return path.resolve() if path.is_symlink() else path
 
 
 def result_folders(folder: Path) -> list[Path]:

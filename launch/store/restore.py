@@ -23,7 +23,7 @@ import tomllib
 from guards import checkpoint
 from launch.common import plain_files
 from launch.store.copies import each_manifest
-from launch.store.manifest import RENDERED, Manifest, Member, Memory, newest_state, result_folders, state_of
+from launch.store.manifest import RENDERED, Manifest, Member, Memory, linked, newest_state, result_folders, state_of
 from launch.store.places import Place, StoreError, Unavailable
 from monitor.run_folder import read_json
 from runs.dataset import images_in
@@ -154,7 +154,7 @@ class Restored:
     def _has(self, path: Path, member: Member) -> bool:
         """Whether the file at `path` has these contents."""
         try:
-            return self.memory.local(path).sha256 == member.sha256
+            return self.memory.local(linked(path)).sha256 == member.sha256
         except OSError:
             return False
 

@@ -207,13 +207,20 @@ def test_a_push_that_is_killed_anywhere_leaves_the_store_with_a_complete_manifes
     assert 0 < ends < 8
 
 
-def test_a_link_in_a_run_is_not_copied(run, place, tmp_path):
+def test_an_image_that_is_a_link_is_copied_and_a_link_in_a_run_is_not(run, place, tmp_path, other):
+    image = datasets_dir() / run.name / "0.png"
+    data = image.read_bytes()
+    image.rename(tmp_path / "photo.png")
+    image.symlink_to(tmp_path / "photo.png")
     (tmp_path / "secret").write_text("secret")
     (run / "sample" / "link.png").symlink_to(tmp_path / "secret")
     (run / "sample" / "folder").symlink_to(tmp_path)
     pushed = Copier(place, run, held(place)).push()
     assert not [name for name in pushed.manifest.files if "link" in name or "folder" in name]
     assert any("a link or a special file" in note for note in pushed.notes)
+    other()
+    restore(place, run.name)
+    assert (datasets_dir() / run.name / "0.png").read_bytes() == data
 
 
 def test_a_log_that_grows_while_it_is_sent_is_stored_as_it_was_read(run, place, monkeypatch):
