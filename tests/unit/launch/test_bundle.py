@@ -50,6 +50,7 @@ def test_folders_of_this_machine_do_not_travel(data, tmp_path):
     made = spec(**SETTINGS, save_dir="/fast/disk", store="/mnt/store", control_dir="/photos/control")
     there = bundle.portable(made)
     assert (there.save_dir, there.store, there.control_dir) == ("", "", "control/my-lora")
+    assert bundle.portable(spec(store="file:///mnt/store")).store == ""
     assert bundle.portable(spec(store="hf://buckets/me/runs")).store == "hf://buckets/me/runs"
     (tmp_path / "wheels").mkdir()
     made = made.changed(control_dir=str(pictures(tmp_path / "control")))

@@ -9,8 +9,10 @@ from launch_helpers import CHOICES, a_run, a_spec, arguments
 from runs_helpers import call, executable, pictures, spec
 
 import presets
-from launch import rent, skypilot, travel
+import runs
+from launch import containers, rent, skypilot, travel
 from launch.common import LaunchError
+from launch.store.places import open_place
 from monitor import config
 
 
@@ -88,6 +90,16 @@ def test_the_compose_file_mounts_what_the_run_uses_and_docker_alone_has_its_secr
     assert [one["target"] for one in service["volumes"] if one.get("read_only")] == [str(control)]
     assert 'TRAINERS=""' in text and json.loads(done.stdout.splitlines()[-1])["submitted"] is True
     assert store.is_dir() and (data / "models").is_dir()  # docker would make them as root
+
+
+@pytest.mark.parametrize("store", ["file://{}/home/kept", "~/kept"])
+def test_a_store_is_the_same_folder_in_the_container(data, tmp_path, monkeypatch, store):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    folder = a_run(data, store=store.format(tmp_path))
+    mounts = {there: source for source, there, writes in containers.mounts(runs.load(folder), folder) if writes}
+    for home in (str(tmp_path / "home"), containers.HOME):
+        monkeypatch.setenv("HOME", home)
+        assert mounts[open_place(runs.load(folder).store).address] == tmp_path / "home" / "kept"
 
 
 def test_docker_says_what_is_missing(data, tmp_path, clean, monkeypatch):
