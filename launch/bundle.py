@@ -48,7 +48,7 @@ def entries(spec: RunSpec, wheels: Path | None, models: bool) -> Iterator[tuple[
     yield "train.bat", script(spec, "bundle.bat").replace("\n", "\r\n").encode()
     yield "README.txt", readme(spec).encode()
     yield "requirements.txt", requirements().encode()
-    for name in ("setup.sh", "start.sh", "LICENSE"):  # start.sh installs kohya's trainers
+    for name in ("setup.sh", "start.sh", "hangproof.py", "LICENSE"):  # start.sh installs kohya's trainers
         yield name, ROOT / name
     for package in (*PACKAGES, *TRAINERS.get(spec.backend, ("sd_scripts_patches",))):
         for path in common.plain_files(ROOT / package):

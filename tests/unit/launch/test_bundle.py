@@ -3,6 +3,7 @@
 import json
 import shutil
 import subprocess
+import sys
 import zipfile
 
 import pytest
@@ -75,6 +76,10 @@ def test_kohyas_trainers_travel_with_their_patches_and_model_files(data, tmp_pat
     names = {name for name, _ in bundle.entries(made, None, models=True)}
     assert "sd_scripts_patches/runner.py" in names and not any(name.startswith("trainer/") for name in names)
     assert {f"models/{name}" for name in presets.models()["sd15"]["files"].values()} <= names
+    bundle.write(tmp_path / "a.zip", "sd", list(bundle.entries(made, None, models=False)))
+    shutil.unpack_archive(tmp_path / "a.zip", tmp_path)
+    words = [sys.executable, tmp_path / "sd" / "hangproof.py", "sd-scripts", "--help"]  # as ./start.sh calls it
+    assert b"sd-scripts" in subprocess.run(words, check=True, capture_output=True).stdout
     text = bundle.script(made, "bundle.sh")
     assert "kohya's trainer (./start.sh sd-scripts)" in bundle.readme(made) and "variables" not in bundle.readme(made)
     assert "import pydantic" in text and "torch" not in text.split("modules=")[1].split("\n")[0]
