@@ -17,7 +17,7 @@ from typing import Any
 import runs
 from launch import common, travel
 from launch.common import LaunchError
-from runs.paths import datasets_dir, models_dir
+from runs.paths import data_root, datasets_dir, models_dir
 from runs.quoting import quote
 from runs.spec import RunSpec
 
@@ -62,6 +62,7 @@ def mounts(spec: RunSpec, folder: Path) -> list[tuple[Path, str, bool]]:
         (datasets_dir() / spec.slug, f"{DATA}/datasets/{spec.slug}", True),
         (models_dir(), f"{DATA}/models", True),
         (cache, f"{DATA}/cache", True),
+        *((own, f"{DATA}/{own.name}", False) for own in [data_root() / "models.toml"] if own.is_file()),
     ]
     for text in dict.fromkeys(filter(None, (spec.control_dir, spec.save_dir, travel.own_folder(spec.store)))):
         path = Path(text).expanduser().absolute()
