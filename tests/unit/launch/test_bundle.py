@@ -7,7 +7,7 @@ import sys
 import zipfile
 
 import pytest
-from runs_helpers import call, pictures, spec
+from runs_helpers import call, executable, pictures, spec
 
 import presets
 import runs
@@ -43,8 +43,15 @@ def test_it_holds_what_trains_and_nothing_else(data, tmp_path):
     for name in ("bash", "dirname"):
         (tmp_path / "bin" / name).symlink_to(shutil.which(name))
     script, env = ["bash", tmp_path / "my-lora" / "train.sh"], {"PATH": str(tmp_path / "bin")}
-    done = subprocess.run(script, env=env, capture_output=True, text=True)
-    assert done.returncode == 1 and "no Python 3.11 to 3.14 with the packages of requirements.txt" in done.stderr
+    for _ in range(2):  # without a Python, then with one that has no packages
+        done = subprocess.run(script, env=env, capture_output=True, text=True)
+        assert done.returncode == 1 and "no Python 3.11 to 3.14 with the packages of requirements.txt" in done.stderr
+        executable(tmp_path / "bin" / "python3", f'#!/bin/bash\nexec {sys.executable} -I -S "$@"\n')
+    (tmp_path / "my-lora" / "wheels").mkdir()
+    half = "mkdir -p .venv/bin; ln -s /bin/false .venv/bin/python"  # its pip fails
+    executable(tmp_path / "bin" / "python3", f'#!/bin/bash\n[ "$2" != venv ] || {{ {half}; }}\n')
+    assert subprocess.run(script, env={"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"}, check=False).returncode == 1
+    assert not (tmp_path / "my-lora" / ".venv").exists(), "the next start makes it again"
 
 
 def test_folders_of_this_machine_do_not_travel(data, tmp_path):
