@@ -30,6 +30,7 @@ from presets import lint
 from runs.files import RunError
 from runs.machine import ask, this_machine
 from runs.paths import data_root, datasets_dir, models_dir, outputs_dir, venv_program
+from runs.quoting import quote
 from sd_scripts_patches import install, versions
 from sd_scripts_patches.trainers import TRAINERS, Trainer
 
@@ -110,7 +111,8 @@ def left_over() -> Iterator[Finding]:
         yield Finding("orphans", OK, "no trainer runs without a monitor")
     for one in found:
         text = f"{one['name']} (pid {one['pid']}) of the run {one['run']}, {one['age_s'] / 60:.0f} min old, {one['memory_bytes'] / 1e9:.1f} GB"
-        fix = f"Watch the run again: python -m monitor start {one['run']}. Or end it: python -m monitor stop {one['run']}."
+        run = quote(one["run"])
+        fix = f"Watch the run again: python -m monitor start {run}. Or end it: python -m monitor stop {run}."
         yield Finding("orphans", NOTE, text, fix)
 
 
@@ -118,7 +120,8 @@ def orphans() -> list[dict[str, Any]]:
     """The trainers of ours that run although no monitor watches them, oldest first.
 
     Returns:
-        [{"pid", "start", "name", "run": the folder's name, "age_s", "memory_bytes"}]; [] where nothing is left over.
+        [{"pid", "start", "name", "run": as commands take it: its name, or its folder where that is in another data
+        folder (also a rehearsal's), "age_s", "memory_bytes"}]; [] where nothing is left over.
     """
     boot_s = platform.now().boot_s
     found: list[dict[str, Any]] = []
@@ -127,7 +130,8 @@ def orphans() -> list[dict[str, Any]]:
             process.start / os.sysconf("SC_CLK_TCK") if platform.LINUX else process.start - time.time() + boot_s
         )  # since boot
         found.append({
-            "pid": process.pid, "start": process.start, "name": process.name, "run": folder.name,
+            "pid": process.pid, "start": process.start, "name": process.name,
+            "run": folder.name if folder.parent == outputs_dir() else str(folder),
             "age_s": round(max(0.0, boot_s - started_s), 1), "memory_bytes": platform.private_bytes(process.pid),
         })  # fmt: skip
     return sorted(found, key=lambda one: (-one["age_s"], one["pid"]))

@@ -3,7 +3,7 @@
 
 python_for_venv() {
     local candidate
-    for candidate in ${PYTHON:-} python3 python3.14 python3.13 python3.12 python3.11 python; do
+    for candidate in "${PYTHON:-}" python3 python3.14 python3.13 python3.12 python3.11 python; do
         if command -v "$candidate" >/dev/null 2>&1 &&
             "$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' 2>/dev/null; then
             echo "$candidate"
@@ -23,19 +23,24 @@ console_script() {
     fi
 }
 
+# Whether .venv has a Python that starts and finds its packages: not after the system's Python was replaced by another version.
+usable() {
+    local version
+    version=$(.venv/bin/python -V 2>/dev/null) && [ -d ".venv/lib/python${version:7:4}/site-packages" ]
+}
+
 # set_up REQUIREMENTS: installs REQUIREMENTS into .venv. A stamp with the file's checksum is written last.
 set_up() {
     local requirements=$1 stamp=.venv/.installed wanted python
     wanted=$(cat requirements.txt "$requirements" | cksum)
-    case "$(cat "$stamp-$(basename "$requirements")" 2>/dev/null)" in "$wanted")
+    if [ "$(cat "$stamp-$(basename "$requirements")" 2>/dev/null)" = "$wanted" ] && usable; then
         console_script
         return 0
-        ;;
-    esac
-    if [ ! -x .venv/bin/python ] || ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
+    fi
+    if ! usable || ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
         python=$(python_for_venv) || return 1
         echo "Hangproof: creating .venv with $("$python" --version) …" >&2
-        "$python" -m venv .venv >&2 || {
+        "$python" -m venv --clear .venv >&2 || {
             rm -rf .venv
             echo "Hangproof: $python cannot create a virtual environment; on Debian or Ubuntu run: apt install python3-venv" >&2
             return 1

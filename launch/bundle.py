@@ -16,7 +16,7 @@ from pathlib import Path
 
 import presets
 import runs
-from launch import common
+from launch import common, travel
 from launch.common import LaunchError
 from runs import job as jobs
 from runs.files import explained
@@ -48,7 +48,7 @@ def entries(spec: RunSpec, wheels: Path | None, models: bool) -> Iterator[tuple[
     yield "train.bat", script(spec, "bundle.bat").replace("\n", "\r\n").encode()
     yield "README.txt", readme(spec).encode()
     yield "requirements.txt", requirements().encode()
-    for name in ("setup.sh", "start.sh", "LICENSE"):  # start.sh installs kohya's trainers
+    for name in ("setup.sh", "start.sh", "hangproof.py", "LICENSE"):  # start.sh installs kohya's trainers
         yield name, ROOT / name
     for package in (*PACKAGES, *TRAINERS.get(spec.backend, ("sd_scripts_patches",))):
         for path in common.plain_files(ROOT / package):
@@ -85,7 +85,7 @@ def _control(spec: RunSpec) -> str:
 
 def portable(spec: RunSpec) -> RunSpec:
     """The spec without the folders of this machine. A relative folder is one of the bundle, where the monitor runs."""
-    store = spec.store if "://" in spec.store else ""
+    store = "" if travel.own_folder(spec.store) else spec.store
     return spec.changed(save_dir="", store=store, control_dir=_control(spec) if spec.control_dir else "")
 
 

@@ -11,16 +11,18 @@ version='import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))'
 modules='import @MODULES@'
 python=
 if [ ! -x .venv/bin/python ] && [ -d wheels ]; then
-  for candidate in ${PYTHON:-} python3 python3.14 python3.13 python3.12 python3.11; do
+  for candidate in "${PYTHON:-}" python3 python3.14 python3.13 python3.12 python3.11; do
     if command -v "$candidate" >/dev/null && "$candidate" -c "$version"; then
+      trap 'rm -rf .venv' EXIT # half of it would be found by the next start
       "$candidate" -m venv .venv
       .venv/bin/python -m pip install --quiet --no-index --find-links wheels -r requirements.txt
+      trap - EXIT
       break
     fi
   done
 fi
-for candidate in .venv/bin/python ${PYTHON:-} python3; do
-  if command -v "$candidate" >/dev/null && "$candidate" -c "$version; $modules" 2>/dev/null; then
+for candidate in .venv/bin/python "${PYTHON:-}" python3; do
+  if command -v "$candidate" >/dev/null && "$candidate" -c "$modules; $version" 2>/dev/null; then
     python=$(command -v "$candidate")
     break
   fi

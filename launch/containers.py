@@ -17,13 +17,13 @@ from typing import Any
 import runs
 from launch import common, travel
 from launch.common import LaunchError
-from runs.paths import datasets_dir, models_dir
+from runs.paths import data_root, datasets_dir, models_dir
 from runs.quoting import quote
 from runs.spec import RunSpec
 
 FILE = "docker.yaml"
 IMAGE = "hangproof"
-DATA = "/data"
+DATA, HOME = "/data", "/tmp"
 STOP_S = 45  # docker's default of 10 s is less than a pre-emption takes (monitor/config.toml: preempt_total_s)
 HEAD = """# Trains {name} in a container. Written by `python -m launch docker`; start it with --submit, or with
 #   docker compose --file {path} up --detach
@@ -35,7 +35,7 @@ HEAD = """# Trains {name} in a container. Written by `python -m launch docker`; 
 def document(spec: RunSpec, folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     """The compose file as a dict."""
     # The number of this user has no name in the image, and libraries ask for one.
-    variables = {"HOME": "/tmp", "USER": "hangproof", "HF_HOME": f"{DATA}/cache", **travel.variables(spec)}
+    variables = {"HOME": HOME, "USER": "hangproof", "HF_HOME": f"{DATA}/cache", **travel.variables(spec)}
     given = [*(f"{name}={value}" for name, value in variables.items()), *travel.secrets(spec, args)]
     service: dict[str, Any] = {
         "image": args.image, "container_name": travel.name_there(spec), "command": ["train", spec.slug],
@@ -62,10 +62,13 @@ def mounts(spec: RunSpec, folder: Path) -> list[tuple[Path, str, bool]]:
         (datasets_dir() / spec.slug, f"{DATA}/datasets/{spec.slug}", True),
         (models_dir(), f"{DATA}/models", True),
         (cache, f"{DATA}/cache", True),
+        *((own, f"{DATA}/{own.name}", False) for own in [data_root() / "models.toml"] if own.is_file()),
     ]
-    texts = filter(None, (spec.control_dir, spec.save_dir, spec.store if "://" not in spec.store else ""))
-    own = {text: Path(text).expanduser().absolute() for text in texts}
-    return [*found, *((path, str(path), text != spec.control_dir) for text, path in own.items())]
+    for text in dict.fromkeys(filter(None, (spec.control_dir, spec.save_dir, travel.own_folder(spec.store)))):
+        path = Path(text).expanduser().absolute()
+        there = {str(path), f"{HOME}/{text.removeprefix('~/')}"} if text.startswith("~/") else {str(path)}
+        found += [(path, one, text != spec.control_dir) for one in sorted(there)]
+    return found
 
 
 def submit(path: Path, secrets: list[str]) -> None:

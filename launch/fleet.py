@@ -10,6 +10,7 @@ secret. All are read at the same time, and a store gets one call to answer: whoe
 
 import argparse
 import json
+import os
 import re
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -53,21 +54,21 @@ def added() -> list[str]:
     return [text for text in values if isinstance(text, str)][:MOST_STORES] if isinstance(values, list) else []
 
 
-def add(address: str) -> None:
-    """Keep the address of a store.
+def add(address: str) -> str:
+    """Keep the address of a store; that of a folder does not depend on the folder that you are in. Returns it.
 
     Raises LaunchError: it is not valid, holds a secret, or its library is missing; or there are too many.
     """
-    address, known = address.strip(), added()
-    open_place(address)
+    address, known = open_place(address).address, added()
     if len({*known, address}) > MOST_STORES:
         raise LaunchError(f"{MOST_STORES} stores are known already; remove one first")
     _write([*dict.fromkeys([*known, address])])
+    return address
 
 
 def remove(address: str) -> None:
     """Forget the address of a store that was added; nothing in the store changes."""
-    _write([one for one in added() if one != address.strip()])
+    _write([one for one in added() if one not in (address.strip(), os.path.abspath(os.path.expanduser(address)))])
 
 
 def _write(addresses: list[str]) -> None:

@@ -5,12 +5,14 @@ of `monitor run`; the process becomes the monitor's keeper, so signals reach it.
 """
 
 import argparse
+import contextlib
 import os
 
 import runs
 from launch import common, travel
 from monitor.process.platform import LOCK, is_held
 from runs import weights
+from runs.files import RunError
 
 OPTIONS = (common.RUN, ("--prepare", False, "write the script and fetch the base model, but do not train"))
 
@@ -22,8 +24,10 @@ def run(args: argparse.Namespace) -> int:
     folder = runs.run_folder(args.run)
     if is_held(folder / LOCK):  # another monitor watches it, which `become` reports
         return 0 if args.prepare else become(os.fspath(folder))
-    spec = runs.pinned(folder).run_spec()
-    if travel.fetches_files(spec) and weights.problems(spec):  # a run may use files in other places
+    job, spec = runs.pinned(folder), None
+    with contextlib.suppress(RunError):  # a model of another machine's models.toml: its job trains without that
+        spec = job.run_spec()
+    if spec and travel.fetches_files(spec) and weights.problems(spec):  # a run may use files in other places
         runs.fetch_model(spec.model)
     if args.prepare:
         return common.report(args, f"{folder}: ready", {"folder": str(folder)})

@@ -55,9 +55,15 @@ def address(spec: RunSpec) -> str:
     if not spec.store:
         lost = "a rented machine loses its disk"
         raise LaunchError(f"{spec.slug} has no store, and {lost}; set `store` in its run.toml, such as {example}")
-    if "://" not in spec.store or spec.store.startswith("file://"):
+    if own_folder(spec.store):
         raise LaunchError(f"{spec.slug}: the store {spec.store} is a folder of this machine; use one such as {example}")
     return spec.store
+
+
+def own_folder(store: str) -> str:
+    """The folder of this machine that a store is, as it was written; "" where it is another kind of store."""
+    scheme, separator, rest = store.partition("://")
+    return store if not separator else f"/{rest.lstrip('/')}" if scheme == "file" else ""
 
 
 def one_machine(spec: RunSpec, place: str) -> None:

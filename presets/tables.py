@@ -340,5 +340,5 @@ def find_model(name: str) -> str:
         if wanted in (key.casefold(), model["name"].casefold()):
             return key
     close = difflib.get_close_matches(wanted, [key.casefold() for key in table], n=3)
-    guess = f"did you mean {', '.join(close)}?" if close else "list them with `python -m presets list`"
+    guess = f"did you mean {', '.join(close)}?" if close else "list them with `python -m presets list`."
     raise PresetError(f"no base model {name!r}; {guess} You can add your own to models.toml")

@@ -105,7 +105,7 @@ class Agent:
     copier: Copier | None = None
 
     def __post_init__(self) -> None:
-        self.folders = result_folders(self.folder)
+        self.folders = result_folders(self.folder)  # a mitigation may add one
 
     # ---- the monitor's orders ----
 
@@ -234,6 +234,7 @@ class Agent:
         wait_s, next_s, copied_s = RETRY_S, 0.0, -1e9
         while True:
             order, final = wanted = self.orders, self.final
+            self.folders = result_folders(self.folder)
             newest, now_s = self.signature(), time.monotonic()
             self.report.set(pending=self.pending())
             due = newest != seen or now_s - copied_s >= self.limits.copy_s
@@ -315,7 +316,7 @@ class Agent:
         parts, steps = [], list[int]()
         for folder in self.folders:
             with contextlib.suppress(OSError):
-                steps += [step for step in checkpoint.states(folder).values() if step >= 0]
+                steps += [step for step in checkpoint.states(folder, self.folder.name).values() if step >= 0]
         last, lora = self.copier.last if self.copier else None, f"{self.folder.name}.safetensors"
         if steps and max(steps) > (last.step if last else -1):
             parts.append(f"the checkpoint of step {max(steps)}")

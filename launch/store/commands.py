@@ -8,6 +8,7 @@ from typing import Any
 from launch.common import report
 from launch.store.lease import current, take_away
 from launch.store.places import Place, StoreError, open_place
+from monitor.process.platform import LOCK, is_held
 from runs.paths import outputs_dir, slug
 
 
@@ -31,8 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Exit code 0, or 1 for the agent of a store that cannot be used.
 
-    Raises StoreError: the store cannot be used or read, or does not have the run. RunError: the run's name is not
-    valid.
+    Raises StoreError: the store cannot be used or read, or does not have the run, or the run to restore trains here.
+    RunError: the run's name is not valid.
     """
     if args.action == "agent":
         from launch.store import agent
@@ -47,6 +48,8 @@ def _restore(args: argparse.Namespace, place: Place, name: str) -> int:
     from launch.store.restore import restore
 
     folder = outputs_dir() / name
+    if is_held(folder / LOCK):
+        raise StoreError(f"{name} trains on this machine; stop it first: python -m monitor stop {name}")
     found = restore(place, name)
     for note in found.notes:
         print(f"store: {note}", file=sys.stderr)

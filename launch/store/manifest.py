@@ -30,6 +30,7 @@ MANIFESTS, FILES = "manifests", "files"
 NAME = re.compile(r"manifests/(\d{6,12})-(\d{6,12})\.json")
 MAX_BYTES = 64 << 20  # of a manifest
 MEMORY = ".store-files.json"  # in the run's folder: hashes, and the store that the folder belongs to
+LAST_S = 4e9  # Unix time; every file system can store it
 RACE_S = 2.0  # a file that changed so recently may change again within the same tick of its clock
 
 STATE = re.compile(r"run/([^/]+-state)/.+")
@@ -163,10 +164,10 @@ def _count(value: object) -> int:
 
 
 def _member(sha256: str, size: object, changed_s: float) -> Member:
-    """A row of a manifest. Raises ValueError, TypeError."""
-    if not re.fullmatch(r"[0-9a-f]{64}", sha256) or not 0 <= changed_s < 1e11:
-        raise ValueError(f"{sha256[:100]!r}, {changed_s!r} are not a SHA-256 and a time")
-    return Member(sha256, _count(size), float(changed_s))
+    """A row of a manifest; the time of a file may be before 1970, or nonsense. Raises ValueError, TypeError."""
+    if not re.fullmatch(r"[0-9a-f]{64}", sha256):
+        raise ValueError(f"{sha256[:100]!r} is not a SHA-256")
+    return Member(sha256, _count(size), min(max(0.0, float(changed_s)), LAST_S))
 
 
 # This machine's files -----------------------------------------------------------------------------------------------
@@ -285,7 +286,7 @@ def contents(folder: Path, data: Path, memory: Memory) -> Contents:
     """The files of the run in `folder` and of its data set in `data`. Files that vanish meanwhile are left out."""
     found = Contents(folder.name, memory)
     found.completed = (read_json(folder / "monitor.json") or {}).get("state") == "completed"
-    paths = {f"data/{path.relative_to(data).as_posix()}": path for path in plain_files(data)}
+    paths = {f"data/{path.relative_to(data).as_posix()}": linked(path) for path in plain_files(data)}
     for where in reversed(result_folders(folder)):
         paths |= {f"run/{path.name}": path for path in where.glob("*.safetensors") if belongs(path.name, folder.name)}
         try:
@@ -303,17 +304,25 @@ def contents(folder: Path, data: Path, memory: Memory) -> Contents:
     return found
 
 
+def linked(path: Path) -> Path:
+    """The path, or that which a link of a data set leads to: the training reads it, so a copy of the run needs it."""
+    return path.resolve() if path.is_symlink() else path
+
+
 def result_folders(folder: Path) -> list[Path]:
-    """Where the states and the LoRA of the run in `folder` are: there, and in its spec's `save_dir`."""
-    elsewhere = str(read_spec(folder).get("save_dir") or "")
-    return [folder, *([Path(elsewhere)] if elsewhere else [])]
+    """Where the states and the LoRA of the run in `folder` are: there, and where its attempt (after a mitigation), or
+    its spec, writes them first."""
+    known = (read_json(folder / "monitor.json") or {}, read_spec(folder))
+    return [folder, *(Path(text) for text in dict.fromkeys(str(one.get("save_dir") or "") for one in known) if text)]
 
 
 def newest_state(folder: Path, memory: Memory) -> int:
-    """The step of the newest state in a run's folder that is complete; -1 without one. Raises OSError."""
-    found = Contents(folder.name, memory)
-    for state in checkpoint.states(folder, folder.name):
-        found.add_state(state)
-        if found.items:
-            break
-    return found.step
+    """The step of the newest complete state of the run in `folder`; -1 without one. Raises OSError."""
+    newest = -1
+    for where in result_folders(folder):
+        found = Contents(folder.name, memory)
+        for state, step in checkpoint.states(where, folder.name).items():
+            if step > newest and not found.items:
+                found.add_state(state)
+        newest = max(newest, found.step)
+    return newest

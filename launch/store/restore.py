@@ -1,8 +1,9 @@
 """Restores a run from its store: into an empty folder, or into one that is behind.
 
 Everything is fetched to a hidden folder first, and each hash is compared. A manifest with a damaged or missing file is
-passed over for the one before it. Then files and whole states are renamed into the run's folder, `run.toml` last: a
-folder without it is no run, so a restore that is killed is simply repeated, and keeps what it had fetched.
+passed over for the one before it. Then files and whole states are renamed into the run's folder, last the newest state,
+or `run.toml` of a new folder, which is no run without it. So a restore that is killed is simply repeated, and keeps
+what it had fetched.
 
 This machine's newer work wins: where its newest complete state is as far as the store's, nothing of the run is changed.
 What is rendered from the run's job (the script, the data-set file) holds paths, so it is rendered again here.
@@ -22,11 +23,13 @@ import tomllib
 from guards import checkpoint
 from launch.common import plain_files
 from launch.store.copies import each_manifest
-from launch.store.manifest import RENDERED, Manifest, Member, Memory, newest_state, state_of
+from launch.store.manifest import RENDERED, Manifest, Member, Memory, linked, newest_state, result_folders, state_of
 from launch.store.places import Place, StoreError, Unavailable
 from monitor.run_folder import read_json
+from runs.dataset import images_in
 from runs.files import atomic_write, explained
 from runs.paths import datasets_dir, outputs_dir
+from runs.pictures import is_image_name
 
 SPEC, JOB = "run/run.toml", "run/job.json"
 MONITOR = "run/monitor.json"
@@ -51,7 +54,7 @@ def restore(
 
     Raises StoreError: the store cannot be read; the disk is full; the folder holds another run of this name. RunError:
     this machine's folder cannot be written, or the script not be made here. The run's folder is unchanged, or, while
-    its last files are renamed, still without `run.toml` where it had none.
+    files are renamed, still without its newest state, or `run.toml` where it had none.
     """
     folder = folder or outputs_dir() / run
     with explained(f"restore {run}"):
@@ -108,7 +111,7 @@ class Restored:
         return None, {}
 
     def _check_same_run(self, manifest: Manifest, has_run: bool) -> None:
-        """Refuse to mix two runs of one name: a folder that never used this store must have the same spec."""
+        """Refuse to mix two runs of one name: a folder that never used this store must have the same spec and images."""
         if not has_run or self.memory.store == self.place.address or SPEC not in manifest.files:
             return
         member = manifest.files[SPEC]
@@ -117,10 +120,16 @@ class Restored:
         self._fetch({SPEC: member})
         own, stored = _read_toml(self.folder / "run.toml"), _read_toml(self.staging / SPEC)
         keys = (own.keys() | stored.keys()) - {*MAY_DIFFER}
-        if differing := sorted(key for key in keys if own.get(key) != stored.get(key)):
+        differing, where = sorted(key for key in keys if own.get(key) != stored.get(key))[:5], self.folder / "run.toml"
+        here = {f"data/{path.relative_to(self.data).as_posix()}" for path in images_in(self.data)}
+        there = {name for name in manifest.files if name.startswith("data/") and is_image_name(Path(name))}
+        same = here <= there and all(self._has(self._target(name), manifest.files[name]) for name in there)
+        if not differing and here and not same:
+            differing, where = ["the images"], self.data
+        if differing:
             raise _Conflict(
-                f"{self.place.address} holds another run of this name: {', '.join(differing[:5])} differ from "
-                f"{self.folder / 'run.toml'}; rename this run, use another store, or delete {self.place.address}"
+                f"{self.place.address} holds another run of this name: {', '.join(differing)} differ from {where}; "
+                f"make this run again under another name, use another store, or delete {self.place.address}"
             )
 
     def _wanted(self, manifest: Manifest, has_run: bool) -> dict[str, Member]:
@@ -130,11 +139,12 @@ class Restored:
         wanted = {name: member for name, member in manifest.files.items() if name.startswith(parts)}
         left = {f"run/{name}" for name in RENDERED if SPEC in manifest.files}
         for state, names in manifest.states().items():
-            if wanted and checkpoint.verify(self.folder / state).usable:
+            if wanted and any(checkpoint.verify(where / state).usable for where in result_folders(self.folder)):
                 left |= {*names}
-        own = self.folder / "run.toml"
-        if has_run and SPEC in wanted and own.stat().st_mtime >= wanted[SPEC].changed_s:  # it was edited here
-            left |= {SPEC, JOB} if (self.folder / "job.json").is_file() else {SPEC}
+        if has_run:  # what was edited here since
+            left |= {name for name in wanted if name.startswith("data/") and self._is_newer(name, wanted[name])}
+            if SPEC in wanted and self._is_newer(SPEC, wanted[SPEC]):
+                left |= {SPEC, JOB} if (self.folder / "job.json").is_file() else {SPEC}
         return {
             name: member
             for name, member in wanted.items()
@@ -144,7 +154,14 @@ class Restored:
     def _has(self, path: Path, member: Member) -> bool:
         """Whether the file at `path` has these contents."""
         try:
-            return self.memory.local(path).sha256 == member.sha256
+            return self.memory.local(linked(path)).sha256 == member.sha256
+        except OSError:
+            return False
+
+    def _is_newer(self, name: str, member: Member) -> bool:
+        """Whether this machine's file was changed after the store's."""
+        try:
+            return self._target(name).stat().st_mtime >= member.changed_s
         except OSError:
             return False
 
@@ -196,23 +213,43 @@ class Restored:
         return (self.folder if where == "run" else self.data) / path
 
     def _install(self, wanted: dict[str, Member], has_run: bool) -> None:
-        """Move what was fetched to its place: data and logs, states as whole folders, what is rendered, `run.toml`."""
+        """Move what was fetched to its place. Last comes what says that it is done, so that one that is killed is
+        repeated: the newest state where there is a run, else `run.toml`."""
+        if not self.data.is_dir():
+            self._install_data(wanted)
         for name in wanted:
-            if not state_of(name) and name not in (SPEC, MONITOR):
+            if not state_of(name) and name not in (SPEC, MONITOR) and (self.staging / name).exists():
                 self._move(name)
-        for state in sorted({f"run/{state}" for name in wanted if (state := state_of(name))}):
-            if self._target(state).exists():
-                checkpoint.set_aside(self._target(state), "the store has a complete one of this name")
-            self._move(state)
         if MONITOR in wanted:
             _forget_processes(self.staging / MONITOR)
             self._move(MONITOR)
         if SPEC in wanted or (wanted and has_run):
             self._render(SPEC in wanted, JOB in wanted)
-        if SPEC in wanted:
+        if SPEC in wanted and has_run:
+            self._move(SPEC)
+        states = {state_of(name) for name in wanted}
+        for path in reversed(checkpoint.states(self.staging / "run")):  # the newest is the last
+            if path.name in states:
+                if (self.folder / path.name).exists():
+                    checkpoint.set_aside(self.folder / path.name, "the store has a complete one of this name")
+                self._move(f"run/{path.name}")
+        if SPEC in wanted and not has_run:
             self._move(SPEC)
         self.files = len(wanted)
         checkpoint.fsync_path(self.folder.parent)
+
+    def _install_data(self, wanted: dict[str, Member]) -> None:
+        """Move the data set as a whole, because half of one would be trained."""
+        fetched, aside = self.staging / "data", self.data.with_name(f".restore-{self.run}")
+        for path in plain_files(fetched):
+            if path.relative_to(self.staging).as_posix() not in wanted:  # of an earlier restore
+                path.unlink()
+        if fetched.is_dir():
+            shutil.rmtree(aside, ignore_errors=True)
+            aside.parent.mkdir(parents=True, exist_ok=True)
+            shutil.move(fetched, aside)  # on another disk it is copied
+            aside.rename(self.data)
+            checkpoint.fsync_path(self.data.parent)
 
     def _move(self, name: str) -> None:
         """Rename a fetched file or state into place; on another disk it is copied, and a kill repeats that."""
@@ -252,12 +289,13 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 
 def _forget_processes(path: Path) -> None:
-    """Remove from monitor.json what was true on the other machine only: its processes and its clock."""
+    """Remove from monitor.json what was true on the other machine only: its processes, its clock, its local folder."""
     values = read_json(path)
     if values is None:
         path.unlink(missing_ok=True)
         return
     values |= {key: None for key in FORGOTTEN if key in values}
+    values |= {"save_dir": ""} if "save_dir" in values else {}
     if values.get("state") not in ENDED:
         values["state"] = "opening"
     atomic_write(path, json.dumps(values, ensure_ascii=False, indent=1) + "\n")

@@ -9,7 +9,7 @@ import sys
 import pytest
 from runs_helpers import call
 
-from doctor import end_orphan, orphans, start
+from doctor import end_orphan, left_over, orphans, start
 from monitor.process import platform, spawned
 from runs.files import RunError
 from sd_scripts_patches.trainers import TRAINERS
@@ -23,7 +23,7 @@ def doctor(*flags: str, **environment: str) -> tuple[int, dict[str, dict], str]:
     return done.returncode, {one["name"]: one for one in result["findings"]}, done.stderr
 
 
-def test_an_orphan_is_listed_and_ended_with_what_it_started(data):
+def test_an_orphan_is_listed_and_ended_with_what_it_started(data, monkeypatch):
     (data / "outputs" / "gone").mkdir(parents=True)
     code = (
         "import subprocess, time; p = subprocess.Popen(['sleep', '60'], stdout=-3); print(p.pid, flush=True); p.wait()"
@@ -34,6 +34,10 @@ def test_an_orphan_is_listed_and_ended_with_what_it_started(data):
         child = int(process.stdout.readline())
         found = {one["pid"]: one for one in orphans()}
         assert {found[process.pid]["run"], found[child]["run"]} == {"gone"}
+        with monkeypatch.context() as elsewhere:
+            elsewhere.setenv("HANGPROOF_DATA", str(data / "another"))
+            left = [one.action for one in left_over() if f"pid {process.pid})" in one.text]
+            assert left[0].endswith(f"python -m monitor stop {data / 'outputs' / 'gone'}."), "also a killed rehearsal's"
         with pytest.raises(RunError, match="not an orphan"):
             end_orphan(process.pid, found[process.pid]["start"] + 1)
         assert "was ended" in end_orphan(process.pid, found[process.pid]["start"])

@@ -111,8 +111,7 @@ def change(do: str, address: str = "", run: str = "") -> None:
             raise RunError("Enter the address of a store, such as s3://bucket/runs")
         if len(address) > MOST_ADDRESS or not address.isprintable():
             raise RunError("This is not the address of a store")
-        fleet.add(address)
-        FLEET.stores.setdefault(address.strip(), Store())
+        FLEET.stores.setdefault(fleet.add(address), Store())
     FLEET.read_s = None
 
 

@@ -74,7 +74,7 @@ def test_names_that_leave_the_store_are_no_runs(data, tmp_path):
     assert not list(store.glob("**/requests"))
 
 
-def test_the_stores_are_those_of_the_runs_and_those_that_were_added(data):
+def test_the_stores_are_those_of_the_runs_and_those_that_were_added(data, monkeypatch):
     for name, store in (("one", "/far/one"), ("two", ""), ("three", "/far/one")):
         folder = data / "outputs" / name
         folder.mkdir(parents=True)
@@ -88,6 +88,9 @@ def test_the_stores_are_those_of_the_runs_and_those_that_were_added(data):
             fleet.add(secret)
     assert "password" not in (data / fleet.STORES).read_text() and "secret" not in (data / fleet.STORES).read_text()
     fleet.remove("/far/two")
+    monkeypatch.chdir(data)
+    assert fleet.add("near/") == f"{data}/near" == fleet.added()[0], "read from every folder"
+    fleet.remove("near")
     assert fleet.added() == []
     (data / fleet.STORES).write_text("{broken")
     assert fleet.stores() == ["/far/one"]

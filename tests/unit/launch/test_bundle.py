@@ -3,10 +3,11 @@
 import json
 import shutil
 import subprocess
+import sys
 import zipfile
 
 import pytest
-from runs_helpers import call, pictures, spec
+from runs_helpers import call, executable, pictures, spec
 
 import presets
 import runs
@@ -42,14 +43,22 @@ def test_it_holds_what_trains_and_nothing_else(data, tmp_path):
     for name in ("bash", "dirname"):
         (tmp_path / "bin" / name).symlink_to(shutil.which(name))
     script, env = ["bash", tmp_path / "my-lora" / "train.sh"], {"PATH": str(tmp_path / "bin")}
-    done = subprocess.run(script, env=env, capture_output=True, text=True)
-    assert done.returncode == 1 and "no Python 3.11 to 3.14 with the packages of requirements.txt" in done.stderr
+    for _ in range(2):  # without a Python, then with one that has no packages
+        done = subprocess.run(script, env=env, capture_output=True, text=True)
+        assert done.returncode == 1 and "no Python 3.11 to 3.14 with the packages of requirements.txt" in done.stderr
+        executable(tmp_path / "bin" / "python3", f'#!/bin/bash\nexec {sys.executable} -I -S "$@"\n')
+    (tmp_path / "my-lora" / "wheels").mkdir()
+    half = "mkdir -p .venv/bin; ln -s /bin/false .venv/bin/python"  # its pip fails
+    executable(tmp_path / "bin" / "python3", f'#!/bin/bash\n[ "$2" != venv ] || {{ {half}; }}\n')
+    assert subprocess.run(script, env={"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"}, check=False).returncode == 1
+    assert not (tmp_path / "my-lora" / ".venv").exists(), "the next start makes it again"
 
 
 def test_folders_of_this_machine_do_not_travel(data, tmp_path):
     made = spec(**SETTINGS, save_dir="/fast/disk", store="/mnt/store", control_dir="/photos/control")
     there = bundle.portable(made)
     assert (there.save_dir, there.store, there.control_dir) == ("", "", "control/my-lora")
+    assert bundle.portable(spec(store="file:///mnt/store")).store == ""
     assert bundle.portable(spec(store="hf://buckets/me/runs")).store == "hf://buckets/me/runs"
     (tmp_path / "wheels").mkdir()
     made = made.changed(control_dir=str(pictures(tmp_path / "control")))
@@ -74,6 +83,10 @@ def test_kohyas_trainers_travel_with_their_patches_and_model_files(data, tmp_pat
     names = {name for name, _ in bundle.entries(made, None, models=True)}
     assert "sd_scripts_patches/runner.py" in names and not any(name.startswith("trainer/") for name in names)
     assert {f"models/{name}" for name in presets.models()["sd15"]["files"].values()} <= names
+    bundle.write(tmp_path / "a.zip", "sd", list(bundle.entries(made, None, models=False)))
+    shutil.unpack_archive(tmp_path / "a.zip", tmp_path)
+    words = [sys.executable, tmp_path / "sd" / "hangproof.py", "sd-scripts", "--help"]  # as ./start.sh calls it
+    assert b"sd-scripts" in subprocess.run(words, check=True, capture_output=True).stdout
     text = bundle.script(made, "bundle.sh")
     assert "kohya's trainer (./start.sh sd-scripts)" in bundle.readme(made) and "variables" not in bundle.readme(made)
     assert "import pydantic" in text and "torch" not in text.split("modules=")[1].split("\n")[0]

@@ -16,3 +16,6 @@ def test_prepare_writes_the_script_for_this_machine_and_fetches_the_model(data, 
         assert train.run(arguments(train, "--prepare", run=folder.name)) == 0
         assert str(folder) in (folder / "train.sh").read_text()
     assert fetched == ["sdxl"], "the built-in trainer fetches its own"
+    for file in (folder / "run.toml", folder / "job.json"):
+        file.write_text(file.read_text().replace('"flux-dev"', '"of-their-models-toml"'))
+    assert train.run(arguments(train, "--prepare", run=folder.name)) == 0

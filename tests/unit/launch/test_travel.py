@@ -9,8 +9,10 @@ from launch_helpers import CHOICES, a_run, a_spec, arguments
 from runs_helpers import call, executable, pictures, spec
 
 import presets
-from launch import rent, skypilot, travel
+import runs
+from launch import containers, rent, skypilot, travel
 from launch.common import LaunchError
+from launch.store.places import open_place
 from monitor import config
 
 
@@ -67,6 +69,7 @@ def test_the_compose_file_mounts_what_the_run_uses_and_docker_alone_has_its_secr
     control = pictures(tmp_path / "control")
     more = {"control_dir": str(control), "environment": {"MY_KEY": "of the run"}}
     folder = a_run(data, name="my run's", store=str(store), gpus=2, **more)
+    (data / "models.toml").write_text("")
     env = {"WORDS": str(tmp_path / "words"), "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
     done = call("launch", "docker", folder.name, "--submit", "--json", **env)
     assert done.returncode == 0, done.stderr
@@ -85,9 +88,20 @@ def test_the_compose_file_mounts_what_the_run_uses_and_docker_alone_has_its_secr
     mounts = {one["target"]: one["source"] for one in service["volumes"]}
     assert mounts[f"/data/outputs/{folder.name}"] == str(folder) and mounts[str(store)] == str(store)
     assert "$HOME" not in text.replace("$$HOME", ""), "compose would fill it in"
-    assert [one["target"] for one in service["volumes"] if one.get("read_only")] == [str(control)]
+    own_models = "/data/models.toml"
+    assert [one["target"] for one in service["volumes"] if one.get("read_only")] == [own_models, str(control)]
     assert 'TRAINERS=""' in text and json.loads(done.stdout.splitlines()[-1])["submitted"] is True
     assert store.is_dir() and (data / "models").is_dir()  # docker would make them as root
+
+
+@pytest.mark.parametrize("store", ["file://{}/home/kept", "~/kept"])
+def test_a_store_is_the_same_folder_in_the_container(data, tmp_path, monkeypatch, store):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    folder = a_run(data, store=store.format(tmp_path))
+    mounts = {there: source for source, there, writes in containers.mounts(runs.load(folder), folder) if writes}
+    for home in (str(tmp_path / "home"), containers.HOME):
+        monkeypatch.setenv("HOME", home)
+        assert mounts[open_place(runs.load(folder).store).address] == tmp_path / "home" / "kept"
 
 
 def test_docker_says_what_is_missing(data, tmp_path, clean, monkeypatch):

@@ -38,6 +38,8 @@ def test_a_value_is_refused_in_one_line():
         ({"name": "!!!"}, "name: Use at least one letter or digit"),
         ({"name": "con"}, "name: Windows reserves the name con; choose another name"),
         ({"model": "flux-dev2pro"}, "backend: diffusers cannot train flux-dev2pro; use sd-scripts"),
+        ({"model": "zzzz"}, "model: no base model 'zzzz'; list them with `python -m presets list`. You can add your own to "
+                            "models.toml"),
         ({"model": "flux-devv"}, "model: no base model 'flux-devv'; did you mean flux-dev, flux2-dev, flux-dev2pro? "
                                  "You can add your own to models.toml"),
     ):  # fmt: skip

@@ -176,13 +176,20 @@ def test_a_second_start_installs_nothing(tmp_path, interpreter):
     (tmp_path / "setup.sh").write_bytes((ROOT / "setup.sh").read_bytes())
     (tmp_path / "requirements.txt").write_text("# nothing\n")
     command = ["bash", "-c", f"cd '{tmp_path}' && . ./setup.sh && set_up requirements.txt"]
-    environment = {**os.environ, "PYTHON": interpreter}
+    (tmp_path / "my python").mkdir()
+    executable(tmp_path / "my python" / "python3", f'#!/bin/sh\ntouch {tmp_path / "used"}\nexec {interpreter} "$@"\n')
+    environment = {**os.environ, "PYTHON": str(tmp_path / "my python" / "python3")}
 
     def started():
         return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400, check=False)
 
     first, second = started(), started()
     assert first.returncode == 0 and "installing" in first.stderr and first.stdout == "", first.stderr
-    assert (second.returncode, second.stdout, second.stderr) == (0, "", "")
+    assert (second.returncode, second.stdout, second.stderr) == (0, "", "") and (tmp_path / "used").exists()
     (tmp_path / "requirements.txt").write_text("# changed\n")
     assert "installing" in started().stderr
+    (library,) = (tmp_path / ".venv" / "lib").iterdir()
+    library.rename(library.with_name("python3.9"))
+    after = started()
+    assert after.returncode == 0 and "creating .venv" in after.stderr, "the system has another Python now"
+    assert library.is_dir() and started().stderr == ""

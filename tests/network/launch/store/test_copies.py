@@ -2,12 +2,14 @@
 
 import contextlib
 import hashlib
+import json
 import os
 import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from runs_helpers import contents as files_of
 from store_helpers import QUICK, acquired, add_state, belonging, held, log, make_run
 
 from guards import checkpoint
@@ -205,13 +207,20 @@ def test_a_push_that_is_killed_anywhere_leaves_the_store_with_a_complete_manifes
     assert 0 < ends < 8
 
 
-def test_a_link_in_a_run_is_not_copied(run, place, tmp_path):
+def test_an_image_that_is_a_link_is_copied_and_a_link_in_a_run_is_not(run, place, tmp_path, other):
+    image = datasets_dir() / run.name / "0.png"
+    data = image.read_bytes()
+    image.rename(tmp_path / "photo.png")
+    image.symlink_to(tmp_path / "photo.png")
     (tmp_path / "secret").write_text("secret")
     (run / "sample" / "link.png").symlink_to(tmp_path / "secret")
     (run / "sample" / "folder").symlink_to(tmp_path)
     pushed = Copier(place, run, held(place)).push()
     assert not [name for name in pushed.manifest.files if "link" in name or "folder" in name]
     assert any("a link or a special file" in note for note in pushed.notes)
+    other()
+    restore(place, run.name)
+    assert (datasets_dir() / run.name / "0.png").read_bytes() == data
 
 
 def test_a_log_that_grows_while_it_is_sent_is_stored_as_it_was_read(run, place, monkeypatch):
@@ -227,20 +236,35 @@ def test_a_log_that_grows_while_it_is_sent_is_stored_as_it_was_read(run, place, 
     assert (run / "events.jsonl").read_bytes().startswith(text)
 
 
-def test_a_save_dir_is_copied_as_the_runs_own(home, tmp_path, other):
+@pytest.mark.parametrize("mitigated", [False, True])
+def test_a_save_dir_is_copied_as_the_runs_own_and_newer_work_in_it_wins(home, tmp_path, other, mitigated):
+    """It is the spec's, or one that the monitor chose because the run's own disk stalled."""
     local = tmp_path / "fast disk"
-    local.mkdir()
-    folder = make_run(tmp_path, save_dir=str(local))
-    with checkpoint.writing(local / f"{folder.name}-step00000020-state", 20, 1) as work:
-        (work / "x").write_bytes(b"1")
-    (local / f"{folder.name}.safetensors").write_bytes(b"lora")
+    folder = make_run(tmp_path, save_dir="" if mitigated else str(local))
+    (folder / "monitor.json").write_text(json.dumps({"save_dir": str(local)} if mitigated else {}))
     place = open_place(str(tmp_path / "store"), QUICK).under(folder.name)
-    assert Copier(place, folder, held(place)).push().manifest.step == 20
-    other()
+    local.mkdir()
+
+    def save(step: int) -> None:
+        with checkpoint.writing(local / f"{folder.name}-step{step:08}-state", step, 1) as work:
+            (work / "x").write_bytes(b"%d" % step)
+        (local / f"{folder.name}.safetensors").write_bytes(b"lora")
+        log(folder, f"step {step}")
+
+    save(20)
+    copier = Copier(place, folder, held(place))
+    assert copier.push().manifest.step == 20
+    save(40)
+    mine = {name: data for name, data in files_of(folder).items() if name[0] != "."}
+    done = restore(place, folder.name)
+    assert (done.step, done.files) == (40, 0)
+    assert {name: data for name, data in files_of(folder).items() if name[0] != "."} == mine
+    copier.push()
+    here = other() / folder.name
     restore(place, folder.name)
-    here = outputs_dir() / folder.name
-    assert checkpoint.verify(here / f"{folder.name}-step00000020-state").usable
+    assert checkpoint.verify(here / f"{folder.name}-step00000040-state").usable
     assert (here / f"{folder.name}.safetensors").read_bytes() == b"lora"
+    assert str(local) not in (here / "monitor.json").read_text()
 
 
 def test_a_stale_writers_manifest_never_wins_and_it_deletes_nothing(run, place):

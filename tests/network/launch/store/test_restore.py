@@ -1,11 +1,14 @@
 """A run comes back from its store, on an empty machine or beside what that one has; what is newer wins."""
 
+import contextlib
 import itertools
 import json
 import os
 import shutil
+import time
 
 import pytest
+from PIL import Image
 from runs_helpers import contents
 from store_helpers import add_state, belonging, held, log, make_run
 
@@ -59,6 +62,41 @@ def test_a_restore_that_is_killed_is_repeated_and_keeps_what_it_fetched(run, pla
     assert belonging(outputs / run.name) == before
 
 
+@pytest.mark.parametrize("behind", [False, True])
+def test_a_restore_that_is_killed_while_it_renames_is_repeated(run, place, copier, other, monkeypatch, behind):
+    """Beside a run: of its data set that was lost, and where the store is newer. No half of it is trained."""
+    expected = [contents(datasets_dir() / run.name)]
+    add_state(run, 20), log(run, "later")
+    (run / "monitor.json").write_text('{"state": "stopped", "ledger": "later"}')
+    (run / "run.toml").write_text((run / "run.toml").read_text() + "# later\n")
+    here = other() / run.name
+    restore(place, run.name)
+    shutil.rmtree(datasets_dir() / run.name)
+    if behind:
+        other("home")
+        copier.push()
+        expected += [belonging(run), "later"]
+        other()
+    move, left = shutil.move, [0]
+
+    def killed(source, target):
+        move(source, target)
+        left[0] -= 1
+        if not left[0]:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(shutil, "move", killed)
+    for left[0] in range(1, 30):  # each gets further
+        with contextlib.suppress(KeyboardInterrupt):
+            restore(place, run.name)
+            break
+    assert left[0] > 0, "the last one was not killed"
+    found = [contents(datasets_dir() / run.name)]
+    if behind:
+        found += [belonging(here), json.loads((here / "monitor.json").read_text())["ledger"]]
+    assert found == expected
+
+
 def test_newer_work_of_this_machine_wins(run, place, copier, other):
     copier.lease.release()
     other()
@@ -97,6 +135,23 @@ def test_an_edit_of_the_spec_here_is_kept_and_an_older_one_replaced(run, place, 
     assert runs.load(here).epochs != 999
 
 
+def test_a_caption_that_was_edited_here_is_kept_and_an_older_one_replaced(run, place, copier, other):
+    other()
+    restore(place, run.name)
+    kept, replaced = (datasets_dir() / run.name / name for name in ("0.txt", "1.txt"))
+    kept.write_text("written by hand")
+    other("home")
+    for name in ("0.txt", "1.txt"):
+        path = datasets_dir() / run.name / name
+        path.write_text("from home")
+        os.utime(path, (time.time() - 60 * (name == "0.txt"),) * 2)
+    add_state(run, 20)
+    copier.push()
+    other()
+    assert restore(place, run.name).step == 20
+    assert (kept.read_text(), replaced.read_text()) == ("written by hand", "from home")
+
+
 def test_the_same_spec_on_a_fresh_machine_takes_the_stores_checkpoint_and_another_run_of_its_name_is_not_mixed_in(
     run, place, other, tmp_path
 ):
@@ -114,6 +169,15 @@ def test_the_same_spec_on_a_fresh_machine_takes_the_stores_checkpoint_and_anothe
     with pytest.raises(StoreError, match="holds another run of this name: rank differ"):
         restore(place, run.name)
     assert contents(mine) == before
+    other("fourth")
+    mine = make_run(tmp_path / "third")
+    restore(place, run.name)
+    shutil.rmtree(mine)
+    Image.new("RGB", (8, 8)).save(datasets_dir() / run.name / "0.png")
+    (mine / "run.toml").parent.mkdir()
+    (mine / "run.toml").write_text(text)
+    with pytest.raises(StoreError, match="the images differ from .*make this run again under another name"):
+        restore(place, run.name)
 
 
 @pytest.mark.parametrize("own", [False, True])

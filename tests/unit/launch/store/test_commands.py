@@ -9,6 +9,7 @@ from store_helpers import QUICK, add_state, held, make_run
 from launch.store import commands
 from launch.store.copies import Copier
 from launch.store.places import StoreError, open_place
+from monitor.process.platform import LOCK, Lock
 
 
 def test_a_run_is_shown_released_and_restored(data, tmp_path, monkeypatch, capsys):
@@ -36,3 +37,8 @@ def test_a_run_is_shown_released_and_restored(data, tmp_path, monkeypatch, capsy
     assert restored["step"] == 10 and restored["files"] > 0
     assert (tmp_path / "another machine" / "outputs" / folder.name / "run.toml").is_file()
     assert said("restore")["files"] == 0
+    lock = Lock(tmp_path / "another machine" / "outputs" / folder.name / LOCK)
+    assert lock.acquire()
+    with pytest.raises(StoreError, match="trains on this machine; stop it first"):
+        said("restore")
+    lock.release()

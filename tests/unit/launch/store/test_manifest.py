@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from launch.store.manifest import Manifest, check_member, parse
+from launch.store.manifest import LAST_S, Manifest, Member, check_member, parse
 from launch.store.places import StoreError
 
 OUTSIDE = [
@@ -27,7 +27,7 @@ def test_a_manifest_cannot_name_a_file_outside_the_run():
 def test_a_damaged_manifest_is_refused():
     manifest = Manifest("my-run", 1, 1, 5, False, "me", "now", {})
     assert parse(manifest.dumps(), manifest.name, "my-run") == manifest
-    files = [["x", 1, 0], ["a" * 64, -1, 0], ["a" * 64, 1e99, 0], ["a" * 64, 1], ["a" * 64, 1, float("inf")]]
+    files = [["x", 1, 0], ["a" * 64, -1, 0], ["a" * 64, 1e99, 0], ["a" * 64, 1], ["a" * 64, 1, "x"]]
     changes = [{"files": []}, {"lease": "1"}, {"step": None}, {"number": True}]
     for change in changes + [{"files": {"run/run.toml": one}} for one in files]:
         with pytest.raises(StoreError):
@@ -35,3 +35,10 @@ def test_a_damaged_manifest_is_refused():
     for name, run_name in (("manifests/000001-000002.json", "my-run"), (manifest.name, "another")):
         with pytest.raises(StoreError, match="belongs to"):
             parse(manifest.dumps(), name, run_name)
+
+
+@pytest.mark.parametrize(("changed_s", "read_s"), [(-14400.0, 0.0), (1.5, 1.5), (1e99, LAST_S), (float("nan"), 0.0)])
+def test_the_date_of_a_file_makes_no_copy_unusable(changed_s, read_s):
+    """A camera without a clock, and a file system that was damaged."""
+    made = Manifest("my-run", 1, 1, 1, False, "", "", {"data/a.png": Member("a" * 64, 1, changed_s)})
+    assert parse(made.dumps(), made.name, "my-run").files["data/a.png"].changed_s == read_s
