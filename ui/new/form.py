@@ -17,7 +17,7 @@ import presets
 from monitor.phrases import count
 from runs import env_file, weights
 from runs.command import samples
-from runs.dataset import shown_per_epoch
+from runs.dataset import shown_per_epoch, too_often
 from runs.fields import EMPTY, HEAD, KEYS, LABELS, LENGTH, MACHINES, MORE, SAMPLES, SUBJECT
 from runs.files import Fault, RunError
 from runs.folders import name_fault, planned_steps, problems, with_intervals
@@ -129,6 +129,8 @@ def review(
     if not sum(images.values()):
         missing.append(Fault("images", "Add at least one image in step 1; 10 to 30 make a good LoRA"))
     spec, faults = parse(values)
+    if many := too_often((item.folder, item.weight) for item in items):
+        faults.append(Fault("images", many))
     if spec is not None:
         refused = any(fault.field == "extra" for fault in faults)
         findings = [one for one in judge(spec, images, machine, sizes) if not (refused and one.field == "extra")]

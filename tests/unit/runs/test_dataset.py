@@ -144,7 +144,7 @@ def test_dropped_folders_become_subfolders_of_one_level_that_stay_apart():
     weighted = {("9999_x", 1): "9999_x", ("5_ö", 9): "45_weight-9-o", ("a/b", 2): "weight-2-a-b"}
     assert dataset.folder_names(weighted) == [*weighted.values()]
     with pytest.raises(runs.RunError, match="^2024_summer: 2024 repeats × weight 5 is more than 9999; lower one"):
-        dataset.folder_names([("2024_summer", 5)])
+        dataset.ingest([dataset.Source(Path("a.png"), "a.png", "", "2024_summer", weight=5)], Path("none"))
 
 
 def test_the_images_of_a_data_set_are_those_that_a_trainer_reads(tmp_path):

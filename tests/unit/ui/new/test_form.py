@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from configure_helpers import GPU, NO_GPU, values
-from draft_helpers import add_photos, create_run
+from draft_helpers import add_photos, create_run, drop, photo
 from runs_helpers import picture, pictures
 
 import presets
@@ -16,7 +16,7 @@ from runs.files import Fault
 from runs.machine import Machine
 from ui.dataset import draft
 from ui.dataset.images import image_action
-from ui.new import form, summary
+from ui.new import form, new_lora, summary
 
 pytestmark = pytest.mark.usefixtures("no_gpu")
 
@@ -125,6 +125,17 @@ def test_the_plan_counts_the_steps_and_findings_are_listed_with_labels():
     assert 'class="hp-bad">Extra trainer options: ' in found and "&lt;i&gt;" in found and "<i>" not in found
     assert 'class="hp-warn">Learning rate: ' in form.findings(form.review(values(learning_rate="5"), {"": 2}, GPU))
     assert form.findings(form.review(values(), {"": 2})) == ""
+
+
+def test_a_weight_that_makes_too_many_repeats_is_a_fault_of_the_images_and_the_page_opens(mine, tmp_path):
+    drop(mine, (photo(tmp_path / "a.png", 1), "2024_trip/a.png"))
+    form.save(mine, {"name": "x"})
+    answer = image_action(
+        {"action": "weight", "draft": mine, "ids": [one.id for one in draft.items(mine)], "weight": 5}
+    )
+    assert answer["ok"] and new_lora.load(mine)[0] == mine
+    (fault,) = form.reviewed(mine).faults
+    assert fault == Fault("images", "2024_trip: 2024 repeats × weight 5 is more than 9999; lower one of them")
 
 
 def test_every_model_can_be_chosen_and_its_label_names_its_family():
