@@ -32,7 +32,7 @@ from ui.html import esc
 BACKENDS = {"diffusers": "Built-in (Diffusers)", "sd-scripts": "kohya's sd-scripts", "musubi": "kohya's musubi-tuner"}
 # Fields that depend on the base model and on what is trained: choosing either sets each that the user has not typed.
 MODEL_FIELDS = ("tier", "resolution", "rank", "alpha", "learning_rate", "mixed_precision", "sample_steps")
-
+TEXTS = ("name", "trigger", "prompts", "flags", "control_dir")
 FOLLOWING = ("repeats", "epochs")  # follow the number of images, until one of them is set
 # For events of the page (ui/new/fields.js): before one, the server gets what was typed; after one, the page shows what is stored.
 FLUSH = "async (...values) => { await hangproof.flush(); return values; }"
@@ -69,6 +69,7 @@ def restored(stored: Mapping[str, Any], others: Mapping[str, Any] | None = None)
         field.key: [value for _, value in field.choices] for field in (SUBJECT, *MORE) if field.kind == "choice"
     }
     kept = {k: v for k, v in stored.items() if k in KEYS and (k not in allowed or v in allowed[k])}
+    kept |= {k: str(v) for k, v in kept.items() if k in TEXTS and isinstance(v, int | float)}  # a program's name=7
     return {**(defaults() if others is None else others), **kept}
 
 
@@ -383,7 +384,7 @@ def reviewed(draft_id: str, ask: bool = False) -> Review:
 def proposal(draft_id: str, values: Mapping[str, Any]) -> Proposal | None:
     """Repeats and epochs for the draft's images; folders such as `10_cat` keep their own repeats. None: a field is invalid."""
     batch, accumulation = values["batch_size"], values["gradient_accumulation"]
-    if not all(isinstance(one, int | float) and one >= 1 and one == int(one) for one in (batch, accumulation)):
+    if not all(isinstance(one, int | float) and 1 <= one < 1e9 and one == int(one) for one in (batch, accumulation)):
         return None
     counts = draft.counts(draft_id)
     fixed = shown_per_epoch(counts, 0)

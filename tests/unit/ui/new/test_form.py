@@ -199,6 +199,16 @@ def test_a_field_is_stored_exactly_as_it_was_typed_and_the_others_stay(mine):
     assert form.current(mine).keys() == set(form.KEYS) and form.current(mine)["model"] == "flux-dev"
 
 
+def test_values_of_a_program_that_no_field_of_the_page_gives_leave_the_draft_readable(mine, tmp_path):
+    add_photos(mine, tmp_path, 1)
+    form.save(mine, {"name": 2024, "trigger": 7, "prompts": 1.5, "flags": True, "control_dir": 0})
+    texts = {"name": "2024", "trigger": "7", "prompts": "1.5", "flags": "True", "control_dir": "0"}
+    assert {key: form.reviewed(mine).values[key] for key in texts} == texts
+    for number in (float("inf"), float("nan"), 10**400):
+        form.save(mine, {"batch_size": number, "gradient_accumulation": number})
+        assert new_lora.load(mine)[0] == mine and form.reviewed(mine).faults
+
+
 @pytest.mark.parametrize("changes", [{"x": 1}, {"rank": [4]}, {"name": "kept", "rank": {}}, [], None])
 def test_what_is_no_setting_is_refused_and_nothing_is_stored(mine, changes):
     answer = image_action({"action": "save_settings", "draft": mine, "changes": changes})
