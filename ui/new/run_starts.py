@@ -9,7 +9,7 @@ from typing import Any
 
 import runs
 from runs.files import Fault, RunError
-from ui.dataset import draft
+from ui.dataset import captioning, draft, imports
 from ui.new import form, script_editor
 from ui.run import actions
 
@@ -25,8 +25,8 @@ class NotStarted(RunError):
 def start(draft_id: str) -> tuple[Path, list[str]]:
     """Create a run of the draft and start it; while its GPU is busy, it waits in the queue.
 
-    After a rehearsal of these settings failed, or with images that nothing describes, the first call refuses and says
-    so; the second one starts.
+    After a rehearsal of these settings failed, with images that nothing describes, or while captions are written, the
+    first call refuses and says so; the second one starts.
 
     Returns:
         The run's folder, and messages: the warnings, and which images and captions were changed.
@@ -38,6 +38,8 @@ def start(draft_id: str) -> tuple[Path, list[str]]:
     spec, warnings = checked(draft_id)
     spec, rehearsed = script_editor.for_run(draft_id, spec), rehearsal_folder(draft_id)
     questions = [form.undescribed(spec.trigger, draft.items(draft_id))]
+    if captioning.running(draft_id):
+        questions.append("Captions are still being written; the run would have those of this moment")
     if rehearsed.is_dir():
         from launch import rehearse
 
@@ -67,6 +69,8 @@ def checked(draft_id: str) -> tuple["runs.RunSpec", list[str]]:
     """
     from runs.folders import unpaired
 
+    if imports.status(draft_id)["waiting"]:
+        raise RunError([Fault("images", "Images are still being imported in step 1; wait, or cancel the import")])
     found = form.reviewed(draft_id, ask=True)
     if found.missing or found.faults or found.spec is None:
         raise RunError([*found.missing, *found.faults])
