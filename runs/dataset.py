@@ -70,7 +70,10 @@ def read_caption(path: Path, name: str = "") -> str:
         raise RunError(f"{name}: the caption is larger than {limit_kb} kB; shorten it")
     utf16 = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     try:
-        return one_line(content.decode("utf-16" if utf16 else "utf-8-sig"))
+        text = content.decode("utf-16" if utf16 else "utf-8-sig")
+        if text.count("\0") * 3 > len(text):  # UTF-16 without its mark, or UTF-32
+            raise UnicodeDecodeError("utf-8", content, content.index(0), len(content), "NUL")
+        return one_line(text)
     except UnicodeDecodeError as error:
         kind = "UTF-16" if utf16 else "UTF-8"
         raise RunError(

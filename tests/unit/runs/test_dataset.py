@@ -127,6 +127,12 @@ def test_a_caption_is_text_in_utf8_or_utf16_of_a_captions_size(tmp_path, monkeyp
     path.write_bytes(b"\xff\xfea")
     with pytest.raises(runs.RunError, match=r"^a\.txt: the caption is not UTF-16 text \(byte 2\)"):
         dataset.read_caption(path)
+    for encoding in ("utf-16-le", "utf-16-be", "utf-32", "utf-32-le"):
+        path.write_bytes("a cat".encode(encoding))
+        with pytest.raises(
+            runs.RunError, match=r"^a\.txt: the caption is not UTF-(8|16) text \(byte \d\); save the file"
+        ):
+            dataset.read_caption(path)
     limits(monkeypatch, max_caption_kb=1)
     path.write_text("x" * 1000)
     assert len(dataset.read_caption(path)) == 1000
