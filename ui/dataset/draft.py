@@ -215,10 +215,15 @@ def _plain(value: Any) -> Any:
     return plain_text(value) if isinstance(value, str) else value
 
 
-def mark_in_a_run(draft_id: str) -> None:
-    """Record that a run's data set contains these images and captions."""
+def digest(draft_id: str) -> str:
+    """Hash of all images and captions as they are now; "" when there are none."""
+    return draft_store.digest(draft_store.read(draft_id))
+
+
+def mark_in_a_run(draft_id: str, digest: str) -> None:
+    """Record that a run's data set contains the images and captions of a digest."""
     with locked(draft_id) as file:
-        file.store({**file.state, "kept": draft_store.digest(file.state)})
+        file.store({**file.state, "kept": digest})
 
 
 def images_not_in_a_run(draft_id: str) -> int:

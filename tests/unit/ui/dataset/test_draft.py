@@ -156,7 +156,7 @@ def test_intervals_computed_from_the_images_are_left_empty_in_a_copy(data, mine)
     assert kept["save_every_n_steps"] == "31"
 
 
-def test_images_that_no_run_contains_are_counted(data, mine):
+def test_images_that_no_run_contains_are_counted(data, mine, monkeypatch):
     assert draft.images_not_in_a_run(mine) == 0
     drop(mine, *photos("coffee.png", "rocket.jpg"))
     assert draft.images_not_in_a_run(mine) == 2
@@ -170,6 +170,11 @@ def test_images_that_no_run_contains_are_counted(data, mine):
     assert draft.images_not_in_a_run(mine) == 2
     set_caption(mine, "coffee.png", "")
     draft.remove(mine, [item_of(mine, "rocket.jpg").id])
+    assert draft.images_not_in_a_run(mine) == 1
+    create = runs.create
+    typed = lambda *given, **more: set_caption(mine, "coffee.png", "typed meanwhile") or create(*given, **more)  # noqa: E731
+    monkeypatch.setattr(runs, "create", typed)
+    create_run(mine, values(name="another"))
     assert draft.images_not_in_a_run(mine) == 1
 
 
