@@ -9,6 +9,7 @@ position: adding, moving or removing one image never changes the caption of anot
 
 import contextlib
 import os
+import re
 import shutil
 import time
 from collections import Counter
@@ -306,7 +307,7 @@ def with_trigger(word: str) -> Callable[[Entry], Entry]:
 
     def make(entry: Entry) -> Entry:
         caption = entry["caption"]
-        if caption.split(",")[0].strip() == word:
+        if re.match(rf"\s*{re.escape(word)}\s*(,|$)", caption):  # a word may have commas itself
             return {}
         return {"caption": f"{word}, {caption}" if caption.strip() else word}
 

@@ -53,6 +53,10 @@ def test_the_trigger_word_is_added_once(mine):
     assert "no_caption" in item_of(mine, "coffee.png").warnings
     draft.insert_trigger(mine, item_of(mine, "coffee.png").id)
     assert "no_caption" not in item_of(mine, "coffee.png").warnings and captions(mine)["coffee.png"] == "mytoken"
+    draft.save_fields(mine, {"trigger": "tok, photo"})
+    for _ in range(2):
+        draft.insert_trigger(mine, item_of(mine, "coffee.png").id)
+    assert captions(mine)["coffee.png"] == "tok, photo, mytoken"
     draft.save_fields(mine, {"trigger": "  "})
     assert "Type a trigger word" in images.image_action({"action": "insert_trigger", "draft": mine})["error"]
 
