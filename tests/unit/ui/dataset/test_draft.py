@@ -12,7 +12,7 @@ from ui_helpers import photos, small_disk
 
 import runs
 from runs.files import RunError
-from ui.dataset import draft, image_edit, images
+from ui.dataset import draft, image_edit, images, imports
 from ui.new import form, new_lora
 from ui.run import run_page
 
@@ -182,7 +182,7 @@ def test_images_that_no_run_contains_are_counted(data, mine, monkeypatch):
     assert draft.images_not_in_a_run(mine) == 1
 
 
-def test_a_draft_is_replaced_only_after_confirmation_and_by_a_run_with_images(data, mine):
+def test_a_draft_is_replaced_only_after_confirmation_and_by_a_run_with_images(data, mine, monkeypatch):
     drop(mine, *photos("coffee.png"))
     folder, _ = create_run(mine, values())
     other = draft.new_id()
@@ -198,8 +198,10 @@ def test_a_draft_is_replaced_only_after_confirmation_and_by_a_run_with_images(da
     *_, done = run_page.copy_to_new_lora(folder.name, folder.name, other)
     assert captions(other) == {"coffee.png": "tok"} and done[2]["total"] == 1
     assert draft.form(other)["name"] == "my lora 2"
+    monkeypatch.setattr("ui.jobs.start", lambda *_: None)
+    imports.start_folder(other, str(data))
     *_, again = run_page.copy_to_new_lora(folder.name, "", other)  # every image is in a run: no question
-    assert again[2]["total"] == 1
+    assert again[2]["total"] == 1 and not imports.waiting(other), "no image of the draft before comes later"
 
 
 def test_values_of_images_are_stored_and_undone_as_one_step(mine):
