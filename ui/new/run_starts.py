@@ -69,8 +69,7 @@ def checked(draft_id: str) -> tuple["runs.RunSpec", list[str]]:
     """
     from runs.folders import unpaired
 
-    if imports.status(draft_id)["waiting"]:
-        raise RunError([Fault("images", "Images are still being imported in step 1; wait, or cancel the import")])
+    no_import(draft_id)
     found = form.reviewed(draft_id, ask=True)
     if found.missing or found.faults or found.spec is None:
         raise RunError([*found.missing, *found.faults])
@@ -78,6 +77,12 @@ def checked(draft_id: str) -> tuple["runs.RunSpec", list[str]]:
     if fault := _store_fault(found.spec) or unpaired(found.spec, stems):
         raise RunError([fault])
     return found.spec, [f"Warning: {form.shown(warning)}" for warning in found.warnings]
+
+
+def no_import(draft_id: str) -> None:
+    """Raise RunError while images are imported into the draft: a run would have only a part of them."""
+    if imports.status(draft_id)["waiting"]:
+        raise RunError([Fault("images", "Images are still being imported in step 1; wait, or cancel the import")])
 
 
 def create(draft_id: str, spec: "runs.RunSpec") -> tuple[Path, list[str]]:

@@ -11,7 +11,7 @@ import runs
 from launch import rehearse
 from runs.files import Fault
 from ui.dataset import draft, imports
-from ui.new import form, new_lora, run_starts, script_editor, summary, sweep
+from ui.new import export, form, new_lora, run_starts, script_editor, summary, sweep
 
 pytestmark = pytest.mark.usefixtures("no_gpu")
 
@@ -57,9 +57,9 @@ def test_no_run_begins_with_a_part_of_the_images_that_are_imported(mine, tmp_pat
     add_photos(mine, tmp_path / "first", 1)
     form.save(mine, values(model="tiny-flux"))
     imports.start_folder(mine, str(photo_folder(tmp_path / "more", 2)))
-    for start in (lambda: run_starts.start(mine), lambda: sweep.start(mine, {"rank": "4, 8"})):
+    for start in (run_starts.start, lambda _: sweep.start(mine, {"rank": "4, 8"}), export.start):
         with pytest.raises(runs.RunError, match="still being imported in step 1; wait, or cancel"):
-            start()
+            start(mine)
     assert runs.list_runs() == []
     imports.cancel(mine)
     assert run_starts.checked(mine)
