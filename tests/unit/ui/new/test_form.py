@@ -216,6 +216,21 @@ def test_what_is_no_setting_is_refused_and_nothing_is_stored(mine, changes):
     assert image_action({"action": "save_settings", "draft": "../x", "changes": {"rank": 4}})["ok"] is False
 
 
+def test_a_choice_that_does_not_exist_is_refused_and_not_replaced_by_another_one(mine):
+    for key, message in (
+        ("model", "Base model: there is no 'flux1-dev'; use one of flux-dev, "),
+        ("tier", "VRAM: there is no 'flux1-dev'; use one of 8G, 12G, 16G, 20G$"),
+        ("backend", "Trainer: there is no 'flux1-dev'; use one of diffusers, sd-scripts, musubi$"),
+        ("subject", "there is no 'flux1-dev'; use one of person, style, object$"),
+        ("mixed_precision", "Precision: there is no 'flux1-dev'; use one of "),
+    ):
+        with pytest.raises(runs.RunError, match=message):
+            form.save(mine, {"rank": 8, key: "flux1-dev"})
+    assert draft.form(mine) == {}
+    form.save(mine, {"model": None, "trackers": ""})
+    assert form.current(mine)["model"] == "flux-dev"
+
+
 def test_repeats_and_epochs_follow_the_images_until_one_of_them_is_typed(mine, tmp_path):
     assert length(mine) == (10, 16)
     add_photos(mine, tmp_path, 4)
