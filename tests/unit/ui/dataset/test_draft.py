@@ -74,7 +74,7 @@ def test_the_page_can_only_add_its_own_uploads(mine, tmp_path):
         answer = images.image_action(
             {"action": "add_images", "draft": mine, "uploads": [{"path": path, "name": "x.png"}], "drop": ""}
         )
-        assert "reload" in answer["error"]
+        assert "Only files that were uploaded here can be added" in answer["error"]
     assert secret.exists() and draft.items(mine) == []
 
 
