@@ -70,7 +70,10 @@ def read_caption(path: Path, name: str = "") -> str:
         raise RunError(f"{name}: the caption is larger than {limit_kb} kB; shorten it")
     utf16 = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     try:
-        return one_line(content.decode("utf-16" if utf16 else "utf-8-sig"))
+        text = content.decode("utf-16" if utf16 else "utf-8-sig")
+        if text.count("\0") * 3 > len(text):  # UTF-16 without its mark, or UTF-32
+            raise UnicodeDecodeError("utf-8", content, content.index(0), len(content), "NUL")
+        return one_line(text)
     except UnicodeDecodeError as error:
         kind = "UTF-16" if utf16 else "UTF-8"
         raise RunError(
@@ -145,7 +148,7 @@ def _plain(text: str) -> str:
 
 
 def folder_names(images: Iterable[tuple[str, int]]) -> list[str]:
-    """The folder of the data set that `ingest` will write each image to. Raises RunError: a weight makes too many repeats.
+    """The folder of the data set that `ingest` will write each image to.
 
     Args:
         images: the dropped folder and the weight of each, in order.
@@ -154,17 +157,24 @@ def folder_names(images: Iterable[tuple[str, int]]) -> list[str]:
 
     @functools.cache
     def name(folder: str, weight: int) -> str:
-        wanted = _subfolder(folder) if weight == 1 else _weighted(folder, weight, name(folder, 1))
+        wanted = _subfolder(folder) if weight == 1 else _weighted(weight, name(folder, 1))
         return _unique(wanted, taken) if wanted else ""
 
     return [name(*one) for one in images]
 
 
-def _weighted(folder: str, weight: int, base: str) -> str:
-    """The name of a subfolder for the images of a dropped folder with a weight; base: that for those without one."""
+def too_often(images: Iterable[tuple[str, int]]) -> str:
+    """Why a run cannot have these images: a weight makes too many repeats; "" where none does. images: as `folder_names`."""
+    for folder, weight in images:
+        number, _ = repeats_of(folder) or (0, "")
+        if weight > 1 and number * weight > MAX_REPEATS:
+            return f"{folder}: {number} repeats × weight {weight} is more than {MAX_REPEATS}; lower one of them"
+    return ""
+
+
+def _weighted(weight: int, base: str) -> str:
+    """The name of a subfolder for images with a weight; base: that of their folder's images without one."""
     number, _, rest = base.partition("_") if repeats_of(base) else ("", "", base)
-    if number and int(number) * weight > MAX_REPEATS:
-        raise RunError(f"{folder}: {number} repeats × weight {weight} is more than {MAX_REPEATS}; lower one of them")
     stem = f"weight-{weight}" + (f"-{rest}" if rest else "")
     return f"{int(number) * weight}_{stem}" if number else stem
 
@@ -210,7 +220,10 @@ def ingest(
     """
     errors: list[str] = []
     taken: dict[str, set[str]] = {}
-    names = folder_names((source.folder, source.weight) for source in sources)
+    placed = [(source.folder, source.weight) for source in sources]
+    if why := too_often(placed):
+        raise RunError(why)
+    names = folder_names(placed)
     for source, inside in zip(sources, names, strict=True):
         try:
             mask = masks.opened(source.mask, source.name) if source.mask else None

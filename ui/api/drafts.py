@@ -166,8 +166,8 @@ def cancel_captions(draft_id: str) -> dict[str, Any]:
 def start_draft(draft_id: str) -> dict[str, Any]:
     """Create a run of the draft and start it. Returns {"run", "messages"}.
 
-    After a rehearsal of these settings failed, or with images that nothing describes, the first call refuses and says
-    so; the second one starts.
+    After a rehearsal of these settings failed, with images that nothing describes, or while captions are written, the
+    first call refuses and says so; the second one starts. While images are imported, it refuses.
     """
     folder, messages = run_starts.start(_known(draft_id))
     return {"run": folder.name, "messages": messages}

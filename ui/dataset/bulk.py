@@ -69,13 +69,15 @@ def _text(fields: Mapping[str, Any], name: str, missing: str = "", blank: str = 
 def _prefix(fields: Mapping[str, Any]) -> Edit:
     text = _text(fields, "text", "Type the text to add")
     alone = text.strip().rstrip(",").rstrip()
-    return lambda caption, _: caption if caption.startswith(alone) else text + caption if caption.strip() else alone
+    there = re.compile(rf"{re.escape(text)}|{re.escape(alone)}(?!\w)")  # "cat, " is not the beginning of "cats"
+    return lambda caption, _: caption if there.match(caption) else text + caption if caption.strip() else alone
 
 
 def _suffix(fields: Mapping[str, Any]) -> Edit:
     text = _text(fields, "text", "Type the text to add")
     alone = text.strip().lstrip(",").lstrip()
-    return lambda caption, _: caption if caption.endswith(alone) else caption + text if caption.strip() else alone
+    there = re.compile(rf"{re.escape(text)}\Z|(?<!\w){re.escape(alone)}\Z")
+    return lambda caption, _: caption if there.search(caption) else caption + text if caption.strip() else alone
 
 
 def _replace(fields: Mapping[str, Any]) -> Edit:

@@ -106,7 +106,7 @@ def status(draft_id: str) -> dict[str, Any]:
         "job": found["job"],
         "state": job.state,
         "seconds": round(job.seconds),
-        "done": found["total"] - len(draft_store.read(draft_id)["wanted"]),
+        "done": found["total"] - _left(draft_id),
         "total": found["total"],
         "line": others[-1] if others else "",
         "failures": failures[-MOST_FAILURES:],
@@ -304,15 +304,23 @@ def begin(
             empty, by_model = not entry["caption"].strip() or not entry["caption_by"], entry["caption_by"] == "model"
             if empty or (by_model and which != "empty") or (which == "all" and overwrite):
                 wanted[key] = {"seen": entry["caption"]}
+        if not state["images"]:
+            raise RunError("Add images first")
+        if chosen is not None and chosen.isdisjoint(state["images"]):
+            raise RunError("The selected images were removed; select others, or clear the selection")
         if not wanted:
             raise RunError(
                 "Every one of these images has a caption that is to be kept. Choose “All images”, or allow it to replace captions."
-                if state["images"]
-                else "Add images first"
             )
         job = {"job": secrets.token_hex(8), "options": options, "overwrite": overwrite, "total": len(wanted)}
         file.store({**state, "captions": job, "wanted": draft_store.placed(wanted)})
     return len(wanted)
+
+
+def _left(draft_id: str) -> int:
+    """The images that the last job has not described yet; one that was removed meanwhile needs no caption."""
+    state = draft_store.read(draft_id)
+    return sum(key in state["images"] for key in state["wanted"])
 
 
 def stored(draft_id: str) -> dict[str, Any] | None:
@@ -341,7 +349,7 @@ class DraftWork:
         ]
 
     def counts(self) -> tuple[int, int]:
-        return self.total - len(draft_store.read(self.draft_id)["wanted"]), self.total
+        return self.total - _left(self.draft_id), self.total
 
     def store(self, picture: Picture, caption: str) -> None:
         with draft.locked(self.draft_id) as file:

@@ -9,6 +9,7 @@ position: adding, moving or removing one image never changes the caption of anot
 
 import contextlib
 import os
+import re
 import shutil
 import time
 from collections import Counter
@@ -215,10 +216,15 @@ def _plain(value: Any) -> Any:
     return plain_text(value) if isinstance(value, str) else value
 
 
-def mark_in_a_run(draft_id: str) -> None:
-    """Record that a run's data set contains these images and captions."""
+def digest(draft_id: str) -> str:
+    """Hash of all images and captions as they are now; "" when there are none."""
+    return draft_store.digest(draft_store.read(draft_id))
+
+
+def mark_in_a_run(draft_id: str, digest: str) -> None:
+    """Record that a run's data set contains the images and captions of a digest."""
     with locked(draft_id) as file:
-        file.store({**file.state, "kept": draft_store.digest(file.state)})
+        file.store({**file.state, "kept": digest})
 
 
 def images_not_in_a_run(draft_id: str) -> int:
@@ -301,7 +307,7 @@ def with_trigger(word: str) -> Callable[[Entry], Entry]:
 
     def make(entry: Entry) -> Entry:
         caption = entry["caption"]
-        if caption.split(",")[0].strip() == word:
+        if re.match(rf"\s*{re.escape(word)}\s*(,|$)", caption):  # a word may have commas itself
             return {}
         return {"caption": f"{word}, {caption}" if caption.strip() else word}
 

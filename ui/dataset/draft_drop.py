@@ -174,6 +174,8 @@ def _caption_in(file: Dropped) -> str:
         text = read_caption(file.path, file.shown)
     except FileNotFoundError as error:
         raise RunError(f"{file.shown}: {draft_images.GONE}") from error
+    except OSError as error:
+        raise RunError(f"{file.shown}: {draft_images.UNREAD}") from error
     if len(text) > draft_store.MAX_CAPTION:
         raise RunError(f"{file.shown}: the caption has {len(text)} characters; shorten it to {draft_store.MAX_CAPTION}")
     return text

@@ -27,6 +27,7 @@ MAX_WORKERS = 8
 DRAFTED = ("JPEG", "MPO")  # formats that can be decoded at a fraction of their size
 SIDEWAYS = (5, 6, 7, 8)  # EXIF orientations that exchange width and height
 GONE = "the file is gone; drop it again"
+UNREAD = "the file cannot be read; allow this user to read it"
 EXIF_IFD, EXIF_WIDTH, EXIF_HEIGHT = 0x8769, 0xA002, 0xA003
 # Ends the name of a mask that ignores the complete image, so that a start can warn without reading every mask.
 IGNORES_ALL = "-all.png"
@@ -127,7 +128,7 @@ def looks_of(small: Any, size: tuple[int, int]) -> dict[str, Any]:
 
 def put(path: Path, name: str, copy: Path, link: bool) -> None:
     """Put a file into the draft, as a hard link where it may be one. A link to another file is never followed. Raises
-    RunError: it is one, or the file is gone."""
+    RunError: it is one, or the file is gone or cannot be read."""
     if link:
         # Another disk, a file of another user, a system without hard links or (Windows) without this argument.
         with contextlib.suppress(OSError, NotImplementedError):
@@ -141,6 +142,10 @@ def put(path: Path, name: str, copy: Path, link: bool) -> None:
         shutil.copyfile(path, copy)
     except FileNotFoundError as error:
         raise RunError(f"{name}: {GONE}") from error
+    except PermissionError as error:
+        if str(error.filename) != str(path):
+            raise
+        raise RunError(f"{name}: {UNREAD}") from error
 
 
 def _upright(image: Any) -> int:

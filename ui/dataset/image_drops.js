@@ -85,7 +85,7 @@ async function uploadAll() {
   showProgress(DROP_HINT, null);
   const count = `${many(added, "image")} added.`;
   if (messages.length) showNotes([...(added ? [`${count} Messages:`] : []), ...messages], "bad");
-  else showNotes([added ? count : "Captions read."], "good", true);
+  else showNotes([added ? count : state().importing ? "The images are being imported." : "Captions read."], "good", true);
 }
 /** The server's answer to one batch; null when there is none. */
 async function uploadBatch(batch, onProgress) {

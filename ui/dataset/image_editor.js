@@ -148,6 +148,7 @@ function makeEditor() {
   async function load(again) {
     const wanted = id;
     const answer = await look("open", { id: wanted }, (text) => wanted === id && say(text));
+    if (!answer && wanted === id) painter.ready();
     if (!answer || wanted !== id || !dialog.open) return;
     if (!answer.item) return dialog.close(); // it was removed elsewhere
     item = answer.item;
@@ -169,7 +170,7 @@ function makeEditor() {
     say("");
     saved.textContent = "";
     picture.src = item.thumb;
-    painter.show(item.full, "");
+    painter.show(item.full, "", Boolean(item.mask || hangproof.unsavedText("mask", id)));
     if (!dialog.isConnected) document.body.append(dialog);
     if (!dialog.open) {
       choose("look");

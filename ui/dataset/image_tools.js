@@ -82,6 +82,12 @@ function selectOnly(ids) {
   selected.clear();
   select(ids);
 }
+/** Images that were removed, here or elsewhere, are no longer selected. */
+async function dropRemoved() {
+  const answer = await ask("ids", { query: {} });
+  const there = new Set(answer?.ids ?? selected);
+  select([...selected].filter((id) => !there.has(id)), false);
+}
 async function selectFound(invert) {
   const answer = await look("ids", {});
   if (!answer) return;

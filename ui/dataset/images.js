@@ -187,6 +187,8 @@ function draw() {
   next.disabled = page + 1 >= pages;
   showHistory(history);
   drawSelection();
+  if (selected.size && !hangproof.same(drawn, [total, history])) dropRemoved();
+  drawn = [total, history];
   editor.refresh();
   for (const [fold, busy] of Object.entries({ "caption-writer": state().captioning, "import-fold": state().importing })) {
     if (busy && !openedFolds.has(fold)) openFold(fold); // once, such as after the page was loaded again
@@ -201,6 +203,7 @@ function draw() {
   }
 }
 let adopted = "";
+let drawn = [];
 const openedFolds = new Set();
 
 // Drafts of other browsers ------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ function makeMaskPainter(frame, { changed, refused }) {
   const context = canvas.getContext("2d", { willReadFrequently: true });
   const cursor = make("div", "hp-mask-cursor");
   let active = false;
+  let waiting = false; // for the mask that the image has: a stroke before it would replace it
   let stroke = null; // the last point of the stroke that is being drawn
   let at = [0.5, 0.5]; // the brush, as fractions of the image
   let erase = false;
@@ -68,6 +69,7 @@ function makeMaskPainter(frame, { changed, refused }) {
     changed({ png: "" });
   }
   function invert() {
+    if (waiting) return;
     context.globalCompositeOperation = "xor";
     context.fillRect(0, 0, canvas.width, canvas.height);
     context.globalCompositeOperation = "source-over";
@@ -90,7 +92,7 @@ function makeMaskPainter(frame, { changed, refused }) {
     drawCursor();
   };
   frame.addEventListener("pointerdown", (event) => {
-    if (!active || event.button) return;
+    if (!active || waiting || event.button) return;
     event.preventDefault();
     frame.setPointerCapture(event.pointerId);
     frame.focus();
@@ -119,18 +121,19 @@ function makeMaskPainter(frame, { changed, refused }) {
     const step = radius() * (event.shiftKey ? 2 : 0.5);
     at = at.map((one, n) => Math.min(1, Math.max(0, one + (way[n] * step) / [canvas.width, canvas.height][n])));
     drawCursor();
-    if (event.key !== " " || event.repeat) return;
+    if (waiting || event.key !== " " || event.repeat) return;
     dab(at);
     painted();
   });
   frame.append(canvas, cursor);
   return {
     panel,
-    /** Show a mask (base64 of a PNG, "" for none) of an image with `full` pixels. */
-    async show(full, base64) {
+    /** Show a mask (base64 of a PNG, "" for none) of an image with `full` pixels. waits: another one follows. */
+    async show(full, base64, waits = false) {
       const scale = Math.min(1, MASK_SIDE / Math.max(...full));
       const picture = base64 && make("img", "", { src: `data:${MASK_TYPE};base64,${base64}` });
       const unreadable = picture && (await picture.decode().catch((error) => error));
+      waiting = waits;
       if (stroke || unreadable) return;
       [canvas.width, canvas.height] = full.map((side) => Math.max(1, Math.round(side * scale))); // empties it
       drawCursor();
@@ -145,6 +148,8 @@ function makeMaskPainter(frame, { changed, refused }) {
       active = on;
       drawCursor();
     },
+    /** No mask follows: it cannot be read. */
+    ready: () => (waiting = false),
     /** What the trainer does with a mask. */
     say({ note: text, uses_masks: used }) {
       note.textContent = text;

@@ -91,14 +91,16 @@ def move(draft_id: str, image_ids: Iterable[str], name: str, repeats: int | None
 
 
 def rename(draft_id: str, folder: str, name: str, repeats: int | None = None) -> int:
-    """Give a subset another name and other repeats (None: those of step 2). Returns its number of images. Raises
-    RunError: there is no such subset, another one has the name, or the name or the repeats cannot be used."""
+    """Give a subset another name ("": none, its images are in no subset) and other repeats (None: those of step 2). Returns
+    its number of images. Raises RunError: there is no such subset, another one has the name, or the name or the repeats
+    cannot be used."""
     wanted = folder_of(name, repeats)
     with change(draft_id) as edit:
         folders = _folders(edit.state)
         if folder not in folders:
             raise RunError("This subset has no images any more; reload the page")
-        if wanted != folder and any(parts_of(wanted)[0] == parts_of(one)[0] for one in folders if one != folder):
+        others = {parts_of(one)[0] for one in folders} - {parts_of(folder)[0]}
+        if wanted != folder and wanted and (wanted in folders or parts_of(wanted)[0] in others):
             raise RunError(f"There is a subset {name!r} already; choose another name, or move the images into it")
         keys = [key for key, entry in edit.state["images"].items() if entry["folder"] == folder]
         moved = _put(edit.state, keys, wanted)

@@ -21,7 +21,7 @@ from runs.manage import size_text
 from ui import jobs
 from ui.dataset import draft
 from ui.html import esc
-from ui.new import form, script_editor
+from ui.new import form, run_starts, script_editor
 from ui.served import file_url
 
 JOB = "export"
@@ -34,7 +34,8 @@ def folder_of(draft_id: str) -> Path:
 
 
 def start(draft_id: str) -> None:
-    """Start to write the ZIP in the background. RunError: one is being written already."""
+    """Start to write the ZIP in the background. RunError: one is being written already, or images are being imported."""
+    run_starts.no_import(draft_id)
     jobs.start(folder_of(draft_id), JOB, ["ui.new.export", draft_id], LIMIT_S)
 
 

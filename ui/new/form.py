@@ -6,6 +6,7 @@ model, this machine and the number of images, and follow them. So the page, the 
 values from each other. Labels and help texts are in runs/fields.py; defaults come from presets/defaults.toml.
 """
 
+import contextlib
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ import presets
 from monitor.phrases import count
 from runs import env_file, weights
 from runs.command import samples
-from runs.dataset import shown_per_epoch
+from runs.dataset import shown_per_epoch, too_often
 from runs.fields import EMPTY, HEAD, KEYS, LABELS, LENGTH, MACHINES, MORE, SAMPLES, SUBJECT
 from runs.files import Fault, RunError
 from runs.folders import name_fault, planned_steps, problems, with_intervals
@@ -32,7 +33,7 @@ from ui.html import esc
 BACKENDS = {"diffusers": "Built-in (Diffusers)", "sd-scripts": "kohya's sd-scripts", "musubi": "kohya's musubi-tuner"}
 # Fields that depend on the base model and on what is trained: choosing either sets each that the user has not typed.
 MODEL_FIELDS = ("tier", "resolution", "rank", "alpha", "learning_rate", "mixed_precision", "sample_steps")
-
+TEXTS = ("name", "trigger", "prompts", "flags", "control_dir")
 FOLLOWING = ("repeats", "epochs")  # follow the number of images, until one of them is set
 # For events of the page (ui/new/fields.js): before one, the server gets what was typed; after one, the page shows what is stored.
 FLUSH = "async (...values) => { await hangproof.flush(); return values; }"
@@ -62,13 +63,17 @@ def _texts(values: Mapping[str, Any]) -> dict[str, str]:
     return {key: f"{values[key]:g}" for key in ("alpha", "learning_rate")}
 
 
+def _choices() -> dict[str, Collection[str]]:
+    """The values of each field that is a choice. Raises PresetError: the user's table of models is invalid."""
+    fields = {one.key: [value for _, value in one.choices] for one in (SUBJECT, *MORE) if one.kind == "choice"}
+    return {"model": presets.models(), "tier": presets.tiers(), "backend": BACKENDS, **fields}
+
+
 def restored(stored: Mapping[str, Any], others: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The defaults, or `others`, replaced by stored values; a stored choice that no longer exists (a removed model) is dropped."""
-    allowed: dict[str, Collection[str]] = {"model": presets.models(), "tier": presets.tiers(), "backend": BACKENDS}
-    allowed |= {
-        field.key: [value for _, value in field.choices] for field in (SUBJECT, *MORE) if field.kind == "choice"
-    }
+    allowed = _choices()
     kept = {k: v for k, v in stored.items() if k in KEYS and (k not in allowed or v in allowed[k])}
+    kept |= {k: str(v) for k, v in kept.items() if k in TEXTS and isinstance(v, int | float)}  # a program's name=7
     return {**(defaults() if others is None else others), **kept}
 
 
@@ -129,6 +134,8 @@ def review(
     if not sum(images.values()):
         missing.append(Fault("images", "Add at least one image in step 1; 10 to 30 make a good LoRA"))
     spec, faults = parse(values)
+    if many := too_often((item.folder, item.weight) for item in items):
+        faults.append(Fault("images", many))
     if spec is not None:
         refused = any(fault.field == "extra" for fault in faults)
         findings = [one for one in judge(spec, images, machine, sizes) if not (refused and one.field == "extra")]
@@ -381,7 +388,7 @@ def reviewed(draft_id: str, ask: bool = False) -> Review:
 def proposal(draft_id: str, values: Mapping[str, Any]) -> Proposal | None:
     """Repeats and epochs for the draft's images; folders such as `10_cat` keep their own repeats. None: a field is invalid."""
     batch, accumulation = values["batch_size"], values["gradient_accumulation"]
-    if not all(isinstance(one, int | float) and one >= 1 and one == int(one) for one in (batch, accumulation)):
+    if not all(isinstance(one, int | float) and 1 <= one < 1e9 and one == int(one) for one in (batch, accumulation)):
         return None
     counts = draft.counts(draft_id)
     fixed = shown_per_epoch(counts, 0)
@@ -401,12 +408,17 @@ def save(draft_id: str, changes: Mapping[str, Any], typed: bool = False) -> None
         typed: on the page, where a field that is set back to the base model's own value follows the model again.
 
     Raises:
-        RunError: there is no such field, or the disk does not take it; nothing was stored.
+        RunError: there is no such field or choice, or the disk does not take it; nothing was stored.
     """
     if wrong := sorted(str(key) for key in changes if key not in KEYS):
         raise RunError(f"There is no setting {wrong[0][:100]!r}; use some of {', '.join(KEYS)}")
     if wrong := [key for key, value in changes.items() if not isinstance(value, str | int | float | bool | None)]:
         raise RunError(f"{wrong[0]}: a setting is a text, a number or null")
+    with contextlib.suppress(presets.PresetError):  # `current` reports it
+        for key, known in _choices().items():
+            if changes.get(key) is not None and changes[key] not in known:
+                there = ", ".join(filter(None, known))
+                raise RunError(f"{LABELS[key]}: there is no {str(changes[key])[:100]!r}; use one of {there}")
     with draft.locked(draft_id):
         try:
             more, following = _follow(draft_id, changes, typed)

@@ -9,7 +9,7 @@ from typing import Any
 
 import runs
 from runs.files import Fault, RunError
-from ui.dataset import draft
+from ui.dataset import captioning, draft, imports
 from ui.new import form, script_editor
 from ui.run import actions
 
@@ -25,8 +25,8 @@ class NotStarted(RunError):
 def start(draft_id: str) -> tuple[Path, list[str]]:
     """Create a run of the draft and start it; while its GPU is busy, it waits in the queue.
 
-    After a rehearsal of these settings failed, or with images that nothing describes, the first call refuses and says
-    so; the second one starts.
+    After a rehearsal of these settings failed, with images that nothing describes, or while captions are written, the
+    first call refuses and says so; the second one starts.
 
     Returns:
         The run's folder, and messages: the warnings, and which images and captions were changed.
@@ -38,6 +38,8 @@ def start(draft_id: str) -> tuple[Path, list[str]]:
     spec, warnings = checked(draft_id)
     spec, rehearsed = script_editor.for_run(draft_id, spec), rehearsal_folder(draft_id)
     questions = [form.undescribed(spec.trigger, draft.items(draft_id))]
+    if captioning.running(draft_id):
+        questions.append("Captions are still being written; the run would have those of this moment")
     if rehearsed.is_dir():
         from launch import rehearse
 
@@ -67,6 +69,7 @@ def checked(draft_id: str) -> tuple["runs.RunSpec", list[str]]:
     """
     from runs.folders import unpaired
 
+    no_import(draft_id)
     found = form.reviewed(draft_id, ask=True)
     if found.missing or found.faults or found.spec is None:
         raise RunError([*found.missing, *found.faults])
@@ -76,6 +79,12 @@ def checked(draft_id: str) -> tuple["runs.RunSpec", list[str]]:
     return found.spec, [f"Warning: {form.shown(warning)}" for warning in found.warnings]
 
 
+def no_import(draft_id: str) -> None:
+    """Raise RunError while images are imported into the draft: a run would have only a part of them."""
+    if imports.status(draft_id)["waiting"]:
+        raise RunError([Fault("images", "Images are still being imported in step 1; wait, or cancel the import")])
+
+
 def create(draft_id: str, spec: "runs.RunSpec") -> tuple[Path, list[str]]:
     """Create a run with the draft's images.
 
@@ -83,8 +92,9 @@ def create(draft_id: str, spec: "runs.RunSpec") -> tuple[Path, list[str]]:
         The run's folder, and which images and captions were changed.
     """
     messages: list[str] = []
+    given = draft.digest(draft_id)  # before: what is typed while the images are written is in no run
     folder = runs.create(spec, draft.sources(draft_id), on_note=messages.append)
-    draft.mark_in_a_run(draft_id)
+    draft.mark_in_a_run(draft_id, given)
     return folder, messages
 
 

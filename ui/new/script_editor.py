@@ -70,9 +70,10 @@ def _apart(draft_id: str) -> Path:
 
 
 def discard(draft_id: str) -> None:
-    """Use the generated script again."""
+    """Use the generated script again, and forget the secrets of the edited one."""
     with _lock, explained("use the generated script"):
         (draft.folder(draft_id) / FILE).unlink(missing_ok=True)
+        env_file.forget(_apart(draft_id))
 
 
 def follow(draft_id: str, merge: bool) -> list[str]:
@@ -99,7 +100,6 @@ def fix(draft_id: str, wanted: str) -> None:
 def copy_from_run(draft_id: str, spec: "runs.RunSpec") -> None:
     """Take over a run's script with its settings: the edited one, or none."""
     discard(draft_id)
-    env_file.forget(_apart(draft_id))
     env_file.write(
         draft.folder(draft_id), {name: spec.environment[name] for name in spec.secrets if name in spec.environment}
     )

@@ -129,7 +129,12 @@ def save_template(name: object, values: Mapping[str, Any], replace: bool = False
             path.touch(exist_ok=replace)  # of two windows, one makes the file
         except FileExistsError:
             raise RunError(f"A template named “{text}” exists already. Replace it, or choose another name") from None
-        atomic_write(path, content)
+        try:
+            atomic_write(path, content)
+        except OSError:
+            if not path.stat().st_size:  # made just now: the name is still free
+                path.unlink()
+            raise
     return {"key": path.stem, "name": text}
 
 

@@ -21,7 +21,7 @@ from runs import manage
 from runs.dataset import counts
 from runs.paths import outputs_dir
 from ui import jobs, scripts
-from ui.dataset import draft, images
+from ui.dataset import captioning, draft, images, imports
 from ui.html import box, esc, pressed
 from ui.new import form, script_editor
 from ui.run import (
@@ -312,6 +312,8 @@ def copy_to_new_lora(selected: str, confirmed: str, draft_id: str) -> Iterator[t
         yield notice(["Copying the images…"], "busy"), "", gr.skip(), gr.skip(), gr.skip()
         values = form.values_of_spec(spec, counts(runs.datasets_dir() / spec.slug))
         values["name"] = runs.free_name(spec.name)
+        imports.cancel(draft_id)  # its images would come after those of the run
+        captioning.cancel(draft_id)
         # The draft is touched last, and once: an error above leaves it as it is.
         messages = draft.copy_dataset(draft_id, spec.slug, values)
         script_editor.copy_from_run(draft_id, spec)

@@ -127,6 +127,12 @@ def test_a_caption_is_text_in_utf8_or_utf16_of_a_captions_size(tmp_path, monkeyp
     path.write_bytes(b"\xff\xfea")
     with pytest.raises(runs.RunError, match=r"^a\.txt: the caption is not UTF-16 text \(byte 2\)"):
         dataset.read_caption(path)
+    for encoding in ("utf-16-le", "utf-16-be", "utf-32", "utf-32-le"):
+        path.write_bytes("a cat".encode(encoding))
+        with pytest.raises(
+            runs.RunError, match=r"^a\.txt: the caption is not UTF-(8|16) text \(byte \d\); save the file"
+        ):
+            dataset.read_caption(path)
     limits(monkeypatch, max_caption_kb=1)
     path.write_text("x" * 1000)
     assert len(dataset.read_caption(path)) == 1000
@@ -144,7 +150,7 @@ def test_dropped_folders_become_subfolders_of_one_level_that_stay_apart():
     weighted = {("9999_x", 1): "9999_x", ("5_ö", 9): "45_weight-9-o", ("a/b", 2): "weight-2-a-b"}
     assert dataset.folder_names(weighted) == [*weighted.values()]
     with pytest.raises(runs.RunError, match="^2024_summer: 2024 repeats × weight 5 is more than 9999; lower one"):
-        dataset.folder_names([("2024_summer", 5)])
+        dataset.ingest([dataset.Source(Path("a.png"), "a.png", "", "2024_summer", weight=5)], Path("none"))
 
 
 def test_the_images_of_a_data_set_are_those_that_a_trainer_reads(tmp_path):

@@ -4,6 +4,7 @@ import re
 
 import pytest
 from draft_helpers import item_of, mask_of, photo, top_ignored
+from playwright.sync_api import Route
 from ui_helpers import photos, serving
 from ui_page import PATIENCE_S, a_tab, captions, drop, field, has_focus, open_page, serious, serving_again, until
 
@@ -126,6 +127,27 @@ def test_the_large_view_edits_by_keyboard_and_pointer_and_survives_a_killed_serv
         until(lambda: now().mask == masks[-2], "the file is undone")
         view.get_by_role("button", name=re.compile("^Redo")).click()
         until(lambda: now().mask == masks[-1], "the file is back")
+
+        # a stroke before the image's mask is there does not replace it
+        view.get_by_role("button", name="Brush", exact=True).click()
+        late: list[Route] = []
+
+        def hold(route: Route) -> None:
+            late.append(route) if '"open"' in (route.request.post_data or "") else route.continue_()
+
+        page.route("**/component_server/", hold)
+        for key, place in (("PageDown", 2), ("PageUp", 1)):
+            page.keyboard.press(key)
+            view.get_by_text(f"{place} of 12").wait_for()
+        drag((0.3, 0.9), (0.7, 0.9))
+        for route in late:
+            route.continue_()
+        page.unroute("**/component_server/", hold)
+        until(lambda: page.evaluate(INK) > 0, "the mask is on the canvas")
+        drag((0.3, 0.8), (0.7, 0.8))
+        changed("the stroke after it is stored")
+        view.get_by_text("Mask stored").wait_for()
+        assert mask_of(mine, now())[0, 0] == 0
 
         # rotation turns crop and mask; the weight changes the plan
         crop = now().crop

@@ -158,6 +158,13 @@ def test_captions_stay_with_their_images_and_each_change_can_be_undone_and_redon
     shows(tab, 1)
     undo.click()
     shows(tab, 3)
+    # What is removed in another way is no longer selected.
+    tab.get_by_role("button", name="Select all 3").click()
+    draft.remove(mine, [draft.items(mine)[0].id])
+    tab.get_by_label("Move later: coffee.png").press("Enter")
+    tab.get_by_text("2 selected", exact=True).wait_for()
+    tab.get_by_role("button", name="Remove all").click()
+    tab.locator(".hp-selection").wait_for(state="hidden")
 
 
 def keeps_its_list(page) -> None:

@@ -24,6 +24,9 @@ def impatient(monkeypatch):
     [
         ({"kind": "prefix", "text": "tok, "}, ["a cat", "", "tok, b"], ["tok, a cat", "tok", "tok, b"]),
         ({"kind": "suffix", "text": ", grain"}, ["a", "", "b, grain"], ["a, grain", "grain", "b, grain"]),
+        ({"kind": "prefix", "text": "cat, "}, ["cats", "cat", "cat. b"], ["cat, cats", "cat", "cat. b"]),
+        ({"kind": "suffix", "text": ", at"}, ["a cat", "at", "a.at"], ["a cat, at", "at", "a.at"]),
+        ({"kind": "prefix", "text": "super"}, ["man", "superman", ""], ["superman", "superman", "super"]),
         ({"kind": "replace", "find": "cat", "with": "dog"}, ["cat, Cat, cat", "x"], ["dog, Cat, dog", "x"]),
         ({"kind": "replace", "find": "cat", "with": r"\1", "any_case": True}, ["cat, Cat"], [r"\1, \1"]),
         ({"kind": "replace", "find": r"(\w+) hair", "with": r"hair: \1", "pattern": True}, ["red hair"], ["hair: red"]),

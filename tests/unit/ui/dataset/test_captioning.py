@@ -3,6 +3,7 @@
 import pytest
 from draft_helpers import drawn, filled
 
+from runs.files import RunError
 from ui.dataset import captioning, draft
 
 
@@ -31,6 +32,21 @@ def test_captions_are_written_for_the_images_and_with_the_options_that_were_chos
     _, parts = drawn(captioning.draw, mine)
     assert (parts["Threshold"]["value"], parts["Written by"]["value"], parts["Model"]["value"]) == (0.5, "tagger", "")
     assert run["on_new_captions"]("all")[1] == over and not run["on_new_captions"]("all")[2]["visible"]
+
+
+def test_images_that_were_removed_need_no_caption(mine):
+    ids = filled(mine, "", "", "c")
+    captioning.begin(mine, {"engine": "tagger"})
+    draft.remove(mine, ids[:1])
+    assert captioning.DraftWork(mine).counts() == (1, 2)
+    draft.remove(mine, ids[1:2])
+    assert captioning.DraftWork(mine).counts() == (2, 2), "there is nothing to continue"
+    for only, message in ((ids[:2], "The selected images were removed; select others"), (ids[2:], "to be kept")):
+        with pytest.raises(RunError, match=message):
+            captioning.begin(mine, {"engine": "tagger"}, only=only)
+    draft.clear(mine)
+    with pytest.raises(RunError, match="Add images first"):
+        captioning.begin(mine, {"engine": "tagger"}, only=ids)
 
 
 STATUS = {"state": "running", "done": 10, "total": 40, "seconds": 100, "line": "<x>", "failures": ["<y>"], "error": ""}

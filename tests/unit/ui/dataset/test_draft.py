@@ -12,7 +12,7 @@ from ui_helpers import photos, small_disk
 
 import runs
 from runs.files import RunError
-from ui.dataset import draft, image_edit, images
+from ui.dataset import draft, image_edit, images, imports
 from ui.new import form, new_lora
 from ui.run import run_page
 
@@ -53,6 +53,10 @@ def test_the_trigger_word_is_added_once(mine):
     assert "no_caption" in item_of(mine, "coffee.png").warnings
     draft.insert_trigger(mine, item_of(mine, "coffee.png").id)
     assert "no_caption" not in item_of(mine, "coffee.png").warnings and captions(mine)["coffee.png"] == "mytoken"
+    draft.save_fields(mine, {"trigger": "tok, photo"})
+    for _ in range(2):
+        draft.insert_trigger(mine, item_of(mine, "coffee.png").id)
+    assert captions(mine)["coffee.png"] == "tok, photo, mytoken"
     draft.save_fields(mine, {"trigger": "  "})
     assert "Type a trigger word" in images.image_action({"action": "insert_trigger", "draft": mine})["error"]
 
@@ -70,7 +74,7 @@ def test_the_page_can_only_add_its_own_uploads(mine, tmp_path):
         answer = images.image_action(
             {"action": "add_images", "draft": mine, "uploads": [{"path": path, "name": "x.png"}], "drop": ""}
         )
-        assert "reload" in answer["error"]
+        assert "Only files that were uploaded here can be added" in answer["error"]
     assert secret.exists() and draft.items(mine) == []
 
 
@@ -156,7 +160,7 @@ def test_intervals_computed_from_the_images_are_left_empty_in_a_copy(data, mine)
     assert kept["save_every_n_steps"] == "31"
 
 
-def test_images_that_no_run_contains_are_counted(data, mine):
+def test_images_that_no_run_contains_are_counted(data, mine, monkeypatch):
     assert draft.images_not_in_a_run(mine) == 0
     drop(mine, *photos("coffee.png", "rocket.jpg"))
     assert draft.images_not_in_a_run(mine) == 2
@@ -171,9 +175,14 @@ def test_images_that_no_run_contains_are_counted(data, mine):
     set_caption(mine, "coffee.png", "")
     draft.remove(mine, [item_of(mine, "rocket.jpg").id])
     assert draft.images_not_in_a_run(mine) == 1
+    create = runs.create
+    typed = lambda *given, **more: set_caption(mine, "coffee.png", "typed meanwhile") or create(*given, **more)  # noqa: E731
+    monkeypatch.setattr(runs, "create", typed)
+    create_run(mine, values(name="another"))
+    assert draft.images_not_in_a_run(mine) == 1
 
 
-def test_a_draft_is_replaced_only_after_confirmation_and_by_a_run_with_images(data, mine):
+def test_a_draft_is_replaced_only_after_confirmation_and_by_a_run_with_images(data, mine, monkeypatch):
     drop(mine, *photos("coffee.png"))
     folder, _ = create_run(mine, values())
     other = draft.new_id()
@@ -189,8 +198,10 @@ def test_a_draft_is_replaced_only_after_confirmation_and_by_a_run_with_images(da
     *_, done = run_page.copy_to_new_lora(folder.name, folder.name, other)
     assert captions(other) == {"coffee.png": "tok"} and done[2]["total"] == 1
     assert draft.form(other)["name"] == "my lora 2"
+    monkeypatch.setattr("ui.jobs.start", lambda *_: None)
+    imports.start_folder(other, str(data))
     *_, again = run_page.copy_to_new_lora(folder.name, "", other)  # every image is in a run: no question
-    assert again[2]["total"] == 1
+    assert again[2]["total"] == 1 and not imports.waiting(other), "no image of the draft before comes later"
 
 
 def test_values_of_images_are_stored_and_undone_as_one_step(mine):

@@ -2,13 +2,14 @@
 
 import io
 import re
+import shutil
 import struct
 import warnings
 import zipfile
 from functools import partial
 
 import pytest
-from draft_helpers import captions, drawn, drop, item_of, limits, packed, photo, png
+from draft_helpers import captions, drawn, drop, item_of, limits, note, packed, photo, png
 from PIL import Image
 
 from runs.files import RunError
@@ -155,6 +156,27 @@ def test_a_folder_that_changes_while_it_is_read_costs_only_the_file(mine, tmp_pa
     assert added == 1 and "x/a.png: the file is gone" in said[0] and "x/b.png: a link; use the file itself" in said[1]
 
 
+def test_a_file_that_cannot_be_read_costs_only_itself(mine, tmp_path, monkeypatch):
+    root = photo(tmp_path / "x/a.png", 1).parent
+    photo(root / "b.png", 2), note(root / "b.txt", "b"), note(root / "a.txt", "a")
+    files, _ = imports.files_of(root, "drop")
+    copy, read = shutil.copyfile, draft_drop.read_caption
+
+    def refuse(path):
+        if path.name in ("b.png", "a.txt"):
+            raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(shutil, "copyfile", lambda path, to: refuse(path) or copy(path, to))
+    monkeypatch.setattr(draft_drop, "read_caption", lambda path, name: refuse(path) or read(path, name))
+    added, said = draft_drop.take(mine, files, "drop", more=False)
+    assert added == 1 and sorted(said)[:2] == [
+        f"x/{name}: the file cannot be read; allow this user to read it" for name in ("a.txt", "b.png")
+    ]
+    monkeypatch.setattr(shutil, "copyfile", lambda path, to: refuse(root / "b.png"))
+    with pytest.raises(RunError, match="cannot store the files .*: no permission to write there"):
+        draft_drop.take(mine, files, "again", more=False)
+
+
 def test_the_import_that_runs_and_the_ends_of_others_are_shown_as_text():
     now = {"done": 1000, "total": 2000, "phase": "adding", "name": "<far>"}
     ended = {"state": "failed", "name": "old.zip", "added": 1, "messages": ["a.png: <b>"]}
@@ -173,3 +195,6 @@ def test_a_typed_folder_is_imported_into_the_draft(mine, tmp_path, monkeypatch):
     monkeypatch.setattr(imports, "start_folder", lambda *given: begun.append(given))
     events["begin"](str(tmp_path))
     assert begun == [(mine, str(tmp_path))]
+    photo(tmp_path / "x/a.png", 1)
+    (file,) = imports.files_of(imports.given_folder(f"{tmp_path}/x/../x/."), "drop")[0]
+    assert file.shown == "x/a.png" and imports.given_folder(f"{tmp_path}/x/..") == tmp_path

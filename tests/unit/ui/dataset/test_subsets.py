@@ -57,4 +57,10 @@ def test_a_subset_that_cannot_be_is_refused_and_names_do_not_collide(mine):
     for old, wanted, message in (("dog", "cat", "There is a subset 'cat' already"), ("horse", "x", "no images")):
         with pytest.raises(RunError, match=message):
             subsets.rename(mine, old, wanted)
+    subsets.move(mine, ids[1:2], "cat", 20)
+    assert [one["folder"] for one in subsets.overview(mine)] == ["10_cat", "20_cat", ""]
+    with pytest.raises(RunError, match="There is a subset 'cat' already"):
+        subsets.rename(mine, "20_cat", "cat", 10)
+    assert subsets.rename(mine, "20_cat", "cat", 30) == 1 and subsets.rename(mine, "30_cat", "") == 1
+    subsets.move(mine, ids[1:2], "dog")
     assert subsets.rename(mine, "", "rest", 2) == 1 and subsets.parts_of("set/10_cat/x") == ("set/cat/x", 10)

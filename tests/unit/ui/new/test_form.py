@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from configure_helpers import GPU, NO_GPU, values
-from draft_helpers import add_photos, create_run
+from draft_helpers import add_photos, create_run, drop, photo
 from runs_helpers import picture, pictures
 
 import presets
@@ -16,7 +16,7 @@ from runs.files import Fault
 from runs.machine import Machine
 from ui.dataset import draft
 from ui.dataset.images import image_action
-from ui.new import form, summary
+from ui.new import form, new_lora, summary
 
 pytestmark = pytest.mark.usefixtures("no_gpu")
 
@@ -127,6 +127,17 @@ def test_the_plan_counts_the_steps_and_findings_are_listed_with_labels():
     assert form.findings(form.review(values(), {"": 2})) == ""
 
 
+def test_a_weight_that_makes_too_many_repeats_is_a_fault_of_the_images_and_the_page_opens(mine, tmp_path):
+    drop(mine, (photo(tmp_path / "a.png", 1), "2024_trip/a.png"))
+    form.save(mine, {"name": "x"})
+    answer = image_action(
+        {"action": "weight", "draft": mine, "ids": [one.id for one in draft.items(mine)], "weight": 5}
+    )
+    assert answer["ok"] and new_lora.load(mine)[0] == mine
+    (fault,) = form.reviewed(mine).faults
+    assert fault == Fault("images", "2024_trip: 2024 repeats × weight 5 is more than 9999; lower one of them")
+
+
 def test_every_model_can_be_chosen_and_its_label_names_its_family():
     choices = form.model_choices()
     assert sorted(key for _, key in choices) == sorted(presets.models())
@@ -188,11 +199,36 @@ def test_a_field_is_stored_exactly_as_it_was_typed_and_the_others_stay(mine):
     assert form.current(mine).keys() == set(form.KEYS) and form.current(mine)["model"] == "flux-dev"
 
 
+def test_values_of_a_program_that_no_field_of_the_page_gives_leave_the_draft_readable(mine, tmp_path):
+    add_photos(mine, tmp_path, 1)
+    form.save(mine, {"name": 2024, "trigger": 7, "prompts": 1.5, "flags": True, "control_dir": 0})
+    texts = {"name": "2024", "trigger": "7", "prompts": "1.5", "flags": "True", "control_dir": "0"}
+    assert {key: form.reviewed(mine).values[key] for key in texts} == texts
+    for number in (float("inf"), float("nan"), 10**400):
+        form.save(mine, {"batch_size": number, "gradient_accumulation": number})
+        assert new_lora.load(mine)[0] == mine and form.reviewed(mine).faults
+
+
 @pytest.mark.parametrize("changes", [{"x": 1}, {"rank": [4]}, {"name": "kept", "rank": {}}, [], None])
 def test_what_is_no_setting_is_refused_and_nothing_is_stored(mine, changes):
     answer = image_action({"action": "save_settings", "draft": mine, "changes": changes})
     assert answer["ok"] is False and answer["error"] and draft.form(mine) == {}
     assert image_action({"action": "save_settings", "draft": "../x", "changes": {"rank": 4}})["ok"] is False
+
+
+def test_a_choice_that_does_not_exist_is_refused_and_not_replaced_by_another_one(mine):
+    for key, message in (
+        ("model", "Base model: there is no 'flux1-dev'; use one of flux-dev, "),
+        ("tier", "VRAM: there is no 'flux1-dev'; use one of 8G, 12G, 16G, 20G$"),
+        ("backend", "Trainer: there is no 'flux1-dev'; use one of diffusers, sd-scripts, musubi$"),
+        ("subject", "there is no 'flux1-dev'; use one of person, style, object$"),
+        ("mixed_precision", "Precision: there is no 'flux1-dev'; use one of "),
+    ):
+        with pytest.raises(runs.RunError, match=message):
+            form.save(mine, {"rank": 8, key: "flux1-dev"})
+    assert draft.form(mine) == {}
+    form.save(mine, {"model": None, "trackers": ""})
+    assert form.current(mine)["model"] == "flux-dev"
 
 
 def test_repeats_and_epochs_follow_the_images_until_one_of_them_is_typed(mine, tmp_path):

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 from configure_helpers import values
-from draft_helpers import add_photos, create_run
+from draft_helpers import add_photos, create_run, photo_folder
 
 import runs
 from launch import rehearse
 from runs.files import Fault
-from ui.dataset import draft
-from ui.new import form, new_lora, run_starts, script_editor, summary
+from ui.dataset import draft, imports
+from ui.new import export, form, new_lora, run_starts, script_editor, summary, sweep
 
 pytestmark = pytest.mark.usefixtures("no_gpu")
 
@@ -46,6 +46,23 @@ def test_start_asks_once_about_images_that_nothing_describes_and_about_a_failed_
     form.save(mine, {"name": "described", "trigger": "tok"}, typed=True)
     (rehearsed / rehearse.FILE).unlink()
     assert start() == ("", "described")
+
+    form.save(mine, {"name": "captioned"}, typed=True)
+    monkeypatch.setattr("ui.dataset.captioning.running", lambda _: True)
+    assert "Captions are still being written" in start()[0] and start() == ("", "captioned")
+
+
+def test_no_run_begins_with_a_part_of_the_images_that_are_imported(mine, tmp_path, monkeypatch):
+    monkeypatch.setattr("ui.jobs.start", lambda *_: None)  # the import is as slow as can be
+    add_photos(mine, tmp_path / "first", 1)
+    form.save(mine, values(model="tiny-flux"))
+    imports.start_folder(mine, str(photo_folder(tmp_path / "more", 2)))
+    for start in (run_starts.start, lambda _: sweep.start(mine, {"rank": "4, 8"}), export.start):
+        with pytest.raises(runs.RunError, match="still being imported in step 1; wait, or cancel"):
+            start(mine)
+    assert runs.list_runs() == []
+    imports.cancel(mine)
+    assert run_starts.checked(mine)
 
 
 def test_what_cannot_start_is_reported_before_anything_is_created_and_a_warning_starts(mine, tmp_path, monkeypatch):

@@ -49,6 +49,14 @@ def test_later_settings_do_not_change_it_and_start_asks_which_one(filled):
         script_editor.follow(DRAFT, merge=True)
 
 
+def test_a_script_that_is_discarded_leaves_no_secret_to_the_next_one(filled):
+    script_editor.save(DRAFT, f"{text_of()}\nexport WANDB_API_KEY=0123456789abcdef0123\n")
+    assert script_editor.for_run(DRAFT, spec_of()).environment == {"WANDB_API_KEY": "0123456789abcdef0123"}
+    script_editor.discard(DRAFT)
+    script_editor.save(DRAFT, edit(text_of()))
+    assert script_editor.for_run(DRAFT, spec_of()).secrets == []
+
+
 def test_the_name_of_the_run_follows_the_form(filled):
     script_editor.save(DRAFT, edit(text_of()))
     draft.save_fields(DRAFT, {"name": "dog"})

@@ -1,6 +1,7 @@
 """Templates: settings under a name. No name is a path, and no window overwrites another one's by chance. An
 import names each change of the form, and changes nothing before it is used."""
 
+import errno
 import json
 from concurrent.futures import ThreadPoolExecutor
 
@@ -38,6 +39,16 @@ def test_a_name_that_is_taken_is_replaced_only_on_purpose():
     assert templates.values_of(first["key"], {})["rank"] == 24
     assert templates.save_template("A", {**VALUES, "rank": 2}, replace=True) == first and len(own()) == 1
     assert templates.values_of(first["key"], {})["rank"] == 2
+
+
+def test_a_template_that_a_full_disk_does_not_take_leaves_its_name_free(monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch, pytest.raises(RunError, match="cannot save the template: the disk is full"):
+        patch.setattr(templates, "atomic_write", full)
+        templates.save_template("A", VALUES)
+    assert own() == [] and templates.save_template("A", VALUES)["name"] == "A"
 
 
 def test_of_many_windows_that_save_one_name_exactly_one_does():
