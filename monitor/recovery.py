@@ -387,7 +387,7 @@ def _start_attempt(run: Run) -> Attempt | Transition:
     except OSError:
         state.current = None
         raise
-    run.tries = 0
+    run.tries, state.best_step = 0, max(state.best_step, point.step)
     state.ledger.starts(point.step)
     state.attempt, state.changes_at_save, state.save_dir = number, [c["name"] for c in changes], rendered.save_dir
     state.best_before, state.resumed_step, state.current = state.best_step, point.step, attempt.record

@@ -259,7 +259,7 @@ class RunState:
     state: State = State.OPENING
     attempt: int = 0  # the last attempt that was started
     restarts: int = 0  # of the whole run, never refunded: what the user is shown
-    best_step: int = 0  # the furthest step that any attempt reached
+    best_step: int = 0  # the furthest step that any attempt reached since the user's start, or where that began
     best_before: int = 0  # the same before the current attempt
     resumed_step: int = 0  # where the current attempt began
     planned: int = 0
@@ -362,7 +362,7 @@ class RunState:
         self.history, self.incident, self.failing = History(), "", False
         self.reason = self.current = self.shutdown = None
         if spec_hash != self.spec_hash:
-            self.changes, self.cause_counts, self.pace = [], {}, {}
+            self.changes, self.cause_counts, self.pace, self.planned = [], {}, {}, 0
         self.spec_hash = spec_hash
 
 

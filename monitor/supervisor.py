@@ -231,6 +231,8 @@ def opening(loop: Loop) -> Transition:
         return left(loop)
     if fresh:
         state.renew(spec_hash(loop.folder.folder))
+        kept = max(checkpoints.states(loop.state_folders()).values(), default=0)
+        state.best_step = min(state.best_step, max(kept, 0))
     state.failing, state.shutdown, state.reason = False, None, None
     state.spec_hash = state.spec_hash or spec_hash(loop.folder.folder)
     state.started_at = state.started_at or platform.now().utc

@@ -117,8 +117,9 @@ def test_a_completed_run_has_work_to_do_once_it_was_made_again(tmp_path):
     assert spec_edited(tmp_path)
     state.renew(known)
     assert state.changes and state.cause_counts
+    state.planned = 900
     state.renew("new")
-    assert (state.changes, state.cause_counts, state.spec_hash) == ([], {}, "new")
+    assert (state.changes, state.cause_counts, state.planned, state.spec_hash) == ([], {}, 0, "new")
 
 
 @pytest.mark.parametrize(("state", "abandoned"), [("running", True), ("preempted", True), ("stopped", False)])

@@ -285,6 +285,18 @@ def test_a_new_monitor_continues_what_was_under_way(make_loop, trained, saved, m
         assert run.state.shutdown == Shutdown("stopped"), "the time of another boot means nothing"
 
 
+@pytest.mark.parametrize("kept", [0, 20])
+def test_steps_that_are_trained_again_after_a_users_start_are_new(make_loop, kept):
+    """A run that was started again from its beginning gave up after five failures, each of which it had recovered from."""
+    run = make_loop()
+    run.state.state, run.state.best_step = State.STOPPED, 60
+    if kept:
+        saved_state(run.folder.folder, kept)
+    assert turn(run).state is State.QUEUED and run.state.best_step == kept
+    run.observe(Mock(poll=lambda *_: Observation(0.0, 0.0, (beat(step=kept + 1),))))
+    assert run.state.best_step == kept + 1
+
+
 def test_a_start_waits_for_its_time_its_gpu_and_its_store(make_loop, trained, monkeypatch):
     run = make_loop()
     run.at = Transition(State.BACKOFF, due_s=time.monotonic() + 99)
