@@ -183,7 +183,7 @@ def left(loop: Loop) -> Transition:
         if loop.attempt is not None:
             loop.attempt.close()
         loop.state.shutdown = loop.state.current = loop.attempt = None
-        return Transition(State.BACKOFF, "restarting with the changed run", time.monotonic())
+        return Transition(State.BACKOFF, "restarting", time.monotonic())
     checkpoints.keep_newest(loop, loop.pause_at_end)
     newest = checkpoints.newest(loop.state_folders())
     where = f"step {loop.state.best_step}" + (f"; checkpoint: {newest.name}" if newest else ", without a checkpoint")
@@ -209,6 +209,10 @@ def opening(loop: Loop) -> Transition:
     fresh = state.state in FINAL and not living and not again  # the user starts the run again
     if not fresh:
         recovery.load_incident(loop)
+        taken_away = state.shutdown is not None and state.shutdown.ending == "preempted"
+        if taken_away and not (living and loop.several):
+            # This machine is here, and a keeper repeats its signals. A training that was asked to save ends first.
+            state.shutdown = Shutdown("changed") if attempt is not None and not state.failing else None
     if not living:
         kill_leftovers(loop)
         with contextlib.suppress(OSError):

@@ -265,6 +265,12 @@ def test_a_suspicion_is_looked_into_once_and_progress_ends_it(make_loop, trained
          State.RUNNING, "adopted after"),  # its incident cannot be read
         ({"state": State.STOPPING, "current": True, "shutdown": Shutdown("stopped", gone_by_s=1.0)}, None, {"x": 1},
          State.STOPPING, "saving a checkpoint"),
+        ({"state": State.STOPPING, "shutdown": Shutdown("preempted", gone_by_s=1.0)}, None, {"x": 1},
+         State.QUEUED, "preparing the start"),  # killed with its machine while it stopped
+        ({"state": State.STOPPING, "current": True, "shutdown": Shutdown("preempted")}, None, {"x": 1},
+         State.STOPPING, "saving a checkpoint, then restarting"),
+        ({"state": State.STOPPING, "current": True, "shutdown": Shutdown("preempted")}, 0, {"x": 1},
+         State.QUEUED, "preparing the start"),
         ({"state": State.FAILED, "current": True}, None, None, State.QUEUED, "preparing the start"),
         ({"state": State.RUNNING, "current": True}, 1, {"x": 1}, State.QUEUED, "preparing the start"),
     ],
@@ -282,7 +288,8 @@ def test_a_new_monitor_continues_what_was_under_way(make_loop, trained, saved, m
     if state is State.QUEUED:
         assert run.state.started_at and run.state.spec_hash and run.state.reason is run.state.shutdown is None
     if state is State.STOPPING:
-        assert run.state.shutdown == Shutdown("stopped"), "the time of another boot means nothing"
+        ending = saved["shutdown"].ending.replace("preempted", "changed")
+        assert run.state.shutdown == Shutdown(ending), "the time of another boot means nothing"
 
 
 @pytest.mark.parametrize("kept", [0, 20])
