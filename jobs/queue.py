@@ -259,8 +259,9 @@ def forget(run: str) -> None:
 
 
 def devices_of(folder: Path) -> list[str]:
-    """What a run waits for: its GPUs, or NO_GPU."""
-    return devices(RunFolder(folder).spec) or [NO_GPU]
+    """What a run waits for: its GPUs, or NO_GPU. One under way may have been started with other variables: its monitor knows."""
+    known = (read_json(folder / STATUS) or {}).get("devices") if is_held(folder / LOCK) else None
+    return (known if isinstance(known, list) else devices(RunFolder(folder).spec)) or [NO_GPU]
 
 
 def under_way() -> list[Path]:

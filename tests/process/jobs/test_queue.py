@@ -120,6 +120,21 @@ def test_a_look_at_a_busy_gpu_keeps_the_note_of_what_is_being_started(data):
     assert queue._take() == "" and queue.read() == queue.Queue()
 
 
+def test_a_run_waits_for_those_on_its_own_gpu_and_now_pauses_no_other(data, monkeypatch):
+    here, there, waits = made(data, "here", "there", "waits")
+    held = [Lock(folder / LOCK) for folder in (here, there)]
+    assert all(lock.acquire() for lock in held)
+    for folder, gpus in ((here, '["test"]'), (there, '["1"]')):  # `HANGPROOF_GPUS=1 python -m monitor start there`
+        (folder / "status.json").write_text(f'{{"state": "running", "devices": {gpus}}}')
+    assert queue.busy(waits) == ["here"]
+    queue.insert(waits)
+    monkeypatch.setattr(queue, "ensure_worker", lambda: None)
+    assert queue.run_now("waits") == ["here"] and not (there / "stop.request").exists()
+    held[0].release()
+    assert queue._take() == "waits"
+    held[1].release()
+
+
 @pytest.mark.slow
 def test_a_run_without_a_gpu_starts_at_once_and_one_with_a_gpu_waits(data, monkeypatch):
     busy, other = made(data, "busy", "other", steps=5000)
