@@ -183,7 +183,7 @@ def ask_to_end(folder: Path, how: dict[str, bool]) -> bool:
         OSError: the request cannot be written.
     """
     if not is_held(folder / LOCK):
-        if not (left := spawned.with_environment(spawned.RUN, str(folder))):
+        if not (left := spawned.with_environment(spawned.RUN, str(folder.resolve()))):
             raise _not_running(folder)
         if _current(RunFolder(folder)) is None:
             result = spawned.kill(Tree("", members={p.pid: p for p in left}), 3.0, 10.0)

@@ -142,7 +142,7 @@ def idle(folder: Path) -> Iterator[bool]:
     """Keep a monitor from starting for the run; False when one watches it, or its training is alive without one."""
     lock = Lock(folder / LOCK)
     try:
-        free = lock.acquire() and not with_environment(RUN, str(folder))
+        free = lock.acquire() and not with_environment(RUN, str(folder.resolve()))
         if sys.platform == "win32":
             lock.release()  # Windows renames no folder with an open file
         yield free

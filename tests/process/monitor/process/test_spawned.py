@@ -117,6 +117,10 @@ def test_orphans_are_named_with_what_to_do(tmp_path, spawn):
     lock.release()
     assert spawned.with_environment(spawned.RUN, str(tmp_path))[0].pid == process.pid
     assert not spawned.with_environment(spawned.RUN, str(tmp_path) + "x")
+    (tmp_path / "link").symlink_to(tmp_path)  # a data folder on another disk
+    for folder in (tmp_path, tmp_path / "link"):
+        with spawned.idle(folder) as free:
+            assert not free, "its training lives"
 
 
 def run(code, timeout_s=60, **more):
