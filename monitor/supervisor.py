@@ -149,6 +149,7 @@ def shut_down(loop: Loop, shutdown: Shutdown) -> Transition:
     if shutdown.gone_by_s is not None:
         wait_s = min(wait_s, end.preempt_save_s, max(0.0, shutdown.gone_by_s - now_s))
     stepped = any(b.count for b in loop.observe(loop.attempt).beats)
+    loop.state.save(loop.folder)  # first: whatever becomes of this monitor, the next one knows which end was asked for
     if not loop.attempt.request_stop() or not stepped:
         wait_s = min(wait_s, NO_STEP_SAVE_S)
     preempted = shutdown.ending == "preempted"

@@ -85,8 +85,10 @@ def test_each_request_ends_the_run_in_its_way(make_loop, trained, before, signal
 def test_a_stop_waits_for_a_checkpoint(make_loop, trained, monkeypatch, shutdown, count, save_s, message):
     run = make_loop()
     run.at, run.attempt = Transition(State.RUNNING), trained(run, count=count)
-    monkeypatch.setattr(run.attempt, "request_stop", lambda: True)
+    saved = []  # when the training is asked
+    monkeypatch.setattr(run.attempt, "request_stop", lambda: saved.append(RunState.load(run.folder).shutdown) or True)
     stopping = supervisor.shut_down(run, shutdown)
+    assert saved == [shutdown], "a monitor that is killed now leaves a training that stops, and it is known why"
     assert stopping.state is State.STOPPING and stopping.message == message
     assert stopping.due_s - time.monotonic() == pytest.approx(save_s, abs=1)
     (event,) = events(run.folder.folder, "stopping")
