@@ -375,8 +375,9 @@ def metrics(args: argparse.Namespace) -> Answer:
 
     try:
         serving = http.server.ThreadingHTTPServer(("127.0.0.1", args.port), Handler)
-    except OSError as error:
-        raise MonitorError(f"port {args.port} cannot be used: {error.strerror}; choose another with --port") from error
+    except (OSError, OverflowError) as error:
+        why = getattr(error, "strerror", "ports end at 65535")
+        raise MonitorError(f"port {args.port} cannot be used: {why}; choose another with --port") from error
     print(f"http://127.0.0.1:{serving.server_port}/metrics", flush=True)
     if args.json:
         print(json.dumps({"port": serving.server_port}), flush=True)
