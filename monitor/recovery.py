@@ -301,7 +301,10 @@ def _fetch_lora(run: Run) -> None:
     if not run.state.save_dir or not source.is_file():
         return
     try:
-        if not target.is_file() or target.stat().st_size != source.stat().st_size:
+        new, old = source.stat(), target.stat() if target.is_file() else None
+        if (
+            old is None or old.st_size != new.st_size or old.st_mtime < new.st_mtime
+        ):  # of a shorter training of this run
             with writing_file(target) as temporary:
                 shutil.copyfile(source, temporary)
     except OSError as error:
