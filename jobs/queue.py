@@ -127,11 +127,12 @@ def changing() -> Iterator[Queue]:
 def start_or_wait(folder: Path) -> dict[str, Any]:
     """Start a run now, or put it into the queue where its GPU is busy or others wait: {"position", "pid"}, one of them None.
 
-    Without a GPU there is nothing to wait for, and it starts; a run that is complete does not. Raises MonitorError, OSError.
+    Without a GPU there is nothing to wait for, and it starts, as does one that is no run of the queue's: its monitor waits
+    for the GPU. A run that is complete does not. Raises MonitorError, OSError.
     """
     if not is_held(folder / LOCK) and nothing_left(folder):
         return {"position": None, "pid": None}
-    waits = devices(RunFolder(folder).spec) and not is_held(folder / LOCK)
+    waits = _is_here(folder) and devices(RunFolder(folder).spec) and not is_held(folder / LOCK)
     if waits and (anyone_waits() or busy(folder)):
         return {"position": add(folder), "pid": None}
     return {"position": None, "pid": launch(folder)["pid"]}
@@ -155,11 +156,19 @@ def insert(folder: Path) -> int:
     """Put a run at the end of the queue; its position, from 1. A run that waits already keeps its place.
 
     Raises:
-        MonitorError: it is under way, or the queue is full. OSError: the queue cannot be written.
+        MonitorError: it is under way or elsewhere, or the queue is full. OSError: the queue cannot be written.
     """
     if is_held(folder / LOCK):
         raise MonitorError(f"{folder.name} is under way already")
+    if not _is_here(folder):
+        how = f"start it with `python -m monitor start {folder}`: it waits for a free GPU"
+        raise MonitorError(f"the queue holds the runs of {outputs()}, and {folder} is not one of them; {how}")
     return _insert(Entry(folder.name, platform.now().utc))
+
+
+def _is_here(folder: Path) -> bool:
+    """Whether the queue finds it by its name."""
+    return (outputs() / folder.name).resolve() == folder.resolve()
 
 
 def add_sweep(name: str, runs: list[str]) -> int:

@@ -4,7 +4,7 @@ import random
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from monitor_helpers import wait_for
+from monitor_helpers import toy_run, wait_for
 from queue_helpers import command, ended, made, processes, starts
 from run_facts import step_of, weight
 from toys import undisturbed
@@ -75,6 +75,18 @@ def test_moved_deleted_and_foreign_entries(data):
     assert queue._take() == "" and not queue.next_can_start()  # b waits for it
     assert waiting() == ["b"]
     lock.release()
+
+
+def test_a_run_elsewhere_does_not_vanish_from_the_queue(data, monkeypatch):
+    elsewhere = toy_run(data / "mine")
+    with pytest.raises(MonitorError, match="is not one of them; start it with `python -m monitor start"):
+        queue.add(elsewhere)
+    monkeypatch.setattr(queue, "busy", lambda folder: ["another"])
+    monkeypatch.setattr(queue, "launch", lambda folder: {"pid": 7})
+    assert queue.start_or_wait(elsewhere) == {"position": None, "pid": 7}, "its monitor waits for the GPU"
+    (data / "outputs").mkdir()
+    (data / "outputs" / "mine").symlink_to(elsewhere)
+    assert queue.insert(elsewhere) == 1
 
 
 def test_a_damaged_queue_is_an_empty_one(data):
