@@ -326,8 +326,12 @@ def advance() -> None:
     while name := _take():
         problem = _start(outputs() / name)
         with changing() as queue:
+            waits = any(name in (entry.run, *entry.sweep) for entry in queue.entries)
             queue.entries = [left for entry in queue.entries if (left := _without(entry, name, problem))]
             queue.taken, queue.taken_s = "", 0.0
+        if not (waits or problem):
+            with contextlib.suppress(MonitorError):  # cancelled while it was being started
+                ask_to_end(outputs() / name, {"now": False})
 
 
 def _take() -> str:

@@ -148,6 +148,16 @@ def test_a_run_waits_for_those_on_its_own_gpu_and_now_pauses_no_other(data, monk
 
 
 @pytest.mark.slow
+def test_a_run_that_is_cancelled_while_it_is_being_started_is_stopped(data, monkeypatch):
+    (run,) = made(data, "run", steps=5000)
+    queue.insert(run)
+    launch = queue.launch
+    monkeypatch.setattr(queue, "launch", lambda folder: queue.cancel("run") or launch(folder))
+    queue.advance()
+    wait_for(lambda: ended(run, "stopped"), what="the end of the run")
+
+
+@pytest.mark.slow
 def test_a_run_without_a_gpu_starts_at_once_and_one_with_a_gpu_waits(data, monkeypatch):
     busy, other = made(data, "busy", "other", steps=5000)
     queue.start_or_wait(busy)
