@@ -179,8 +179,10 @@ def add_sweep(name: str, runs: list[str]) -> int:
 def _insert(entry: Entry) -> int:
     with changing() as queue:
         names = [one.run for one in queue.entries]
-        if entry.run in names:
-            return names.index(entry.run) + 1
+        if entry.run in names:  # somebody wants it now, and nothing prevents that any more
+            at = names.index(entry.run)
+            queue.entries[at] = replace(queue.entries[at], problem="", after_pause=False)
+            return at + 1
         if len(names) >= MOST:
             raise MonitorError(
                 f"the queue has {MOST} entries already; wait until some have been trained, or cancel some"

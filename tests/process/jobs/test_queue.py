@@ -77,6 +77,16 @@ def test_moved_deleted_and_foreign_entries(data):
     lock.release()
 
 
+def test_a_run_that_could_not_be_started_waits_again_once_it_is_added_again(data, monkeypatch):
+    first, second = made(data, "first", "second")
+    monkeypatch.setattr(queue, "ensure_worker", lambda: None)
+    with queue.changing() as changed:
+        changed.entries = [queue.Entry("first", problem="no model"), queue.Entry("second", after_pause=True)]
+    (second / "status.json").write_text('{"state": "failed"}')  # it failed instead of pausing
+    assert [queue.add(first), queue.add(second)] == [1, 2]
+    assert queue._take() == "first" and waiting() == ["first", "second"]
+
+
 def test_a_run_elsewhere_does_not_vanish_from_the_queue(data, monkeypatch):
     elsewhere = toy_run(data / "mine")
     with pytest.raises(MonitorError, match="is not one of them; start it with `python -m monitor start"):
