@@ -206,7 +206,7 @@ def stop(args: argparse.Namespace) -> Answer:
     elif ask_to_end(folder, {"pause": True} if pauses else {"now": args.now}):
         print(f"{folder.name}: {args.command} requested")
     else:
-        return 0, None
+        return 0, {"folder": str(folder), "state": (read_status(folder) or {}).get("state")}
     until = time.monotonic() + args.wait
     while time.monotonic() < until and is_held(folder / LOCK):
         time.sleep(0.1)
