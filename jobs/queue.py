@@ -127,11 +127,12 @@ def changing() -> Iterator[Queue]:
 def start_or_wait(folder: Path) -> dict[str, Any]:
     """Start a run now, or put it into the queue where its GPU is busy or others wait: {"position", "pid"}, one of them None.
 
-    Without a GPU there is nothing to wait for, and it starts; a run that is complete does not. Raises MonitorError, OSError.
+    Without a GPU there is nothing to wait for, and it starts, as does one that is no run of the queue's: its monitor waits
+    for the GPU. A run that is complete does not. Raises MonitorError, OSError.
     """
     if not is_held(folder / LOCK) and nothing_left(folder):
         return {"position": None, "pid": None}
-    waits = devices(RunFolder(folder).spec) and not is_held(folder / LOCK)
+    waits = _is_here(folder) and devices(RunFolder(folder).spec) and not is_held(folder / LOCK)
     if waits and (anyone_waits() or busy(folder)):
         return {"position": add(folder), "pid": None}
     return {"position": None, "pid": launch(folder)["pid"]}
@@ -155,11 +156,19 @@ def insert(folder: Path) -> int:
     """Put a run at the end of the queue; its position, from 1. A run that waits already keeps its place.
 
     Raises:
-        MonitorError: it is under way, or the queue is full. OSError: the queue cannot be written.
+        MonitorError: it is under way or elsewhere, or the queue is full. OSError: the queue cannot be written.
     """
     if is_held(folder / LOCK):
         raise MonitorError(f"{folder.name} is under way already")
+    if not _is_here(folder):
+        how = f"start it with `python -m monitor start {folder}`: it waits for a free GPU"
+        raise MonitorError(f"the queue holds the runs of {outputs()}, and {folder} is not one of them; {how}")
     return _insert(Entry(folder.name, platform.now().utc))
+
+
+def _is_here(folder: Path) -> bool:
+    """Whether the queue finds it by its name."""
+    return (outputs() / folder.name).resolve() == folder.resolve()
 
 
 def add_sweep(name: str, runs: list[str]) -> int:
@@ -170,8 +179,10 @@ def add_sweep(name: str, runs: list[str]) -> int:
 def _insert(entry: Entry) -> int:
     with changing() as queue:
         names = [one.run for one in queue.entries]
-        if entry.run in names:
-            return names.index(entry.run) + 1
+        if entry.run in names:  # somebody wants it now, and nothing prevents that any more
+            at = names.index(entry.run)
+            queue.entries[at] = replace(queue.entries[at], problem="", after_pause=False)
+            return at + 1
         if len(names) >= MOST:
             raise MonitorError(
                 f"the queue has {MOST} entries already; wait until some have been trained, or cancel some"
@@ -259,8 +270,9 @@ def forget(run: str) -> None:
 
 
 def devices_of(folder: Path) -> list[str]:
-    """What a run waits for: its GPUs, or NO_GPU."""
-    return devices(RunFolder(folder).spec) or [NO_GPU]
+    """What a run waits for: its GPUs, or NO_GPU. One under way may have been started with other variables: its monitor knows."""
+    known = (read_json(folder / STATUS) or {}).get("devices") if is_held(folder / LOCK) else None
+    return (known if isinstance(known, list) else devices(RunFolder(folder).spec)) or [NO_GPU]
 
 
 def under_way() -> list[Path]:
@@ -316,8 +328,12 @@ def advance() -> None:
     while name := _take():
         problem = _start(outputs() / name)
         with changing() as queue:
+            waits = any(name in (entry.run, *entry.sweep) for entry in queue.entries)
             queue.entries = [left for entry in queue.entries if (left := _without(entry, name, problem))]
             queue.taken, queue.taken_s = "", 0.0
+        if not (waits or problem):
+            with contextlib.suppress(MonitorError):  # cancelled while it was being started
+                ask_to_end(outputs() / name, {"now": False})
 
 
 def _take() -> str:

@@ -63,7 +63,7 @@ def load(override: str | os.PathLike[str] | None = None, environ: Mapping[str, s
     values = dict(_flat(tomllib.loads(_DEFAULTS.read_text(encoding="utf-8"))))
     path = override or os.environ.get("HANGPROOF_LIMITS")
     try:
-        changes = tomllib.loads(Path(path).read_text(encoding="utf-8")) if path else {}
+        changes = tomllib.loads(Path(path).read_text(encoding="utf-8-sig")) if path else {}
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path}: cannot read it: {error}. Fix the file or unset HANGPROOF_LIMITS.") from error
     below = changes.pop("allow_below_guards", False) is True

@@ -301,7 +301,10 @@ def _fetch_lora(run: Run) -> None:
     if not run.state.save_dir or not source.is_file():
         return
     try:
-        if not target.is_file() or target.stat().st_size != source.stat().st_size:
+        new, old = source.stat(), target.stat() if target.is_file() else None
+        if (
+            old is None or old.st_size != new.st_size or old.st_mtime < new.st_mtime
+        ):  # of a shorter training of this run
             with writing_file(target) as temporary:
                 shutil.copyfile(source, temporary)
     except OSError as error:
@@ -387,7 +390,7 @@ def _start_attempt(run: Run) -> Attempt | Transition:
     except OSError:
         state.current = None
         raise
-    run.tries = 0
+    run.tries, state.best_step = 0, max(state.best_step, point.step)
     state.ledger.starts(point.step)
     state.attempt, state.changes_at_save, state.save_dir = number, [c["name"] for c in changes], rendered.save_dir
     state.best_before, state.resumed_step, state.current = state.best_step, point.step, attempt.record

@@ -52,7 +52,7 @@ def find(name: str | os.PathLike[str]) -> Path:
     Raises:
         MonitorError: there is no such run; the message lists those that exist.
     """
-    given = Path(name).expanduser()
+    given = Path(os.path.expanduser(name))  # Path.expanduser fails where there is no such user
     for folder in (given, outputs_dir() / given):  # the second: the user's own script in a folder among the runs
         if (folder / SCRIPT).is_file():
             return folder.resolve()

@@ -21,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
@@ -258,7 +259,7 @@ class RunState:
     state: State = State.OPENING
     attempt: int = 0  # the last attempt that was started
     restarts: int = 0  # of the whole run, never refunded: what the user is shown
-    best_step: int = 0  # the furthest step that any attempt reached
+    best_step: int = 0  # the furthest step that any attempt reached since the user's start, or where that began
     best_before: int = 0  # the same before the current attempt
     resumed_step: int = 0  # where the current attempt began
     planned: int = 0
@@ -281,6 +282,7 @@ class RunState:
     snapshots: str = ""  # the folder of the snapshots in memory, "" for none
     snapshots_off: str = ""  # why there is none
     ledger: Ledger = field(default_factory=Ledger)
+    folder: str = ""  # where this was saved
     unsaved = ""  # the text that the disk refused; no field, so it is not saved itself
 
     @classmethod
@@ -306,10 +308,19 @@ class RunState:
             loaded.current = AttemptRecord(**{**current, "root": root})
         loaded.shutdown = Shutdown(**values["shutdown"]) if values.get("shutdown") else None
         loaded.ledger = Ledger.of(values)
+        other = Path(loaded.folder or folder.own)
+        try:
+            os.stat(other / STATE)
+            copied = not other.samefile(folder.own)
+        except OSError as error:  # moved, or copied from another account's folder
+            copied = not isinstance(error, FileNotFoundError | NotADirectoryError)
+        if copied:  # what lives is that run's
+            loaded.current, loaded.shutdown, loaded.snapshots = None, None, ""
         return loaded
 
     def save(self, folder: RunFolder) -> bool:
         """Write monitor.json; on the disk when this returns True. Else each write of the status tries again."""
+        self.folder = str(folder.own)
         self.unsaved = json.dumps({"version": VERSION, **asdict(self)}, ensure_ascii=False, indent=1)
         return self.save_again(folder)
 
@@ -351,7 +362,7 @@ class RunState:
         self.history, self.incident, self.failing = History(), "", False
         self.reason = self.current = self.shutdown = None
         if spec_hash != self.spec_hash:
-            self.changes, self.cause_counts, self.pace = [], {}, {}
+            self.changes, self.cause_counts, self.pace, self.planned = [], {}, {}, 0
         self.spec_hash = spec_hash
 
 

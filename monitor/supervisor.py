@@ -149,6 +149,7 @@ def shut_down(loop: Loop, shutdown: Shutdown) -> Transition:
     if shutdown.gone_by_s is not None:
         wait_s = min(wait_s, end.preempt_save_s, max(0.0, shutdown.gone_by_s - now_s))
     stepped = any(b.count for b in loop.observe(loop.attempt).beats)
+    loop.state.save(loop.folder)  # first: whatever becomes of this monitor, the next one knows which end was asked for
     if not loop.attempt.request_stop() or not stepped:
         wait_s = min(wait_s, NO_STEP_SAVE_S)
     preempted = shutdown.ending == "preempted"
@@ -183,7 +184,7 @@ def left(loop: Loop) -> Transition:
         if loop.attempt is not None:
             loop.attempt.close()
         loop.state.shutdown = loop.state.current = loop.attempt = None
-        return Transition(State.BACKOFF, "restarting with the changed run", time.monotonic())
+        return Transition(State.BACKOFF, "restarting", time.monotonic())
     checkpoints.keep_newest(loop, loop.pause_at_end)
     newest = checkpoints.newest(loop.state_folders())
     where = f"step {loop.state.best_step}" + (f"; checkpoint: {newest.name}" if newest else ", without a checkpoint")
@@ -209,6 +210,10 @@ def opening(loop: Loop) -> Transition:
     fresh = state.state in FINAL and not living and not again  # the user starts the run again
     if not fresh:
         recovery.load_incident(loop)
+        taken_away = state.shutdown is not None and state.shutdown.ending == "preempted"
+        if taken_away and not (living and loop.several):
+            # This machine is here, and a keeper repeats its signals. A training that was asked to save ends first.
+            state.shutdown = Shutdown("changed") if attempt is not None and not state.failing else None
     if not living:
         kill_leftovers(loop)
         with contextlib.suppress(OSError):
@@ -231,6 +236,8 @@ def opening(loop: Loop) -> Transition:
         return left(loop)
     if fresh:
         state.renew(spec_hash(loop.folder.folder))
+        kept = max(checkpoints.states(loop.state_folders()).values(), default=0)
+        state.best_step = min(state.best_step, max(kept, 0))
     state.failing, state.shutdown, state.reason = False, None, None
     state.spec_hash = state.spec_hash or spec_hash(loop.folder.folder)
     state.started_at = state.started_at or platform.now().utc

@@ -183,7 +183,7 @@ def ask_to_end(folder: Path, how: dict[str, bool]) -> bool:
         OSError: the request cannot be written.
     """
     if not is_held(folder / LOCK):
-        if not (left := spawned.with_environment(spawned.RUN, str(folder))):
+        if not (left := spawned.with_environment(spawned.RUN, str(folder.resolve()))):
             raise _not_running(folder)
         if _current(RunFolder(folder)) is None:
             result = spawned.kill(Tree("", members={p.pid: p for p in left}), 3.0, 10.0)
@@ -206,7 +206,7 @@ def stop(args: argparse.Namespace) -> Answer:
     elif ask_to_end(folder, {"pause": True} if pauses else {"now": args.now}):
         print(f"{folder.name}: {args.command} requested")
     else:
-        return 0, None
+        return 0, {"folder": str(folder), "state": (read_status(folder) or {}).get("state")}
     until = time.monotonic() + args.wait
     while time.monotonic() < until and is_held(folder / LOCK):
         time.sleep(0.1)
@@ -375,8 +375,9 @@ def metrics(args: argparse.Namespace) -> Answer:
 
     try:
         serving = http.server.ThreadingHTTPServer(("127.0.0.1", args.port), Handler)
-    except OSError as error:
-        raise MonitorError(f"port {args.port} cannot be used: {error.strerror}; choose another with --port") from error
+    except (OSError, OverflowError) as error:
+        why = getattr(error, "strerror", "ports end at 65535")
+        raise MonitorError(f"port {args.port} cannot be used: {why}; choose another with --port") from error
     print(f"http://127.0.0.1:{serving.server_port}/metrics", flush=True)
     if args.json:
         print(json.dumps({"port": serving.server_port}), flush=True)

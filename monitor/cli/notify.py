@@ -38,7 +38,7 @@ def read_config(path: Path) -> dict[str, Any]:
     try:
         if os.name != "nt" and path.stat().st_mode & 0o077:
             raise MonitorError(f"{path}: others can read your addresses; run `chmod 600 {path}`")
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise MonitorError(f"{path}: cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -94,7 +94,7 @@ class Durations:
     def budget(self, phase: Section, watch: Section) -> float:
         """T: seconds without progress that are a hang, given evidence. The ceiling while too little is known."""
         before = self._prior.get("n", 0)
-        if max(self.seen, before) < watch.min_sample_count:
+        if max(self.seen, before) < max(watch.min_sample_count, 1):
             return phase.ceiling_s
         known, factor = (self.known(), 1) if self.seen >= watch.min_sample_count else (self._prior, OF_PRIOR)
         wanted = factor * max(known["usual"], OF_MEDIAN * known["median"], OF_LONGEST * self.longest)

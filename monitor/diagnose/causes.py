@@ -147,8 +147,7 @@ def _complete(found: Evidence, attempt: Attempt) -> Evidence:
     trainers = [b.pid for b in beats] or [attempt.pid or 0]
     found.processes = process_facts(attempt.tree.members, trainers, found.missing)
     found.host = host_facts(attempt, found.missing)
-    since_boot_s = now.boot_s - (now.mono_s - attempt.record.started_s)
-    found.kernel = found.missing.read("kernel log", lambda: kernel_lines(since_boot_s)) or []
+    found.kernel = found.missing.read("kernel log", lambda: kernel_lines(attempt.record.started_s)) or []
     # In a group, the rank that the others wait for decides: a save that hangs on rank 0 is no hung collective.
     late = found.late() if found.kind == "hang" or BARRIER in found.note else None
     if late is not None:
@@ -202,8 +201,11 @@ def host_facts(attempt: Attempt, missing: Missing) -> dict[str, int]:
     return found
 
 
-def kernel_lines(since_boot_s: float) -> list[str]:
-    """Kernel log lines about a GPU, memory or disk fault since `since_boot_s` seconds after boot. OSError, ValueError."""
+def kernel_lines(since_s: float) -> list[str]:
+    """Kernel log lines about a GPU, memory or disk fault since this monotonic time. OSError, ValueError.
+
+    Like that clock, the kernel's log does not count the time in which the machine was suspended (dmesg(1), --ctime).
+    """
     found: list[str] = []
     if not platform.LINUX:
         return found
@@ -217,7 +219,7 @@ def kernel_lines(since_boot_s: float) -> list[str]:
                 break
             head, _, text = record.decode("utf-8", "replace").partition(";")
             _, _, since_us, *_ = head.split(",")
-            if int(since_us) / 1e6 >= since_boot_s and any(word in text for word in KERNEL_FAULTS):
+            if int(since_us) / 1e6 >= since_s and any(word in text for word in KERNEL_FAULTS):
                 found.append(text.splitlines()[0])
     return found[-KERNEL_LINES:]
 

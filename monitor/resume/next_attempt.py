@@ -403,6 +403,11 @@ def respond(folder: Path, request: dict[str, Any]) -> dict[str, Any]:
     except runs.RunError as error:  # the job says all that an attempt needs
         problems = []
         notes.append(f"nothing is checked before the start, because this version refuses the run's spec: {error}")
+    if (name := original.slug) != folder.name:  # its LoRA would not be found at the end
+        again = f"change its name in run.toml and make it again with `python -m runs render {folder.name}`"
+        problems.append(
+            f"the folder {folder.name} has the run {name}: rename the folder to {name}, or, of a copy, {again}"
+        )
     return {"problems": problems, "notes": notes}
 
 

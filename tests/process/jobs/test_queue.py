@@ -4,7 +4,7 @@ import random
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from monitor_helpers import wait_for
+from monitor_helpers import toy_run, wait_for
 from queue_helpers import command, ended, made, processes, starts
 from run_facts import step_of, weight
 from toys import undisturbed
@@ -77,6 +77,28 @@ def test_moved_deleted_and_foreign_entries(data):
     lock.release()
 
 
+def test_a_run_that_could_not_be_started_waits_again_once_it_is_added_again(data, monkeypatch):
+    first, second = made(data, "first", "second")
+    monkeypatch.setattr(queue, "ensure_worker", lambda: None)
+    with queue.changing() as changed:
+        changed.entries = [queue.Entry("first", problem="no model"), queue.Entry("second", after_pause=True)]
+    (second / "status.json").write_text('{"state": "failed"}')  # it failed instead of pausing
+    assert [queue.add(first), queue.add(second)] == [1, 2]
+    assert queue._take() == "first" and waiting() == ["first", "second"]
+
+
+def test_a_run_elsewhere_does_not_vanish_from_the_queue(data, monkeypatch):
+    elsewhere = toy_run(data / "mine")
+    with pytest.raises(MonitorError, match="is not one of them; start it with `python -m monitor start"):
+        queue.add(elsewhere)
+    monkeypatch.setattr(queue, "busy", lambda folder: ["another"])
+    monkeypatch.setattr(queue, "launch", lambda folder: {"pid": 7})
+    assert queue.start_or_wait(elsewhere) == {"position": None, "pid": 7}, "its monitor waits for the GPU"
+    (data / "outputs").mkdir()
+    (data / "outputs" / "mine").symlink_to(elsewhere)
+    assert queue.insert(elsewhere) == 1
+
+
 def test_a_damaged_queue_is_an_empty_one(data):
     (folder,) = made(data, "a")
     wrong = '{"entries": [{"run": "../x"}, {"run": 5}, {"x": 1}, 7], "taken": 3}'
@@ -118,6 +140,31 @@ def test_a_look_at_a_busy_gpu_keeps_the_note_of_what_is_being_started(data):
     (run / "status.json").write_text("{}")  # the monitor's first act
     lock.release()
     assert queue._take() == "" and queue.read() == queue.Queue()
+
+
+def test_a_run_waits_for_those_on_its_own_gpu_and_now_pauses_no_other(data, monkeypatch):
+    here, there, waits = made(data, "here", "there", "waits")
+    held = [Lock(folder / LOCK) for folder in (here, there)]
+    assert all(lock.acquire() for lock in held)
+    for folder, gpus in ((here, '["test"]'), (there, '["1"]')):  # `HANGPROOF_GPUS=1 python -m monitor start there`
+        (folder / "status.json").write_text(f'{{"state": "running", "devices": {gpus}}}')
+    assert queue.busy(waits) == ["here"]
+    queue.insert(waits)
+    monkeypatch.setattr(queue, "ensure_worker", lambda: None)
+    assert queue.run_now("waits") == ["here"] and not (there / "stop.request").exists()
+    held[0].release()
+    assert queue._take() == "waits"
+    held[1].release()
+
+
+@pytest.mark.slow
+def test_a_run_that_is_cancelled_while_it_is_being_started_is_stopped(data, monkeypatch):
+    (run,) = made(data, "run", steps=5000)
+    queue.insert(run)
+    launch = queue.launch
+    monkeypatch.setattr(queue, "launch", lambda folder: queue.cancel("run") or launch(folder))
+    queue.advance()
+    wait_for(lambda: ended(run, "stopped"), what="the end of the run")
 
 
 @pytest.mark.slow

@@ -38,12 +38,13 @@ def test_a_limit_that_a_training_has_set_raises_what_encloses_it():
 
 def test_a_file_replaces_values_but_not_below_the_guards(tmp_path, monkeypatch):
     path = tmp_path / "limits.toml"
-    path.write_text("[watch]\nexit_s = 1\nlauncher_s = 9\n[phases.sample]\nfloor_s = 70\n[restart]\nin_all_count = 3\n")
+    text = "[watch]\nexit_s = 1\nlauncher_s = 9\n[phases.sample]\nfloor_s = 70\n[restart]\nin_all_count = 3\n"
+    path.write_text(text, encoding="utf-8-sig")  # as PowerShell writes it
     monkeypatch.setenv("HANGPROOF_LIMITS", str(path))
     loaded = config.load()
     assert (loaded.watch.launcher_s, loaded.restart.in_all_count, loaded.phases["sample"].floor_s) == (9, 3, 70)
     assert loaded.watch.exit_s == config.minimums()["watch.exit_s"]
-    path.write_text("allow_below_guards = true\n" + path.read_text())
+    path.write_text("allow_below_guards = true\n" + text)
     loaded = config.load()
     config.enclose(loaded, {})
     assert loaded.watch.exit_s == 1

@@ -1,5 +1,6 @@
 """What the recovery decides, what keeps a run from its start and what a start takes over, without a training."""
 
+import os
 import struct
 import sys
 import time
@@ -31,9 +32,14 @@ def test_a_lora_that_does_not_verify_is_never_called_completed(make_loop, tmp_pa
     save_dir.mkdir()
     (save_dir / lora.name).write_bytes(LORA)
     loop.state.save_dir = str(save_dir)
-    for size in (None, len(LORA) - 1):  # what was saved locally, and what an earlier attempt left
+    for size in (
+        None,
+        len(LORA) - 1,
+        len(LORA),
+    ):  # what was saved locally, and what an earlier attempt or training left
         if size:
             lora.write_bytes(b"x" * size)
+            os.utime(lora, (1e9, 1e9))
         assert recovery.complete(loop) == "" and lora.read_bytes() == LORA
     assert make_loop("").folder.foreign and not recovery.complete(make_loop(""))
     assert not recovery.complete(make_loop("nodes = 2\n", machine=1)), "the first machine has it"

@@ -63,7 +63,7 @@ def test_a_run_is_found_by_its_folder_or_its_name_and_one_without_a_script_is_re
     monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path))
     folder = tmp_path / "outputs" / "My-LoRA"
     folder.mkdir(parents=True)
-    for name in (folder, "no-such-run"):
+    for name in (folder, "no-such-run", "~no-such-user"):
         with pytest.raises(MonitorError, match=SCRIPT):
             find(name)
     (folder / "run.toml").write_text('name = "My LoRA"\n')

@@ -1,6 +1,7 @@
 """What is kept between two monitors, and what a status says about its age."""
 
 import json
+import shutil
 import time
 from copy import deepcopy
 
@@ -33,6 +34,23 @@ def test_the_state_is_the_same_after_it_was_saved_and_loaded(tmp_path):
     saved = RunState(State.RECOVERING, 3, current=record, incident="0001", failing=True, shutdown=Shutdown("stopped"))
     assert saved.save(folder)
     assert RunState.load(folder) == saved
+
+
+def test_a_copy_of_a_run_goes_on_by_itself_and_leaves_the_training_of_the_other_one_alone(tmp_path):
+    folder, copy = tmp_path / "cat", tmp_path / "dog"
+    record = AttemptRecord("boot", 3, "token", "/tmp/x", 10, 1.5, (7, 8.0))
+    folder.mkdir()
+    saved = RunState(
+        State.RUNNING, 3, current=record, shutdown=Shutdown("stopped"), snapshots="/dev/shm/x", best_step=9
+    )
+    assert saved.save(RunFolder(folder))
+    shutil.copytree(folder, copy)
+    found = RunState.load(RunFolder(copy))
+    assert (found.current, found.shutdown, found.snapshots, found.best_step) == (None, None, "", 9)
+    (tmp_path / "link").symlink_to(folder)
+    assert RunState.load(RunFolder(tmp_path / "link")).current == record
+    shutil.rmtree(folder)
+    assert RunState.load(RunFolder(copy)).current == record, "it was moved, and its training with it"
 
 
 def test_old_figures_are_called_old():
@@ -99,8 +117,9 @@ def test_a_completed_run_has_work_to_do_once_it_was_made_again(tmp_path):
     assert spec_edited(tmp_path)
     state.renew(known)
     assert state.changes and state.cause_counts
+    state.planned = 900
     state.renew("new")
-    assert (state.changes, state.cause_counts, state.spec_hash) == ([], {}, "new")
+    assert (state.changes, state.cause_counts, state.planned, state.spec_hash) == ([], {}, 0, "new")
 
 
 @pytest.mark.parametrize(("state", "abandoned"), [("running", True), ("preempted", True), ("stopped", False)])

@@ -85,8 +85,10 @@ def test_each_request_ends_the_run_in_its_way(make_loop, trained, before, signal
 def test_a_stop_waits_for_a_checkpoint(make_loop, trained, monkeypatch, shutdown, count, save_s, message):
     run = make_loop()
     run.at, run.attempt = Transition(State.RUNNING), trained(run, count=count)
-    monkeypatch.setattr(run.attempt, "request_stop", lambda: True)
+    saved = []  # when the training is asked
+    monkeypatch.setattr(run.attempt, "request_stop", lambda: saved.append(RunState.load(run.folder).shutdown) or True)
     stopping = supervisor.shut_down(run, shutdown)
+    assert saved == [shutdown], "a monitor that is killed now leaves a training that stops, and it is known why"
     assert stopping.state is State.STOPPING and stopping.message == message
     assert stopping.due_s - time.monotonic() == pytest.approx(save_s, abs=1)
     (event,) = events(run.folder.folder, "stopping")
@@ -265,6 +267,12 @@ def test_a_suspicion_is_looked_into_once_and_progress_ends_it(make_loop, trained
          State.RUNNING, "adopted after"),  # its incident cannot be read
         ({"state": State.STOPPING, "current": True, "shutdown": Shutdown("stopped", gone_by_s=1.0)}, None, {"x": 1},
          State.STOPPING, "saving a checkpoint"),
+        ({"state": State.STOPPING, "shutdown": Shutdown("preempted", gone_by_s=1.0)}, None, {"x": 1},
+         State.QUEUED, "preparing the start"),  # killed with its machine while it stopped
+        ({"state": State.STOPPING, "current": True, "shutdown": Shutdown("preempted")}, None, {"x": 1},
+         State.STOPPING, "saving a checkpoint, then restarting"),
+        ({"state": State.STOPPING, "current": True, "shutdown": Shutdown("preempted")}, 0, {"x": 1},
+         State.QUEUED, "preparing the start"),
         ({"state": State.FAILED, "current": True}, None, None, State.QUEUED, "preparing the start"),
         ({"state": State.RUNNING, "current": True}, 1, {"x": 1}, State.QUEUED, "preparing the start"),
     ],
@@ -282,7 +290,20 @@ def test_a_new_monitor_continues_what_was_under_way(make_loop, trained, saved, m
     if state is State.QUEUED:
         assert run.state.started_at and run.state.spec_hash and run.state.reason is run.state.shutdown is None
     if state is State.STOPPING:
-        assert run.state.shutdown == Shutdown("stopped"), "the time of another boot means nothing"
+        ending = saved["shutdown"].ending.replace("preempted", "changed")
+        assert run.state.shutdown == Shutdown(ending), "the time of another boot means nothing"
+
+
+@pytest.mark.parametrize("kept", [0, 20])
+def test_steps_that_are_trained_again_after_a_users_start_are_new(make_loop, kept):
+    """A run that was started again from its beginning gave up after five failures, each of which it had recovered from."""
+    run = make_loop()
+    run.state.state, run.state.best_step = State.STOPPED, 60
+    if kept:
+        saved_state(run.folder.folder, kept)
+    assert turn(run).state is State.QUEUED and run.state.best_step == kept
+    run.observe(Mock(poll=lambda *_: Observation(0.0, 0.0, (beat(step=kept + 1),))))
+    assert run.state.best_step == kept + 1
 
 
 def test_a_start_waits_for_its_time_its_gpu_and_its_store(make_loop, trained, monkeypatch):

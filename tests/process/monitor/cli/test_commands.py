@@ -1,5 +1,6 @@
 """What the commands about a run print, and what they refuse."""
 
+import argparse
 import json
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from run_facts import status, step_of
 from toys import fault_at
 
 from monitor.cli import commands
+from monitor.process import spawned
 from monitor.process.platform import Lock
 from monitor.run_folder import MonitorError, RunFolder
 
@@ -82,6 +84,15 @@ def test_what_is_asked_of_a_run_that_cannot_do_it_is_refused_with_the_reason(tmp
         assert commands.launch(folder) == {"folder": str(folder), "pid": 77, "already": True}
     finally:
         lock.release()
+
+
+@pytest.mark.skipif(not LINUX, reason="/proc")
+def test_a_stop_that_kills_what_no_monitor_knows_answers_as_any_other(tmp_path, spawn, capsys):
+    folder = toy_run(tmp_path / "toy")
+    process = spawn(**{spawned.RUN: str(folder), spawned.TOKEN: "0" * 32})
+    asked = argparse.Namespace(run=str(folder), command="stop", now=False, wait=0.0)
+    assert commands.stop(asked) == (0, {"folder": str(folder), "state": None})
+    assert process.wait(10) and "killed 1 process that no monitor watched" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """What Prometheus reads of the runs."""
 
+import argparse
 import json
 import subprocess
 import sys
@@ -10,8 +11,8 @@ import psutil
 import pytest
 from monitor_helpers import ROOT, STATUS, environment, toy_run
 
-from monitor.cli import metrics
-from monitor.run_folder import RunFolder
+from monitor.cli import commands, metrics
+from monitor.run_folder import MonitorError, RunFolder
 
 
 def test_prometheus_text_names_every_run_and_escapes_its_name():
@@ -27,6 +28,8 @@ def test_prometheus_text_names_every_run_and_escapes_its_name():
 def test_metrics_are_served_on_this_machine_only_and_other_paths_say_so(tmp_path):
     folder = toy_run(tmp_path / "outputs" / "toy")
     RunFolder(folder).write_status({**STATUS, "name": "toy"})
+    with pytest.raises(MonitorError, match="port 99999 cannot be used: ports end at 65535; choose another with --port"):
+        commands.metrics(argparse.Namespace(port=99999))
     command = [sys.executable, "-m", "monitor", "metrics", "--port", "0", "--json"]
     env = environment(folder, HANGPROOF_DATA=str(tmp_path))
     process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True)

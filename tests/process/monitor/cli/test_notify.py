@@ -58,7 +58,8 @@ class Apprise:
 )
 def test_the_sender_says_how_many_addresses_it_reached(tmp_path, monkeypatch, capsys, kind, urls, code, said, told):
     config = tmp_path / "notify.toml"
-    config.write_text(f"urls = {json.dumps(urls)}\n" + 'on = ["hang", "failed", "no library"]\n')
+    text = f"urls = {json.dumps(urls)}\n" + 'on = ["hang", "failed", "no library"]\n'
+    config.write_text(text, encoding="utf-8-sig")
     config.chmod(0o600)
     monkeypatch.setenv("HANGPROOF_NOTIFY", str(config))
     monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps({"kind": kind, "title": "t", "body": "b"})))

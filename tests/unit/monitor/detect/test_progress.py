@@ -138,6 +138,8 @@ def test_what_a_run_has_learned_serves_the_next_attempt_from_its_first_step_on()
     assert played.detect_s < 6
     new = play(hanging("steady", 0.05, "step", 3, 5), Watch(CONFIG, {}))
     assert new.detect_s > 500, "a run of which nothing is known gets the long ceiling"
+    none_needed = config.Section(**{**vars(WATCH), "min_sample_count": 0})
+    assert Durations().budget(CONFIG.phases["step"], none_needed) == CONFIG.phases["step"].ceiling_s
 
 
 def test_the_budget_follows_the_longest_of_the_last_two_hundred():

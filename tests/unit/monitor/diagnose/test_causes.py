@@ -158,6 +158,12 @@ def test_a_kernel_record_of_a_fault_is_kept_if_it_is_new(tmp_path, monkeypatch):
     record.write_text("4,812,9000000,-;NVRM: Xid (PCI:0000:01:00): 79, pid=71\n SUBSYSTEM=pci\n")
     assert causes.kernel_lines(8.0) == ["NVRM: Xid (PCI:0000:01:00): 79, pid=71"]
     assert causes.kernel_lines(10.0) == []
+    now = platform.now()
+    monkeypatch.setattr(
+        platform, "now", lambda: replace(now, boot_s=now.mono_s + 7200)
+    )  # it was suspended for two hours
+    record.write_text(f"4,812,{int(now.mono_s * 1e6)},-;NVRM: Xid (PCI:0000:01:00): 79, pid=71\n")
+    assert hung(attempt(tmp_path, beat())).kernel == ["NVRM: Xid (PCI:0000:01:00): 79, pid=71"]
 
 
 def test_a_folder_and_stacks_that_are_gone_are_no_error(tmp_path):

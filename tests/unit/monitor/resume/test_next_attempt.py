@@ -101,3 +101,12 @@ def test_a_script_of_which_two_must_not_run_at_once_says_why(data, tmp_path, fie
     found = next_attempt.respond(folder, {"want": "text", "resume": folder / STAND_IN})
     assert (found["alone"], found["save_dir"]) == (reason, fields.get("save_dir", ""))
     assert line in found["text"] and STAND_IN in found["text"]
+
+
+def test_a_run_in_a_folder_of_another_name_is_not_trained_for_a_lora_that_nobody_finds(data, tmp_path):
+    folder = folder_of(tmp_path)
+    assert "rename the folder" not in str(next_attempt.respond(folder, {"want": "problems"}))
+    (problem,) = next_attempt.respond(folder.rename(folder.with_name("dog")), {"want": "problems"})["problems"][-1:]
+    assert problem.startswith(
+        f"the folder dog has the run {folder.name}: rename the folder to {folder.name}, or, of a copy"
+    )
