@@ -97,7 +97,7 @@ def auth_of(args: argparse.Namespace) -> tuple[str, str] | None:
     elif text is None and variable:
         where, text = "HANGPROOF_AUTH", variable
     if text is None:
-        if args.listen or args.allow_host:
+        if args.listen or _given_hosts(args):
             why = "--listen lets every machine on the network" if args.listen else "a proxy lets others"
             raise RunError(
                 f"{why} start programs here, so a password is required; add --auth USER:PASSWORD, "
@@ -119,6 +119,11 @@ def _first_line(path: Path) -> str:
         raise RunError(f"--auth-file: {path} cannot be read: {error}; create it, or fix the path") from error
 
 
+def _given_hosts(args: argparse.Namespace) -> list[str]:
+    variable = os.environ.get("HANGPROOF_ALLOWED_HOSTS", "").split(",")
+    return [*args.allow_host, *(name for name in variable if name.strip())]
+
+
 def allowed_hosts(args: argparse.Namespace) -> tuple[str, ...]:
     """The names of --allow-host and HANGPROOF_ALLOWED_HOSTS.
 
@@ -127,8 +132,7 @@ def allowed_hosts(args: argparse.Namespace) -> tuple[str, ...]:
     """
     from ui.security import valid_host
 
-    variable = [name for name in os.environ.get("HANGPROOF_ALLOWED_HOSTS", "").split(",") if name.strip()]
-    given = (*args.allow_host, *variable)
+    given = _given_hosts(args)
     found = tuple(filter(None, map(valid_host, given)))
     if wrong := [text for text in given if valid_host(text) is None]:
         raise RunError(

@@ -258,6 +258,16 @@ def test_an_unsafe_password_file_is_refused(tmp_path):
         app.auth_of(arguments("--auth-file", str(tmp_path / "none")))
 
 
+def test_a_host_name_of_a_proxy_needs_a_password_however_it_is_given(monkeypatch):
+    with pytest.raises(RunError, match="a password is required"):
+        app.auth_of(arguments("--no-token", "--allow-host", "a.example.org"))
+    monkeypatch.setenv("HANGPROOF_ALLOWED_HOSTS", " , ")
+    assert app.auth_of(arguments("--no-token")) is None
+    monkeypatch.setenv("HANGPROOF_ALLOWED_HOSTS", "a.example.org")
+    with pytest.raises(RunError, match="a password is required"):
+        app.auth_of(arguments("--no-token"))
+
+
 def test_the_allowed_hosts_come_from_flags_and_the_environment(monkeypatch):
     monkeypatch.setenv("HANGPROOF_ALLOWED_HOSTS", "b.example.org, 203.0.113.7,")
     found = app.allowed_hosts(arguments("--allow-host", "A.example.org"))
