@@ -44,9 +44,7 @@ ABOUT_DRILL = (
 
 
 def _folder() -> Path:
-    folder = data_root() / FOLDER
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+    return data_root() / FOLDER
 
 
 def examine(full: bool = False) -> None:
@@ -150,8 +148,11 @@ def look() -> tuple[bool, str]:
 
 
 def _machine() -> None:
-    if jobs.read(_folder(), JOB) is None:
-        examine()
+    try:
+        if jobs.read(_folder(), JOB) is None:
+            examine()
+    except RunError as error:  # such as a full disk: the other parts are needed then
+        fold.say(f"{error}.")
     full = gr.Checkbox(label="Also start the trainers (half a minute each)", interactive=True)
     go = _button("Look again", primary=True)
     fold.job(go, examine, look, lambda: jobs.cancel(_folder(), JOB), "doctor", [full])
