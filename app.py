@@ -267,7 +267,7 @@ def build(args: argparse.Namespace, auth: tuple[str, str] | None, token: str | N
         theme=page.theme(),
         head=page.PAGE_HEAD,
     )
-    login = Login(token, auth, datasets_dir() / ".logins.json", args.port) if auth or token else None
+    login = Login(token, auth, datasets_dir(), args.port) if auth or token else None
     return Guard(app, hosts, Limits(upload), login, args.mcp)
 
 

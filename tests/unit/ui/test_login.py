@@ -14,7 +14,17 @@ from starlette.formparsers import MultiPartException
 
 import app
 from runs.files import RunError
-from ui.login import ADDRESS_WAITS, ALL_WAITS, MAX_ADDRESSES, MAX_SESSIONS, SESSION_S, Sessions, Throttle, _own_query
+from ui.login import (
+    ADDRESS_WAITS,
+    ALL_WAITS,
+    MAX_ADDRESSES,
+    MAX_SESSIONS,
+    SESSION_S,
+    Login,
+    Sessions,
+    Throttle,
+    _own_query,
+)
 from ui.security import Guard, Hosts, Limits, machine_names, methods_of, same_origin, valid_host
 
 
@@ -81,6 +91,15 @@ def test_sessions_expire_and_are_bounded(tmp_path, clock):
     assert token not in kept.read_text() and "secret" not in kept.read_text()
     assert os.name == "nt" or kept.stat().st_mode & 0o077 == 0
     assert not Sessions(tmp_path / "logins", ("me", "another"), clock).valid(token), "a new password ends the logins"
+
+
+def test_two_servers_of_a_data_folder_leave_each_others_logins_alone(tmp_path):
+    one, other = (Login(None, ("me", "secret"), tmp_path, port).sessions for port in (7860, 7861))
+    ended, kept = one.start(), one.start()
+    one.end(ended)
+    other.start()
+    one = Login(None, ("me", "secret"), tmp_path, 7860).sessions  # the server starts again
+    assert one.valid(kept) and not one.valid(ended)
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{", b'{"a": "b"}', b'{"a": null}', b"\xff", b"7"])
