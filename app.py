@@ -114,7 +114,7 @@ def _first_line(path: Path) -> str:
     try:
         if os.name != "nt" and path.stat().st_mode & 0o077:
             raise RunError(f"{path}: others can read your password; run `chmod 600 {path}`")
-        return (path.read_text(encoding="utf-8").splitlines() or [""])[0]
+        return (path.read_text(encoding="utf-8-sig").splitlines() or [""])[0]
     except (OSError, UnicodeDecodeError) as error:
         raise RunError(f"--auth-file: {path} cannot be read: {error}; create it, or fix the path") from error
 

@@ -248,7 +248,7 @@ def arguments(*given: str):
 
 def test_where_the_password_comes_from(tmp_path, monkeypatch):
     file = tmp_path / "login"
-    file.write_text("me:from:file\nsecond line\n", encoding="utf-8")
+    file.write_text("me:from:file\nsecond line\n", encoding="utf-8-sig")  # as PowerShell writes it
     file.chmod(0o600)
     assert app.auth_of(arguments()) is None
     assert app.auth_of(arguments("--auth", "me:typed")) == ("me", "typed")
