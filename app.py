@@ -97,7 +97,7 @@ def auth_of(args: argparse.Namespace) -> tuple[str, str] | None:
     elif text is None and variable:
         where, text = "HANGPROOF_AUTH", variable
     if text is None:
-        if args.listen or args.allow_host:
+        if args.listen or _given_hosts(args):
             why = "--listen lets every machine on the network" if args.listen else "a proxy lets others"
             raise RunError(
                 f"{why} start programs here, so a password is required; add --auth USER:PASSWORD, "
@@ -114,9 +114,14 @@ def _first_line(path: Path) -> str:
     try:
         if os.name != "nt" and path.stat().st_mode & 0o077:
             raise RunError(f"{path}: others can read your password; run `chmod 600 {path}`")
-        return (path.read_text(encoding="utf-8").splitlines() or [""])[0]
+        return (path.read_text(encoding="utf-8-sig").splitlines() or [""])[0]
     except (OSError, UnicodeDecodeError) as error:
         raise RunError(f"--auth-file: {path} cannot be read: {error}; create it, or fix the path") from error
+
+
+def _given_hosts(args: argparse.Namespace) -> list[str]:
+    variable = os.environ.get("HANGPROOF_ALLOWED_HOSTS", "").split(",")
+    return [*args.allow_host, *(name for name in variable if name.strip())]
 
 
 def allowed_hosts(args: argparse.Namespace) -> tuple[str, ...]:
@@ -127,8 +132,7 @@ def allowed_hosts(args: argparse.Namespace) -> tuple[str, ...]:
     """
     from ui.security import valid_host
 
-    variable = [name for name in os.environ.get("HANGPROOF_ALLOWED_HOSTS", "").split(",") if name.strip()]
-    given = (*args.allow_host, *variable)
+    given = _given_hosts(args)
     found = tuple(filter(None, map(valid_host, given)))
     if wrong := [text for text in given if valid_host(text) is None]:
         raise RunError(
@@ -263,7 +267,7 @@ def build(args: argparse.Namespace, auth: tuple[str, str] | None, token: str | N
         theme=page.theme(),
         head=page.PAGE_HEAD,
     )
-    login = Login(token, auth, datasets_dir() / ".logins.json", args.port) if auth or token else None
+    login = Login(token, auth, datasets_dir(), args.port) if auth or token else None
     return Guard(app, hosts, Limits(upload), login, args.mcp)
 
 

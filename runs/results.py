@@ -16,6 +16,7 @@ NUMBERED = re.compile(r"-step(?P<step>\d{6,})$|-(?P<epoch>\d{6})$")
 SAMPLE = re.compile(
     r"_(?P<epoch>e?)(?P<number>\d{6,12})_(?P<prompt>\d{1,6})_(?P<time>\d{8,20})(?:_(?P<seed>\d{1,20}))?"
 )
+FOREIGN = re.compile("^\\.|[\ud800-\udfff]")  # a hidden name, or one that is not UTF-8, which no page can name
 SEED = re.compile(r" --d (\d{1,20})(?= |$)", re.IGNORECASE)
 UNITS = (("step", "s"), ("epoch", ""))  # in sd-scripts' metadata: ss_steps, ss_epoch
 
@@ -50,7 +51,7 @@ def loras(folder: Path, read: Callable[[Path], Lora | None] | None = None) -> li
     The trainers write to a hidden name and rename, and safetensors refuses a file that is shorter than its header says,
     which covers scripts of the user's own.
     """
-    paths = [path for path in folder.glob(f"*{SUFFIX}") if path.name[0] != "."]
+    paths = [path for path in folder.glob(f"*{SUFFIX}") if not FOREIGN.search(path.name)]
     found = [one for one in map(read or read_lora, paths) if one is not None]
     return sorted(found, key=lambda one: (one.final, one.step or 0, one.epoch or 0, one.path.name), reverse=True)
 
@@ -97,7 +98,7 @@ class Sample:
 def read_samples(folder: Path) -> list[Sample]:
     """The sample images of a folder by name, hidden ones not. One whose name says neither step nor epoch has prompt -1."""
     try:
-        names = sorted(name for name in os.listdir(folder) if name.lower().endswith(IMAGES) and name[0] != ".")
+        names = sorted(one for one in os.listdir(folder) if one.lower().endswith(IMAGES) and not FOREIGN.search(one))
     except OSError:
         return []
     found = []

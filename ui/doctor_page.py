@@ -16,7 +16,6 @@ from typing import Any
 import gradio as gr
 
 import doctor
-import runs
 from monitor.cli.explain import checked
 from monitor.process.spawned import Subjob, python
 from monitor.run_folder import MonitorError
@@ -24,7 +23,7 @@ from runs.files import RunError
 from runs.paths import data_root
 from ui import jobs
 from ui.html import duration, esc, region
-from ui.run import fold
+from ui.run import fold, view
 from ui.run.fold import DRAWN, QUIET
 
 FOLDER, JOB = ".doctor", "doctor"  # the folder, in the data folder, has what the command printed
@@ -44,9 +43,7 @@ ABOUT_DRILL = (
 
 
 def _folder() -> Path:
-    folder = data_root() / FOLDER
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+    return data_root() / FOLDER
 
 
 def examine(full: bool = False) -> None:
@@ -150,8 +147,11 @@ def look() -> tuple[bool, str]:
 
 
 def _machine() -> None:
-    if jobs.read(_folder(), JOB) is None:
-        examine()
+    try:
+        if jobs.read(_folder(), JOB) is None:
+            examine()
+    except RunError as error:  # such as a full disk: the other parts are needed then
+        fold.say(f"{error}.")
     full = gr.Checkbox(label="Also start the trainers (half a minute each)", interactive=True)
     go = _button("Look again", primary=True)
     fold.job(go, examine, look, lambda: jobs.cancel(_folder(), JOB), "doctor", [full])
@@ -252,7 +252,7 @@ def look_at_drill() -> tuple[bool, str]:
     def link(found: dict[str, Any]) -> str:
         name = str(found["run"])
         try:
-            runs.run_folder(name)
+            view.folder_of(name)
         except RunError:  # deleted since
             return ""
         return f'<p role="status"><a class="hp-link" href="?run={esc(name)}">Watch the run {esc(name)}</a></p>'

@@ -28,6 +28,7 @@ from monitor.process import platform, spawned
 from monitor.process.platform import Lock, is_held
 from monitor.process.spawned import ROOT, helper_environment, python
 from runs.files import RunError, atomic_write
+from runs.paths import outputs_dir
 from ui.run.readers import end_of
 
 FOLDER = ".jobs"
@@ -69,6 +70,9 @@ def start(
     Raises:
         RunError: a command of this name runs already, or it cannot be started; whatever `prepare` raises.
     """
+    # The lock would make the folder of a deleted run again, and so keep its name taken.
+    if folder.parent == outputs_dir() and not folder.is_dir():
+        raise RunError(f"The run {folder.name} was deleted. Reload the page.")
     jobs, token = folder / FOLDER, secrets.token_hex(8)
     lock = Lock(jobs / f"{name}.lock")
     try:

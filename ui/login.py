@@ -161,13 +161,14 @@ class Login:
         self,
         token: str | None,
         credentials: tuple[str, str] | None,
-        file: Path,
+        folder: Path,
         port: int,
         throttle: Throttle | None = None,
     ) -> None:
-        """One of token and credentials is given, or both. file: keeps the sessions."""
+        """One of token and credentials is given, or both. folder: keeps the sessions, for each port in a file of its own,
+        because two servers of a data folder would undo each other's logins."""
         self.token, self.credentials = token, credentials
-        self.sessions = Sessions(file, credentials) if credentials else None
+        self.sessions = Sessions(folder / f".logins-{port}.json", credentials) if credentials else None
         self.throttle = throttle or Throttle()
         # A browser sends a cookie to every port of a host, so each server needs a name of its own.
         self.cookie = f"hangproof-{port}"

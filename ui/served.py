@@ -8,6 +8,7 @@ whose script could then do all that the user can. Gradio's own route for files i
 import os
 import re
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote
@@ -30,6 +31,8 @@ ARCHIVES = "/downloads/"  # RUN.zip
 # In an archive: how the LoRAs were made
 EXTRAS = ("run.toml", "train.sh", "train.bat", "dataset.toml", "sample_prompts.txt")
 ZIP = "application/zip"
+PRIVATE = {"cache-control": "private, no-store"}
+LINES_BYTES = 1 << 20  # of a log, at a time
 IMAGES = {f".{kind}": f"image/{kind}" for kind in ("png", "jpeg", "webp", "gif", "avif")} | {".jpg": "image/jpeg"}
 TEXTS = (".txt", ".log", ".md", ".toml", ".json", ".jsonl", ".sh", ".bat")
 DOWNLOADS = {
@@ -84,6 +87,9 @@ async def respond(request: Request) -> Response:
     if found is None:
         return PlainTextResponse("There is no such file, or Hangproof does not send this kind of file.", 404)
     path, content_type, status = found
+    if path.suffix.lower() == ".log" and (hidden := _without_secrets(path)):
+        headers = {"content-disposition": f"attachment; filename*=UTF-8''{quote(path.name)}", **PRIVATE}
+        return StreamingResponse(hidden, headers=headers, media_type=content_type)
     image, known = content_type.startswith("image/"), request.headers.get("if-none-match", "")
     same = request.query_params.get("v") == f"{status.st_mtime_ns:x}"
     response = FileResponse(
@@ -98,6 +104,22 @@ async def respond(request: Request) -> Response:
         kept = {key: response.headers[key] for key in ("etag", "cache-control", "last-modified")}
         return Response(status_code=304, headers=kept)
     return response
+
+
+def _without_secrets(log: Path) -> Iterator[bytes] | None:
+    """A log of a run without the values of the run's secrets, which the log view does not show either; None where it has none."""
+    outputs = outputs_dir()
+    run = outputs / log.relative_to(outputs.resolve()).parts[0]
+    if not env_file.read(run):
+        return None
+
+    def parts() -> Iterator[bytes]:
+        hide = env_file.masking(run)
+        with log.open("rb") as file:
+            while lines := file.readlines(LINES_BYTES):
+                yield hide(b"".join(lines))
+
+    return parts()
 
 
 def archive_url(folder: Path) -> str:
@@ -139,7 +161,7 @@ async def respond_archive(request: Request) -> Response:
     headers = {
         "content-length": str(len(stream)),
         "content-disposition": f"attachment; filename*=UTF-8''{quote(folder.name)}.zip",
-        "cache-control": "private, no-store",
+        **PRIVATE,
     }
     if request.method == "HEAD":
         return Response(headers=headers, media_type=ZIP)

@@ -79,6 +79,8 @@ def save_now(run: str) -> dict[str, Any]:
 def train_longer(run: str, total: int) -> dict[str, Any]:
     """Continue a completed run to `total` epochs, or to `total` steps where the run is counted in steps."""
     folder = view.folder_of(run)
+    if view.read(folder).running:
+        raise runs.RunError(f"{run} is under way. Wait until it is completed, or stop it first.")
     runs.train_longer(folder, total)
     actions.start(folder)
     return _row(view.read(folder))

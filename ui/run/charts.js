@@ -183,15 +183,16 @@ function draw() {
     chart.node.closest("figure").remove();
     charts.delete(key);
   }
-  for (const [key, lines] of groups) {
+  [...groups].forEach(([key, lines], n) => {
     if (!charts.has(key)) {
       const { label, unit } = lines[0];
       charts.set(key, plot(lines[0], lines.length));
       const caption = make("figcaption", "", [label, ...(unit ? [make("span", "", unit)] : [])]);
-      place.append(make("figure", key === "loss" ? "hp-figure hp-wide" : "hp-figure", [caption, charts.get(key).node]));
+      const figure = make("figure", key === "loss" ? "hp-figure hp-wide" : "hp-figure", [caption, charts.get(key).node]);
+      place.insertBefore(figure, place.children[n] ?? null);
     }
     charts.get(key).show(lines);
-  }
+  });
 }
 // A canvas has the colours with which it was drawn. Gradio changes the page's to those of the system.
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => setTimeout(draw, 200));

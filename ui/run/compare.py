@@ -1,6 +1,8 @@
 """Two to six runs side by side: the settings that differ, their losses, their last samples, time, memory and cost."""
 
 import json
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,13 @@ def chosen_runs(names: list[str]) -> list["view.View"]:
     """Two to six runs by the names of their folders. RunError: too few or too many runs, or one that does not exist."""
     if not FEWEST <= len(set(names)) <= MOST:
         raise RunError(f"Choose {FEWEST} to {MOST} runs.")
-    return [view.read(view.folder_of(name)) for name in dict.fromkeys(names)]
+    return told_apart([view.read(view.folder_of(name)) for name in dict.fromkeys(names)])
+
+
+def told_apart(views: list["view.View"]) -> list["view.View"]:
+    """The runs, each with a name of its own: a label can be given twice, and the folder's name follows it then."""
+    seen = Counter(one.name for one in views)
+    return [one if seen[one.name] == 1 else replace(one, name=f"{one.name} ({one.folder.name})") for one in views]
 
 
 def losses(one: "view.View") -> list[tuple[str, float, float]]:
@@ -102,7 +110,7 @@ def samples(views: list["view.View"]) -> list[tuple[str, str]]:
 def draw(folder: Path) -> None:
     """Make the components of the part."""
     name = folder.name
-    everything = [one for one in view.read_all() if one.status.get("state")]
+    everything = told_apart([one for one in view.read_all() if one.status.get("state")])
     chosen = gr.Dropdown(
         [(f"{one.name} ({cards.describe(one)[1]})", one.folder.name) for one in everything[:LISTED]],
         value=[name] if name in (one.folder.name for one in everything) else [],

@@ -73,6 +73,15 @@ class Fleet:
                 words = python("launch", "fleet", f"--store={address}", f"--stop={slug}", "--json")
                 stops[slug] = Subjob(words, STOP_S)
 
+    def changed(self, address: str, kept: bool) -> None:
+        """A store was added or removed: read at the next look. A reading under way has the list from before."""
+        with self._lock:
+            if self.reading is not None:
+                self.reading.kill()
+            self.reading = self.read_s = None
+            store = self.stores.pop(address, None) or Store()
+            self.stores |= {address: store} if kept else {}
+
     def _take(self, job: Subjob) -> None:
         """Keep the answer of a process that has ended; the runs that were read before stay when a store failed."""
         try:
@@ -105,14 +114,15 @@ def change(do: str, address: str = "", run: str = "") -> None:
         return
     if do == "remove":
         fleet.remove(address)
-        FLEET.stores.pop(address, None)
+        FLEET.changed(address, False)
     elif do == "add":
         if not address.strip():
             raise RunError("Enter the address of a store, such as s3://bucket/runs")
         if len(address) > MOST_ADDRESS or not address.isprintable():
             raise RunError("This is not the address of a store")
-        FLEET.stores.setdefault(fleet.add(address), Store())
-    FLEET.read_s = None
+        FLEET.changed(fleet.add(address), True)
+    else:
+        FLEET.read_s = None
 
 
 # The tab ------------------------------------------------------------------------------------------------------------------

@@ -65,16 +65,19 @@ def last_state(line: bytes) -> bytes:
     return line[line.rfind(b"\r", 0, len(line.rstrip(b"\r"))) + 1 :]
 
 
+def masked(folder: Path, data: bytes, begun: bool) -> bytes:
+    """The end of a log without the values of secrets. begun: it may begin within a secret, so its first line is left out."""
+    first = data.find(b"\n") + 1 if begun else 0
+    return masking(folder)(data[first:])
+
+
 def tail(folder: Path) -> list[Line]:
     """The end of the log without the values of secrets; the same object until the log changes."""
 
     def made() -> list[Line]:
         data = end_of(folder / TRAINING_LOG, LOG_BYTES)
-        cut = data.split(b"\n")
-        if len(data) == LOG_BYTES and len(cut) > 1:
-            del cut[0]  # it may be cut within a secret
-        shown = b"\n".join(last_state(line)[-LINE_BYTES:] for line in cut[-SHOWN:])
-        lines = [styled(line) for line in masking(folder)(shown).rstrip().split(b"\n")]
+        shown = masked(folder, data, len(data) == LOG_BYTES).rstrip().split(b"\n")
+        lines = [styled(last_state(line)[-LINE_BYTES:]) for line in shown[-SHOWN:]]
         return [(level_of(line), line) for line in lines] if any(lines) else []
 
     return kept("log", folder, [folder / TRAINING_LOG], made)
@@ -96,7 +99,7 @@ def find(folder: Path, text: str, level: str = "") -> tuple[list[Line], float]:
             size = file.seek(0, 2)
             searched = min(size, SEARCHED_BYTES)
             file.seek(size - searched)
-            data = masking(folder)(file.read(searched))  # before it is searched: what is hidden is not found either
+            data = masked(folder, file.read(searched), searched < size)  # what is hidden is not found either
     except OSError as error:
         raise RunError(f"{TRAINING_LOG} cannot be read: {error.strerror}") from error
 

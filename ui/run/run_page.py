@@ -138,7 +138,7 @@ def _manage(folder: Path, said: gr.HTML, again: dict[str, Any]) -> None:
     if shown.running:
         fold.say("The run is under way. Stop it first.")
         return
-    used = manage.usage(folder.name)
+    used = manage.usage(folder)
     with gr.Row(elem_classes="hp-fields"):
         name = fold.line("New name", value=shown.name, elem_id="new-name")
         rename = gr.Button("Rename", size="sm", scale=0, min_width=110, elem_id="rename-ok")
@@ -156,14 +156,14 @@ def _manage(folder: Path, said: gr.HTML, again: dict[str, Any]) -> None:
 
     def on_rename(name: str) -> str:
         try:
-            manage.rename(folder.name, name)
+            manage.rename(folder, name)
         except runs.RunError as error:
             return notice(str(error).splitlines(), "bad")
         return notice([f"Renamed to {name.strip()!r}."])
 
     def on_delete(images: bool, _: str, seen: str, search: str) -> list[Any]:
         try:
-            freed = manage.delete(folder.name, jobs.idle, images)
+            freed = manage.delete(folder, jobs.idle, images)
             queue.follow_delete(folder.name)
         except runs.RunError as error:
             return [*[gr.skip()] * len(again["outputs"]), notice([str(error)], "bad")]
@@ -247,7 +247,7 @@ def notice(lines: list[str], kind: str = "info") -> str:
 def stop(selected: str) -> tuple[str, Any]:
     """Stop the selected run: (notice, what the browser shows: it has changed the button already, STOPPING)."""
     try:
-        actions.stop(runs.run_folder(selected))
+        actions.stop(view.folder_of(selected))
     except runs.RunError as error:
         return notice(str(error).splitlines(), "bad"), ""
     return "", gr.skip()
@@ -258,7 +258,7 @@ def start(selected: str, total: float | None) -> str:
     from launch import rehearse
 
     try:
-        folder = runs.run_folder(selected)
+        folder = view.folder_of(selected)
         if view.read(folder).state == "completed":
             _train_longer(folder, total)
         if text := actions.ask_once(folder, rehearse.objection(folder, runs.load(folder))):
@@ -303,7 +303,7 @@ def copy_to_new_lora(selected: str, confirmed: str, draft_id: str) -> Iterator[t
     tab to open). Images that no run contains are replaced only after a second click.
     """
     try:
-        folder = runs.run_folder(selected)
+        folder = view.folder_of(selected)
         spec, unsaved = runs.load(folder), draft.images_not_in_a_run(draft_id)
         if unsaved and confirmed != selected:
             question = f"{count(unsaved, 'image')} under New LoRA would be lost: no run has a copy. Click again to replace them."

@@ -75,7 +75,7 @@ def draw(folder: Path) -> None:
     timer = gr.Timer(TICK_S)
     with gr.Tab("All", id="all", elem_id="samples-all"):
         prompt = gr.Dropdown(
-            [("All prompts", ALL), *((text, one) for one, text in texts.items())],
+            _prompts(texts),
             value=ALL,
             label="Prompt",
             info=_count(everything),
@@ -109,9 +109,9 @@ def draw(folder: Path) -> None:
 
     def on_prompt(prompt: int) -> list[Any]:
         found = view.evolution(folder)
-        shown = pictures(found, prompt)
-        columns = _columns(prompts(found)) if prompt == ALL else COLUMNS
-        return [gr.update(value=shown[-MOST:], columns=columns), gr.update(info=_count(shown))]
+        shown, texts = pictures(found, prompt), prompts(found)
+        columns = _columns(texts) if prompt == ALL else COLUMNS
+        return [gr.update(value=shown[-MOST:], columns=columns), gr.update(choices=_prompts(texts), info=_count(shown))]
 
     def on_compare(one: str | None, two: str | None) -> Any:
         here = {path for path, _ in pictures(view.evolution(folder))}
@@ -128,15 +128,19 @@ def draw(folder: Path) -> None:
         found = view.evolution(folder)
         now = pictures(found)
         if now == [tuple(each) for each in known]:
-            return [gr.skip()] * 7
-        update = gr.update(choices=_choices(now))
+            return [gr.skip()] * 8
+        # The first pictures are compared at once; what was chosen since then stays.
+        pair = [{}, {}] if known else [{"value": path} for path in _first_and_last(found, now) or ()]
+        sides = [gr.update(choices=_choices(now), **one) for one in pair]
+        between = gr.skip() if known else tuple(one["value"] for one in pair)
         heading = summary(found, folder)
-        return [now, *on_prompt(prompt), update, update, gr.update(choices=_loras(found)), heading]
+        return [now, *on_prompt(prompt), *sides, between, gr.update(choices=_loras(found)), heading]
 
     prompt.input(on_prompt, prompt, [gallery, prompt], **QUIET)
     gr.on([one.input, two.input], on_compare, [one, two], slider, trigger_mode="always_last", **QUIET)
     best.input(on_best, best, head, **QUIET)
-    timer.tick(on_tick, [known, prompt], [known, gallery, prompt, one, two, best, head], key="samples-tick", **QUIET)
+    outputs = [known, gallery, prompt, one, two, slider, best, head]
+    timer.tick(on_tick, [known, prompt], outputs, key="samples-tick", **QUIET)
 
 
 def _vote(folder: Path, head: gr.HTML, timer: gr.Timer) -> None:
@@ -180,6 +184,10 @@ def _next(folder: Path) -> list[Any]:
     sides = [(sent(paths[step]), caption) for step, caption in ((pair.left, "Left"), (pair.right, "Right"))]
     question = f'<p class="hp-say">Which one is better? {esc(prompts(found)[pair.prompt])}</p>'
     return [pair, question, [each for each in sides if each[0]], result]
+
+
+def _prompts(texts: dict[int, str]) -> list[tuple[str, int]]:
+    return [("All prompts", ALL), *((text, one) for one, text in texts.items())]
 
 
 def _choices(shown: list[Picture]) -> list[Picture]:

@@ -180,7 +180,7 @@ def _read(folder: Path) -> View:
 def read_all() -> list[View]:
     """All runs, newest first. The order does not change while runs progress, so that a click hits the intended run."""
     outputs = runs.outputs_dir()
-    folders = [outputs / name for name in _names(outputs) if name[0] != "."]
+    folders = [outputs / name for name in _names(outputs) if not results.FOREIGN.search(name)]
     created = {folder: stamp(folder / "run.toml").mtime_ns for folder in folders}
     newest = sorted(filter(created.get, folders), key=lambda folder: (created[folder], folder.name), reverse=True)
     with _lock:

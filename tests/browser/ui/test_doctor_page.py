@@ -4,7 +4,8 @@ import os
 import re
 import subprocess
 
-from ui_page import assert_accessible, until
+from ui_helpers import serving
+from ui_page import a_tab, assert_accessible, until
 
 SCRIPT = """#!/bin/bash
 accelerate launch --num_cpu_threads_per_process 1 flux_train_network.py --pretrained_model_name_or_path models/flux1-dev.sft \\
@@ -52,3 +53,11 @@ def test_the_doctor_shows_the_machine_explains_a_process_and_checks_a_script(tab
     finally:
         process.kill()
         process.wait(60)
+
+
+def test_the_other_parts_are_shown_where_the_machine_cannot_be_examined(browser, tmp_path):
+    with serving(tmp_path / "data") as server, a_tab(browser) as page:
+        (server.data / ".doctor/.jobs/doctor.lock").mkdir(parents=True)  # as on a full disk, nothing can be started
+        page.goto(f"{server.url}/?tab=doctor")
+        page.get_by_text("doctor cannot be started: Is a directory").wait_for()
+        page.get_by_role("button", name="Start the drill").wait_for()

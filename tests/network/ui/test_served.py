@@ -37,6 +37,18 @@ def test_no_other_file_is_sent(server, name):
     assert ask(server, "GET", f"/gradio_api/file={path}")[0] == 404
 
 
+def test_a_downloaded_log_has_only_the_names_of_the_secrets_of_its_run(server):
+    log = server.data / "outputs" / "logged" / "training.log"
+    log.parent.mkdir(parents=True)
+    log.write_bytes(b"key 0123456789abcdef\n" * 100_000 + b"\xff end")
+    env = server.data / ".secrets" / "logged.env"
+    env.parent.mkdir(exist_ok=True)
+    env.write_text("export WANDB_API_KEY=0123456789abcdef\n")
+    status, headers, body = ask(server, "GET", f"/gradio_api/file={log}")
+    assert (status, body) == (200, b"key (WANDB_API_KEY)\n" * 100_000 + b"\xff end")
+    assert headers["Content-Disposition"].startswith("attachment") and headers["Content-Type"] == KINDS[log.name]
+
+
 def test_files_are_found_only_by_their_own_path(server, tmp_path):
     photo, data = photos("chelsea.png")[0].read_bytes(), server.data
     draft = data / "datasets" / ".drafts" / ("a" * 24)

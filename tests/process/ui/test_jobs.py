@@ -153,6 +153,15 @@ def test_a_run_is_not_deleted_while_a_command_works_in_it(data, words, tmp_path)
     assert not run.exists()
 
 
+def test_no_command_is_started_for_a_run_that_was_deleted(data):
+    """As from a page that was not drawn again yet: the folder that it made kept the run's name taken."""
+    folder = write_run(data, "cat", state="stopped")
+    manage.delete(folder, jobs.idle)
+    with pytest.raises(RunError, match="The run cat was deleted"):
+        jobs.start(folder, "work", ["job_program"], 60)
+    assert not folder.exists()
+
+
 def test_a_draft_at_which_a_command_works_is_not_cleaned(words, tmp_path):
     """A laptop that slept for months wakes up, and its server is started anew."""
     mine = draft.new_id()

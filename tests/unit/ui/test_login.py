@@ -14,7 +14,17 @@ from starlette.formparsers import MultiPartException
 
 import app
 from runs.files import RunError
-from ui.login import ADDRESS_WAITS, ALL_WAITS, MAX_ADDRESSES, MAX_SESSIONS, SESSION_S, Sessions, Throttle, _own_query
+from ui.login import (
+    ADDRESS_WAITS,
+    ALL_WAITS,
+    MAX_ADDRESSES,
+    MAX_SESSIONS,
+    SESSION_S,
+    Login,
+    Sessions,
+    Throttle,
+    _own_query,
+)
 from ui.security import Guard, Hosts, Limits, machine_names, methods_of, same_origin, valid_host
 
 
@@ -81,6 +91,15 @@ def test_sessions_expire_and_are_bounded(tmp_path, clock):
     assert token not in kept.read_text() and "secret" not in kept.read_text()
     assert os.name == "nt" or kept.stat().st_mode & 0o077 == 0
     assert not Sessions(tmp_path / "logins", ("me", "another"), clock).valid(token), "a new password ends the logins"
+
+
+def test_two_servers_of_a_data_folder_leave_each_others_logins_alone(tmp_path):
+    one, other = (Login(None, ("me", "secret"), tmp_path, port).sessions for port in (7860, 7861))
+    ended, kept = one.start(), one.start()
+    one.end(ended)
+    other.start()
+    one = Login(None, ("me", "secret"), tmp_path, 7860).sessions  # the server starts again
+    assert one.valid(kept) and not one.valid(ended)
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{", b'{"a": "b"}', b'{"a": null}', b"\xff", b"7"])
@@ -229,7 +248,7 @@ def arguments(*given: str):
 
 def test_where_the_password_comes_from(tmp_path, monkeypatch):
     file = tmp_path / "login"
-    file.write_text("me:from:file\nsecond line\n", encoding="utf-8")
+    file.write_text("me:from:file\nsecond line\n", encoding="utf-8-sig")  # as PowerShell writes it
     file.chmod(0o600)
     assert app.auth_of(arguments()) is None
     assert app.auth_of(arguments("--auth", "me:typed")) == ("me", "typed")
@@ -256,6 +275,16 @@ def test_an_unsafe_password_file_is_refused(tmp_path):
         assert "secret" not in str(error.value)
     with pytest.raises(RunError, match="cannot be read"):
         app.auth_of(arguments("--auth-file", str(tmp_path / "none")))
+
+
+def test_a_host_name_of_a_proxy_needs_a_password_however_it_is_given(monkeypatch):
+    with pytest.raises(RunError, match="a password is required"):
+        app.auth_of(arguments("--no-token", "--allow-host", "a.example.org"))
+    monkeypatch.setenv("HANGPROOF_ALLOWED_HOSTS", " , ")
+    assert app.auth_of(arguments("--no-token")) is None
+    monkeypatch.setenv("HANGPROOF_ALLOWED_HOSTS", "a.example.org")
+    with pytest.raises(RunError, match="a password is required"):
+        app.auth_of(arguments("--no-token"))
 
 
 def test_the_allowed_hosts_come_from_flags_and_the_environment(monkeypatch):

@@ -44,3 +44,8 @@ def test_the_charts_zoom_and_name_their_values_and_marks(page, server):
         file.write(line(1901, 2.0, 2, 120))
     page.locator("#run-charts").scroll_into_view_if_needed()
     page.get_by_role("img", name="Loss, step 1 to step 1,901").wait_for()
+    with (folder / "metrics.jsonl").open("a") as file:  # a line that comes later is where a new page shows it
+        file.write("".join(f'{{"kind": "validation", "step": {step}, "val_loss": 1}}\n' for step in (900, 1900)))
+    titles = page.locator("#run-charts figcaption")
+    until(lambda: titles.count() == 4, "the validation loss")
+    assert titles.all_inner_texts()[:3] == ["Loss", "Validation loss", "Learning rate"]

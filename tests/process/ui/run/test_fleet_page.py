@@ -1,6 +1,8 @@
 """Runs on other machines: what a store holds is read and shown, however slow, broken or hostile it is."""
 
+import json
 import socket
+import sys
 import time
 
 import pytest
@@ -42,6 +44,29 @@ def test_a_store_that_hangs_or_fails_delays_nobody(data, tmp_path, request):
     wait_for(lambda: shown()[answering].error or not shown()[answering].runs)
     if one.reading is not None:
         one.reading.kill()
+
+
+def test_a_store_that_is_added_or_removed_during_a_reading_stays_so(data, tmp_path, monkeypatch):
+    before, added, answer = str(tmp_path / "before"), str(tmp_path / "added"), tmp_path / "answer"
+    fleet.add(before)
+    slow = (
+        "import pathlib, sys, time\nwhile not pathlib.Path(sys.argv[1]).exists(): time.sleep(0.01)\nprint(sys.argv[2])"
+    )
+    lists = iter([before, added])
+
+    def reading(*_: str) -> list[str]:
+        found = [{"store": next(lists), "runs": [], "error": ""}]
+        return [sys.executable, "-c", slow, str(answer), json.dumps(found)]
+
+    monkeypatch.setattr(fleet_page, "python", reading)
+    monkeypatch.setattr(fleet_page, "FLEET", one := fleet_page.Fleet())
+    one.look()
+    fleet_page.change("add", added)
+    fleet_page.change("remove", before)
+    assert list(one.look()) == [added]
+    answer.touch()
+    until(lambda: one.look() and one.read_s is not None, "the next answer")
+    assert list(one.stores) == [added]
 
 
 @pytest.mark.parametrize("address", ["", " ", "a" * 501, "a\nb", "s3://me:password@bucket"])

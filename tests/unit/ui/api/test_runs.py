@@ -1,11 +1,14 @@
-"""A run's samples in the API."""
+"""Runs in the API: what it says of their samples, and what it refuses."""
 
 import json
 
-from ui_helpers import lora_file
+import pytest
+from runs_helpers import pictures, spec
+from ui_helpers import lora_file, watched
 from ui_markup import PROMPT
 
-from ui.api.runs import run_samples
+import runs
+from ui.api.runs import run_samples, train_longer
 from ui.run import blind_vote, cards, view
 
 
@@ -34,3 +37,12 @@ def test_the_api_has_each_saved_step_and_the_last_mark_counts(sampled):
     assert shown.count(">picked<") == 1 and ">picked<" in shown.partition("my-cat-step00000024.safetensors")[0]
     blind_vote.mark(sampled, None)
     assert blind_vote.picked(sampled) is None
+
+
+def test_a_run_under_way_is_not_made_longer(data, tmp_path):
+    """Its script has the length that it was started with: it would end there, or go on after a hang."""
+    folder = runs.create(spec(epochs=4), pictures(tmp_path / "in"))
+    (folder / "status.json").write_text('{"state": "running"}')
+    with watched(folder), pytest.raises(runs.RunError, match="is under way"):
+        train_longer(folder.name, 6)
+    assert runs.load(folder).epochs == 4

@@ -22,6 +22,14 @@ def test_runs_side_by_side(data):
     assert [caption for _, caption in compare.samples(views)] == ["low, step 60: a cat", "high, step 60: a cat"]
 
 
+def test_runs_with_the_same_label_are_told_apart(data):
+    for folder in (a_run(data, "low", 1e-4, losses=2), a_run(data, "high", 1e-3, losses=2)):
+        runs.manage.rename(folder, "cat")
+    views = compare.chosen_runs(["low", "high"])
+    assert {name for one in views for name, *_ in compare.losses(one)} == {"cat (low)", "cat (high)"}
+    assert 'scope="col">cat (low)</th><th scope="col">cat (high)</th>' in compare.tables(views)
+
+
 def test_runs_without_anything_can_be_compared(data):
     write_run(data, "bare")
     write_run(data, "broken")

@@ -50,6 +50,11 @@ def test_a_secret_of_the_run_is_neither_shown_nor_found(folder, monkeypatch):
     with (folder / "training.log").open("a") as file:
         file.write("\n")
     assert log_view.tail(folder) == [("", "at 89% key=(WANDB_API_KEY)")]
+    monkeypatch.setattr(log_view, "SEARCHED_BYTES", 48)
+    assert found(folder) == ["at 89% key=(WANDB_API_KEY)"]
+    (folder / "training.log").write_text(key + "." * (log_view.LINE_BYTES - 8))  # of a long line, the end is shown
+    monkeypatch.setattr(log_view, "LOG_BYTES", 2 * log_view.LINE_BYTES)
+    assert key[-8:] not in log_view.tail(folder)[0][1]
 
 
 def test_a_search_that_cannot_be_done_is_a_sentence(folder):

@@ -3,7 +3,7 @@
 from ui_helpers import lora_file, write_incident, write_run
 from ui_markup import sample
 
-from ui.run import run_page
+from ui.run import actions, run_page
 
 
 def test_a_tick_opens_no_file_that_did_not_change_and_sends_only_what_changed(data, monkeypatch):
@@ -43,3 +43,14 @@ def test_a_page_opens_with_the_run_in_its_address_or_a_running_one_and_says_what
     assert run_page.refresh("", "")[0] == {"__type__": "update"} and run_page.newest() in ("old", "busy")
     monkeypatch.setattr("ui.run.view.is_held", lambda path: True)
     assert run_page.first_run("") == "busy"
+
+
+def test_a_press_acts_on_the_run_that_is_shown_wherever_the_server_was_started(data, tmp_path, monkeypatch):
+    """The folder in which the server was started can have a run of the same name."""
+    shown = write_run(data, "cat", state="stopped")
+    write_run(tmp_path / "elsewhere", "cat", state="stopped")
+    monkeypatch.chdir(tmp_path / "elsewhere" / "outputs")
+    pressed = []
+    monkeypatch.setattr(actions, "stop", pressed.append)
+    run_page.stop("cat")
+    assert pressed == [shown]

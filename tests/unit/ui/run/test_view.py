@@ -2,6 +2,8 @@
 
 import gc
 import json
+import os
+import shutil
 import weakref
 
 import pytest
@@ -9,7 +11,7 @@ from ui_helpers import lora_file, watched, write_incident, write_run
 from ui_markup import HOSTILE, harmless, sample
 
 from ui.api.runs import run_samples
-from ui.run import cards, run_page, view
+from ui.run import cards, run_page, samples, view
 
 
 def everything(folder) -> str:
@@ -129,3 +131,21 @@ def test_without_metadata_a_file_name_says_the_step_or_epoch(data):
     for name in ("r-000004", "r-step00001200", "r"):
         lora_file(folder / f"{name}.safetensors")
     assert [one.at for one in view.loras(folder)] == ["r.safetensors", "step 1,200", "epoch 4"]
+
+
+def test_a_name_that_is_not_utf_8_is_left_out(data):
+    """As an old ZIP leaves it. The browser cannot be sent it, and the rest of the page would not arrive either."""
+    folder = write_run(data, "cat", state="completed")
+    (folder / "sample").mkdir()
+    lora_file(folder / "cat.safetensors")
+    odd = os.fsdecode(b"caf\xe9_000008_00_20260101120000")
+    try:
+        shutil.copytree(folder, folder.with_name(odd))
+    except OSError:
+        pytest.skip("this file system has no such names")
+    for name in (folder / f"{odd}.safetensors", folder / "sample" / f"{odd}.png"):
+        shutil.copy(folder / "cat.safetensors", name)
+    shown = run_page.render("cat", "")
+    assert [one.folder.name for one in view.read_all()] == ["cat"]
+    assert len(view.loras(folder)) == 1 and samples.pictures(view.evolution(folder)) == []
+    assert "cat.safetensors" in "".join(part for part in shown if isinstance(part, str)).encode().decode()
