@@ -271,6 +271,8 @@ def pixels_and_mask(image: Image):
                     alpha = picture.getchannel("A")
                 else:
                     picture = Pillow.alpha_composite(Pillow.new("RGBA", picture.size, "white"), picture)
+            if picture.mode.startswith("I"):  # 16 bits of grey: Pillow's own conversion makes all above 255 white
+                picture = picture.convert("F").point(lambda value: value * (255 / 65535)).convert("L")
             picture = picture.convert("RGB")
     except (*DAMAGE, Pillow.DecompressionBombError) as problem:
         raise TrainError(unreadable(image.path, problem)) from problem

@@ -22,7 +22,7 @@ def test_a_data_set_is_read_as_it_is_written(tmp_path):
     assert all(pixels_and_mask(image)[0].shape == (image.bucket[1], image.bucket[0], 3) for image in found)
 
 
-def test_a_turned_photograph_and_a_transparent_image_are_seen_as_people_see_them(tmp_path):
+def test_a_turned_photograph_a_transparent_image_and_one_of_16_bits_are_seen_as_people_see_them(tmp_path):
     folder = tmp_path / "images"
     folder.mkdir()
     picture = Pillow.fromarray(numpy.full((48, 96, 3), 128, numpy.uint8))
@@ -30,12 +30,14 @@ def test_a_turned_photograph_and_a_transparent_image_are_seen_as_people_see_them
     exif[0x0112] = 6
     picture.save(folder / "turned.jpg", exif=exif)
     Pillow.fromarray(numpy.zeros((64, 64, 4), numpy.uint8)).save(folder / "clear.png")
-    for name in ("turned", "clear"):
+    Pillow.new("I;16", (64, 64), 40_000).save(folder / "sixteen.png")
+    for name in ("turned", "clear", "sixteen"):
         (folder / f"{name}.txt").write_text("x", encoding="utf-8")
-    clear, turned = read(make_config(tmp_path / "d.toml", folder), ARGS)
+    clear, sixteen, turned = read(make_config(tmp_path / "d.toml", folder), ARGS)
     assert turned.bucket[0] < turned.bucket[1]
     assert pixels_and_mask(turned)[0].shape[:2] == turned.bucket[::-1]
     assert (pixels_and_mask(clear)[0] == 255).all()
+    assert (pixels_and_mask(sixteen)[0] == 155).all()
 
 
 def change(old: str, new: str):
