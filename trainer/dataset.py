@@ -159,19 +159,24 @@ def rules_of(config: Path, table: dict, args) -> Rules:
         )
     width, height = sizes[0], sizes[-1]
     get = lambda key: table.get(key, getattr(args, key))  # noqa: E731
-    rules = Rules(
-        resolution=(width, height),
-        enable_bucket=get("enable_bucket"),
-        min_bucket_reso=min(get("min_bucket_reso"), width, height),
-        max_bucket_reso=max(get("max_bucket_reso"), width, height),
-        bucket_reso_steps=get("bucket_reso_steps"),
-        bucket_no_upscale=get("bucket_no_upscale"),
-    )
-    sides = (rules.bucket_reso_steps,) if rules.enable_bucket else (width, height)
+    bucketed, step = get("enable_bucket"), get("bucket_reso_steps")
+    sides = (step,) if bucketed else (width, height)
     wrong = [n for n in (*sides, width, height) if n < SIZE_MULTIPLE] + [n for n in sides if n % SIZE_MULTIPLE]
     if wrong:
         raise TrainError(f"{config}: {wrong[0]} pixels: sizes must be multiples of {SIZE_MULTIPLE}")
-    return rules
+    if bucketed and step * step > width * height:
+        raise TrainError(
+            f"{config}: bucket_reso_steps {step}: too large for resolution {resolution}; use a smaller one"
+        )
+    # multiples of the step, as in sd-scripts (train_util.py, adjust_min_max_bucket_reso_by_steps)
+    return Rules(
+        resolution=(width, height),
+        enable_bucket=bucketed,
+        min_bucket_reso=max(step, min(get("min_bucket_reso"), width, height) // step * step) if bucketed else 0,
+        max_bucket_reso=-(-max(get("max_bucket_reso"), width, height) // step) * step if bucketed else 0,
+        bucket_reso_steps=step,
+        bucket_no_upscale=get("bucket_no_upscale"),
+    )
 
 
 def read_subset(config: Path, table: dict, args, number: int) -> list[Image]:

@@ -2,11 +2,13 @@
 
 import numpy
 import pytest
+import tomllib
 from PIL import Image as Pillow
 from trainer_helpers import flags, make_config, make_images
 
 from trainer.arguments import parse
-from trainer.dataset import Image, header_of, pixels_and_mask, read
+from trainer.buckets import resolutions
+from trainer.dataset import Image, header_of, pixels_and_mask, read, rules_of
 from trainer.errors import TrainError
 
 ARGS = parse(flags("m", "d", "o", caption_extension=".txt"))
@@ -40,6 +42,14 @@ def test_a_turned_photograph_a_transparent_image_and_one_of_16_bits_are_seen_as_
     assert (pixels_and_mask(sixteen)[0] == 155).all()
 
 
+@pytest.mark.parametrize(
+    "keys", ["resolution = 1100", "resolution = 768\nmax_bucket_reso = 1000", "min_bucket_reso = 0"]
+)
+def test_buckets_are_multiples_of_their_steps_whatever_the_limits_are(tmp_path, keys):
+    rules = rules_of(tmp_path / "d.toml", {"resolution": 512, "enable_bucket": True, **tomllib.loads(keys)}, ARGS)
+    assert all(side > 0 and side % 64 == 0 for size in resolutions(rules) for side in size)
+
+
 def change(old: str, new: str):
     return lambda folder, config, text: config.write_text(text.replace(old, new), encoding="utf-8")
 
@@ -54,6 +64,7 @@ BROKEN = [
     (change("num_repeats", "num_repeat"), "unknown key 'num_repeat'; did you mean num_repeats?"),
     (lambda f, c, t: c.write_text(t + "flip_aug = true\n"), "flip_aug = True: not supported"),
     (change("bucket_reso_steps = 16", "bucket_reso_steps = 20"), "20 pixels: sizes must be multiples of 16"),
+    (change("bucket_reso_steps = 16", "bucket_reso_steps = 80"), "bucket_reso_steps 80: too large for resolution 64"),
     (change("batch_size = 1", 'batch_size = "1"'), "batch_size = '1': must be a whole number"),
     (change("resolution = 64", "resolution = [64, 64, 64]"), "[64, 64, 64]: must be one number, or width and height"),
     (lambda f, c, t: c.write_text("datasets = [1]\n"), "[[datasets]] is 1; write a table"),
