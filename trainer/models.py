@@ -19,6 +19,7 @@ from trainer.errors import TrainError
 PART = re.compile(r"(transformer|unet|vae|scheduler|(text_encoder|tokenizer)(_\d)?)")
 # one of these sets of files is required; without it, transformers silently creates a tokenizer without words
 VOCABULARY = (("tokenizer.json",), ("vocab.json", "merges.txt"), ("spiece.model",))
+TOKENIZER = (".json", ".txt", ".model", ".jinja")  # the ends of its files' names
 POINTER = b"version https://git-lfs"
 Tick = Callable[[int, int], None]  # done, total
 
@@ -138,7 +139,7 @@ def wanted(names: list[str]) -> list[str]:
         config, stem = files_of(part)
         inside = [name for name in names if name.startswith(f"{part}/")]
         if stem is None:
-            chosen += [name for name in inside if name.endswith((".json", ".txt", ".model"))]
+            chosen += [name for name in inside if name.endswith(TOKENIZER)]
             continue
         index, weights = f"{part}/{stem}.safetensors.index.json", f"{part}/{stem}.safetensors"
         shard = re.compile(re.escape(f"{part}/{stem}-") + r"\d+-of-\d+\.safetensors")
