@@ -167,8 +167,8 @@ class Sampler:
         import torch
 
         pipe = self.pipeline or self.build(transformer)
-        if prompt.shift is not None and hasattr(pipe.scheduler, "set_shift"):
-            pipe.scheduler.set_shift(prompt.shift)
+        if hasattr(pipe.scheduler, "set_shift"):  # the scheduler keeps it, also for the next prompt
+            pipe.scheduler.set_shift(pipe.scheduler.config.shift if prompt.shift is None else prompt.shift)
         started = time.monotonic()
 
         def between(_pipe, done, _timestep, values):

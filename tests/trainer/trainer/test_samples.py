@@ -2,6 +2,7 @@
 
 import shutil
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,24 @@ def test_samples_are_fixed_by_their_seed_and_a_bad_one_costs_itself_alone(model,
     monkeypatch.setattr(samples, "BUDGET_STEPS", 0.0)
     assert make(5) == []
     assert "sample image 1 is skipped: SampleError: 1 of 2 steps took longer than its limit" in messages[-2]
+
+
+def test_a_prompt_with_a_shift_of_its_own_does_not_change_the_images_after_it(model, tmp_path):
+    whole = Path(shutil.copytree(model, tmp_path / "model"))
+    config = whole / "scheduler/scheduler_config.json"
+    config.write_text(config.read_text().replace('"use_dynamic_shifting": true', '"use_dynamic_shifting": false'))
+    args, hb, dtypes = arguments(output_dir=tmp_path, output_name="x"), Heartbeat(None), (torch.float32, torch.float32)
+    plain = samples.Prompt(0, "a thing", 7, width=64, height=64, steps=2)
+    shifted = replace(plain, shift=8.0)
+    paths = cache.plan([], samples.texts([plain]), whole, tmp_path, args, dtypes, hb, print)
+    cache.encode_texts(cache.missing_texts([], paths), whole, FAMILY, args, torch.float32, CPU, hb)
+    sampler = samples.Sampler([], paths, whole, FAMILY, args, CPU, dtypes, print)
+    transformer = loaded(whole)[0]
+    with torch.no_grad():
+        before, other, after = (
+            sampler.image(transformer, prompt, 1e9, hb, lambda: None).tobytes() for prompt in (plain, shifted, plain)
+        )
+    assert before == after != other
 
 
 def test_samples_come_when_sd_scripts_would_make_them():
