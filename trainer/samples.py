@@ -19,14 +19,15 @@ from trainer import cache, models
 from trainer.errors import TrainError
 
 BUDGET_STEPS = 20.0  # × the usual training step, for each denoising step
+NUMBER = r"(\d+\.?\d*|\.\d+)(?![\d.])"
 PATTERNS: dict[str, tuple[str, str, Callable[[str], int | float | str]]] = {
     "w": (r"w (\d+)", "width", int),
     "h": (r"h (\d+)", "height", int),
     "d": (r"d (\d+)", "seed", int),
     "s": (r"s (\d+)", "steps", lambda text: max(1, min(1000, int(text)))),
-    "l": (r"l ([\d.]+)", "cfg", float),
-    "g": (r"g ([\d.]+)", "guidance", float),
-    "fs": (r"fs ([\d.]+)", "shift", float),
+    "l": (f"l {NUMBER}", "cfg", float),
+    "g": (f"g {NUMBER}", "guidance", float),
+    "fs": (f"fs {NUMBER}", "shift", float),
     "n": (r"n (.+)", "negative", str),
 }
 

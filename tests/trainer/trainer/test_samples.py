@@ -18,7 +18,7 @@ from trainer.families.flux import FAMILY
 pytestmark = pytest.mark.usefixtures("one_thread")
 PROMPTS = """# comment
 a thing --w 72 --h 64 --s 2 --d 7
-another --w 64 --h 64 --s 2 --l 2 --n bad --ss euler
+another --w 64 --h 64 --s 2 --l 2 --n bad --ss euler --g 3.5.1
 """
 
 
@@ -27,7 +27,8 @@ def test_samples_are_fixed_by_their_seed_and_a_bad_one_costs_itself_alone(model,
     (tmp_path / "p.txt").write_text(PROMPTS, encoding="utf-8")
     prompts = samples.read(tmp_path / "p.txt", 42, messages.append)
     assert [(p.width, p.height, p.steps, p.seed, p.cfg) for p in prompts] == [(64, 64, 2, 7, 1.0), (64, 64, 2, 43, 2.0)]
-    assert "'--ss euler' is not an option of sample images" in messages[0]
+    for option, message in zip(("ss euler", "g 3.5.1"), messages, strict=True):
+        assert f"'--{option}' is not an option of sample images" in message
     args, hb = arguments(output_dir=tmp_path, output_name="x"), Heartbeat(None)
     dtypes = (torch.float32, torch.float32)
     paths = cache.plan([], samples.texts(prompts), model, tmp_path, args, dtypes, hb, messages.append)
