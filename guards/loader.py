@@ -55,24 +55,35 @@ def rules(
 
 
 def die_with_parent(_: int = 0) -> None:
-    """Have Linux kill this worker when its trainer dies. A `worker_init_fn`; does nothing on other platforms.
+    """Have Linux kill this worker when its trainer dies, and not before. A `worker_init_fn`; does nothing elsewhere.
 
     Without it, a worker whose sibling was killed may wait for ever for a lock that the dead one holds, and it keeps the
     pipe of the log open. The kernel sends the signal when the *thread* that started this process exits, so call this
     only in workers that a main thread started. Under the start method forkserver (the default of Python 3.14) the
     parent in the kernel's sense is the fork server; a thread of the worker then waits for the trainer's death instead.
+
+    A machine that shuts down sends SIGTERM to the worker, too. The trainer then completes its step and saves a state,
+    and may need more batches for that: only the trainer's own SIGTERM ends the worker.
     """
     if sys.platform != "linux":
         return
     trainer = multiprocessing.parent_process()
     if trainer is None:
         return
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    threading.Thread(target=_exit_at_term_of, args=(trainer.pid,), name="hangproof-term", daemon=True).start()
     if os.getppid() == trainer.pid:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != trainer.pid:
             os._exit(1)  # the trainer died before the call
     else:
         threading.Thread(target=_exit_after, args=(trainer,), name="hangproof-parent", daemon=True).start()
+
+
+def _exit_at_term_of(trainer: int | None) -> None:
+    while signal.sigwaitinfo([signal.SIGTERM]).si_pid != trainer:
+        pass
+    os._exit(0)
 
 
 def _exit_after(trainer: multiprocessing.process.BaseProcess) -> None:
