@@ -230,7 +230,7 @@ def unreadable(path: Path, problem: Exception) -> str:
 
 def caption_of(path: Path, table: dict, args) -> str:
     """First line of the caption file, else class_tokens, with prefix and suffix, as in sd-scripts."""
-    file = path.with_suffix(table.get("caption_extension", args.caption_extension))
+    file = path.parent / (path.stem + table.get("caption_extension", args.caption_extension))
     if file.is_file():
         try:
             lines = file.read_text(encoding="utf-8-sig").splitlines()
@@ -249,7 +249,8 @@ def orders_of(caption: str, name: str, table: dict, args) -> tuple[str, ...]:
     """A caption with its tags in other orders, when they are shuffled; `keep_tokens` of them stay at the beginning."""
     if not table.get("shuffle_caption", args.shuffle_caption):
         return ()
-    tags = [tag.strip() for tag in caption.split(table.get("caption_separator", args.caption_separator))]
+    separator = table.get("caption_separator", args.caption_separator)
+    tags = [tag.strip() for tag in (caption.split(separator) if separator else [caption])]
     keep = table.get("keep_tokens", args.keep_tokens)
     draw = random.Random(name)
     found = [", ".join([*tags[:keep], *draw.sample(tags[keep:], len(tags[keep:]))]) for _ in range(ORDERS)]

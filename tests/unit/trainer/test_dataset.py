@@ -50,6 +50,13 @@ def test_buckets_are_multiples_of_their_steps_whatever_the_limits_are(tmp_path, 
     assert all(side > 0 and side % 64 == 0 for size in resolutions(rules) for side in size)
 
 
+def test_without_a_separator_a_caption_is_one_tag(tmp_path):
+    config = make_config(tmp_path / "d.toml", make_images(tmp_path / "images", 1))
+    text = config.read_text(encoding="utf-8")
+    config.write_text(f'{text}shuffle_caption = true\ncaption_separator = ""\n', encoding="utf-8")
+    assert set(read(config, ARGS)[0].texts) == {"a thing number 0"}
+
+
 def change(old: str, new: str):
     return lambda folder, config, text: config.write_text(text.replace(old, new), encoding="utf-8")
 
@@ -58,6 +65,7 @@ def change(old: str, new: str):
 BROKEN = [
     (lambda f, c, t: (f / "1.png").write_text("I am a text"), "1.png: Not a readable image. Export it as JPEG or PNG."),
     (lambda f, c, t: (f / "1.txt").unlink(), "1.png: no caption; write 1.txt beside it"),
+    (change('".txt"', '"txt"'), "0.png: no caption; write 0txt beside it"),
     (lambda f, c, t: (f / "1.txt").write_bytes("café".encode("latin-1")), "1.txt: not UTF-8 text"),
     (change("/images", "/nowhere"), "nowhere' does not exist; create it or fix the path"),
     (lambda f, c, t: [file.unlink() for file in f.iterdir()], "has no images (.png"),
