@@ -252,7 +252,7 @@ def orders_of(caption: str, name: str, table: dict, args) -> tuple[str, ...]:
     separator = table.get("caption_separator", args.caption_separator)
     tags = [tag.strip() for tag in (caption.split(separator) if separator else [caption])]
     keep = table.get("keep_tokens", args.keep_tokens)
-    draw = random.Random(name)
+    draw = random.Random(name.encode("utf-8", "surrogateescape"))
     found = [", ".join([*tags[:keep], *draw.sample(tags[keep:], len(tags[keep:]))]) for _ in range(ORDERS)]
     return tuple(dict.fromkeys(found))
 

@@ -1,11 +1,16 @@
 """A data set as it is written, and errors in it, each with its file and key."""
 
+import os
+import shutil
+import sys
+
 import numpy
 import pytest
 import tomllib
 from PIL import Image as Pillow
 from trainer_helpers import flags, make_config, make_images
 
+from trainer import validation
 from trainer.arguments import parse
 from trainer.buckets import resolutions
 from trainer.dataset import Image, header_of, pixels_and_mask, read, rules_of
@@ -48,6 +53,16 @@ def test_a_turned_photograph_a_transparent_image_and_one_of_16_bits_are_seen_as_
 def test_buckets_are_multiples_of_their_steps_whatever_the_limits_are(tmp_path, keys):
     rules = rules_of(tmp_path / "d.toml", {"resolution": 512, "enable_bucket": True, **tomllib.loads(keys)}, ARGS)
     assert all(side > 0 and side % 64 == 0 for size in resolutions(rules) for side in size)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
+def test_a_file_whose_name_is_not_utf8_is_shuffled_and_held_out_as_any_other(tmp_path):
+    config = make_config(tmp_path / "d.toml", make_images(tmp_path / "images", 1))
+    for suffix in (".png", ".txt"):
+        shutil.copy(tmp_path / f"images/0{suffix}", os.fsencode(tmp_path / "images") + b"/caf\xe9" + suffix.encode())
+    images = read(config, parse(flags("m", "d", "o", caption_extension=".txt", shuffle_caption=True)))
+    assert [image.orders for image in images] == [("a thing number 0",)] * 2
+    assert [len(part) for part in validation.split(images, 0.5, 1)] == [1, 1]
 
 
 def test_without_a_separator_a_caption_is_one_tag(tmp_path):
