@@ -133,8 +133,12 @@ class Sampler:
         from trainer import flow
 
         folder = Path(self.args.output_dir) / "sample"
-        folder.mkdir(parents=True, exist_ok=True)
-        prompts = [p for p in self.prompts if not self.made(folder, epoch, step, p)]
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            prompts = [p for p in self.prompts if not self.made(folder, epoch, step, p)]
+        except OSError as problem:
+            self.log(f"sample images are skipped: {folder}: {problem.strerror}")
+            return []
         if not prompts:
             return []
         self.log(f"generating sample images at step: {step}")
@@ -161,7 +165,7 @@ class Sampler:
     def made(self, folder: Path, epoch: int | None, step: int, prompt: Prompt) -> bool:
         before, after = file_name(self.args.output_name, epoch, step, prompt, "\0").split("\0")
         names = (p for p in folder.iterdir() if p.name.startswith(before) and p.name.endswith(after))
-        return any(p.stat().st_mtime >= self.since_s for p in names)
+        return any(p.lstat().st_mtime >= self.since_s for p in names)
 
     def image(self, transformer, prompt: Prompt, budget_s: float, hb, after_step: Callable[[], None]):
         """One image. Raises: SampleError when its time limit is exceeded."""

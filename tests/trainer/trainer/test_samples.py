@@ -81,6 +81,15 @@ def test_a_prompt_with_a_shift_of_its_own_does_not_change_the_images_after_it(mo
     assert before == after != other
 
 
+def test_a_folder_that_cannot_be_used_costs_its_samples_and_not_the_run(tmp_path):
+    (tmp_path / "sample").symlink_to(tmp_path / "a disk that is gone")
+    messages: list[str] = []
+    args = Namespace(output_dir=tmp_path, output_name="x")
+    sampler = samples.Sampler([samples.Prompt(0, "x", 1)], None, None, FAMILY, args, None, (), messages.append)
+    assert sampler.make(None, None, 1, 0.1, Heartbeat(None), None, None) == []
+    assert messages == [f"sample images are skipped: {tmp_path / 'sample'}: File exists"]
+
+
 def test_samples_come_when_sd_scripts_would_make_them():
     def due(step, epoch, **changed):
         args = Namespace(sample_at_first=False, sample_every_n_steps=None, sample_every_n_epochs=None)
