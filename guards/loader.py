@@ -55,13 +55,15 @@ def rules(
 
 
 def die_with_parent(_: int = 0) -> None:
-    """Have Linux kill this worker when its trainer dies, and nobody else end it before. A `worker_init_fn`; does nothing on
-    other platforms.
+    """Have Linux kill this worker when its trainer dies, and not before. A `worker_init_fn`; does nothing elsewhere.
 
     Without it, a worker whose sibling was killed may wait for ever for a lock that the dead one holds, and it keeps the
     pipe of the log open. The kernel sends the signal when the *thread* that started this process exits, so call this
     only in workers that a main thread started. Under the start method forkserver (the default of Python 3.14) the
     parent in the kernel's sense is the fork server; a thread of the worker then waits for the trainer's death instead.
+
+    A machine that shuts down sends SIGTERM to the worker, too. The trainer then completes its step and saves a state,
+    and may need more batches for that: only the trainer's own SIGTERM ends the worker.
     """
     if sys.platform != "linux":
         return
@@ -78,8 +80,7 @@ def die_with_parent(_: int = 0) -> None:
         threading.Thread(target=_exit_after, args=(trainer,), name="hangproof-parent", daemon=True).start()
 
 
-def _exit_at_term_of(trainer: int) -> None:
-    """A machine that shuts down sends SIGTERM to all processes, and the trainer needs batches to complete its step (crash.py)."""
+def _exit_at_term_of(trainer: int | None) -> None:
     while signal.sigwaitinfo([signal.SIGTERM]).si_pid != trainer:
         pass
     os._exit(0)

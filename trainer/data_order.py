@@ -15,8 +15,8 @@ Batch = tuple[tuple[int, int], ...]  # of each image: its index in the list of i
 
 
 def seed_for(*parts: object) -> int:
-    """A 63-bit seed that depends only on the text of `parts`."""
-    digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
+    """A 63-bit seed that depends only on the text of `parts`, which may be the name of a file that is not UTF-8."""
+    digest = hashlib.sha256("/".join(map(str, parts)).encode("utf-8", "surrogateescape")).digest()
     return int.from_bytes(digest[:8], "little") >> 1
 
 

@@ -159,19 +159,24 @@ def rules_of(config: Path, table: dict, args) -> Rules:
         )
     width, height = sizes[0], sizes[-1]
     get = lambda key: table.get(key, getattr(args, key))  # noqa: E731
-    rules = Rules(
-        resolution=(width, height),
-        enable_bucket=get("enable_bucket"),
-        min_bucket_reso=min(get("min_bucket_reso"), width, height),
-        max_bucket_reso=max(get("max_bucket_reso"), width, height),
-        bucket_reso_steps=get("bucket_reso_steps"),
-        bucket_no_upscale=get("bucket_no_upscale"),
-    )
-    sides = (rules.bucket_reso_steps,) if rules.enable_bucket else (width, height)
+    bucketed, step = get("enable_bucket"), get("bucket_reso_steps")
+    sides = (step,) if bucketed else (width, height)
     wrong = [n for n in (*sides, width, height) if n < SIZE_MULTIPLE] + [n for n in sides if n % SIZE_MULTIPLE]
     if wrong:
         raise TrainError(f"{config}: {wrong[0]} pixels: sizes must be multiples of {SIZE_MULTIPLE}")
-    return rules
+    if bucketed and step * step > width * height:
+        raise TrainError(
+            f"{config}: bucket_reso_steps {step}: too large for resolution {resolution}; use a smaller one"
+        )
+    # multiples of the step, as in sd-scripts (train_util.py, adjust_min_max_bucket_reso_by_steps)
+    return Rules(
+        resolution=(width, height),
+        enable_bucket=bucketed,
+        min_bucket_reso=max(step, min(get("min_bucket_reso"), width, height) // step * step) if bucketed else 0,
+        max_bucket_reso=-(-max(get("max_bucket_reso"), width, height) // step) * step if bucketed else 0,
+        bucket_reso_steps=step,
+        bucket_no_upscale=get("bucket_no_upscale"),
+    )
 
 
 def read_subset(config: Path, table: dict, args, number: int) -> list[Image]:
@@ -225,7 +230,7 @@ def unreadable(path: Path, problem: Exception) -> str:
 
 def caption_of(path: Path, table: dict, args) -> str:
     """First line of the caption file, else class_tokens, with prefix and suffix, as in sd-scripts."""
-    file = path.with_suffix(table.get("caption_extension", args.caption_extension))
+    file = path.parent / (path.stem + table.get("caption_extension", args.caption_extension))
     if file.is_file():
         try:
             lines = file.read_text(encoding="utf-8-sig").splitlines()
@@ -244,9 +249,10 @@ def orders_of(caption: str, name: str, table: dict, args) -> tuple[str, ...]:
     """A caption with its tags in other orders, when they are shuffled; `keep_tokens` of them stay at the beginning."""
     if not table.get("shuffle_caption", args.shuffle_caption):
         return ()
-    tags = [tag.strip() for tag in caption.split(table.get("caption_separator", args.caption_separator))]
+    separator = table.get("caption_separator", args.caption_separator)
+    tags = [tag.strip() for tag in (caption.split(separator) if separator else [caption])]
     keep = table.get("keep_tokens", args.keep_tokens)
-    draw = random.Random(name)
+    draw = random.Random(name.encode("utf-8", "surrogateescape"))
     found = [", ".join([*tags[:keep], *draw.sample(tags[keep:], len(tags[keep:]))]) for _ in range(ORDERS)]
     return tuple(dict.fromkeys(found))
 
@@ -271,6 +277,8 @@ def pixels_and_mask(image: Image):
                     alpha = picture.getchannel("A")
                 else:
                     picture = Pillow.alpha_composite(Pillow.new("RGBA", picture.size, "white"), picture)
+            if picture.mode.startswith("I"):  # 16 bits of grey: Pillow's own conversion makes all above 255 white
+                picture = picture.convert("F").point(lambda value: value * (255 / 65535)).convert("L")
             picture = picture.convert("RGB")
     except (*DAMAGE, Pillow.DecompressionBombError) as problem:
         raise TrainError(unreadable(image.path, problem)) from problem

@@ -19,6 +19,7 @@ from trainer.errors import TrainError
 PART = re.compile(r"(transformer|unet|vae|scheduler|(text_encoder|tokenizer)(_\d)?)")
 # one of these sets of files is required; without it, transformers silently creates a tokenizer without words
 VOCABULARY = (("tokenizer.json",), ("vocab.json", "merges.txt"), ("spiece.model",))
+TOKENIZER = (".json", ".txt", ".model", ".jinja")  # the ends of its files' names
 POINTER = b"version https://git-lfs"
 Tick = Callable[[int, int], None]  # done, total
 
@@ -138,7 +139,7 @@ def wanted(names: list[str]) -> list[str]:
         config, stem = files_of(part)
         inside = [name for name in names if name.startswith(f"{part}/")]
         if stem is None:
-            chosen += [name for name in inside if name.endswith((".json", ".txt", ".model"))]
+            chosen += [name for name in inside if name.endswith(TOKENIZER)]
             continue
         index, weights = f"{part}/{stem}.safetensors.index.json", f"{part}/{stem}.safetensors"
         shard = re.compile(re.escape(f"{part}/{stem}-") + r"\d+-of-\d+\.safetensors")
@@ -148,16 +149,17 @@ def wanted(names: list[str]) -> list[str]:
 
 
 def fingerprint(folder: Path, *parts: str) -> str:
-    """A short hash of some parts of a model: of each file its size and its first and last 64 KiB.
+    """A short hash of some parts of a model: of each file that is loaded, its size and its first and last 64 KiB.
 
     Reading 24 GB for the name of a cache would take minutes at each start. Both ends of a safetensors file contain its
-    layout and some of its values, which is enough to distinguish two models.
+    layout and some of its values, which is enough to distinguish two models. Other files come and go: what another
+    program downloads into the folder, or a file manager puts there, makes it no other model.
     """
     import hashlib
 
     digest = hashlib.sha256()
     for part in parts:
-        for file in sorted(p for p in (folder / part).iterdir() if p.is_file()):
+        for file in sorted(loaded(folder / part)):
             size = file.stat().st_size
             digest.update(f"{part}/{file.name}:{size};".encode())
             with open(file, "rb") as handle:
@@ -166,6 +168,15 @@ def fingerprint(folder: Path, *parts: str) -> str:
                     handle.seek(-(1 << 16), os.SEEK_END)
                     digest.update(handle.read())
     return digest.hexdigest()[:16]
+
+
+def loaded(part: Path) -> list[Path]:
+    """The files of a part that are loaded."""
+    config, stem = files_of(part.name)
+    if stem is None:
+        return [file for file in part.iterdir() if file.name.endswith(TOKENIZER) and not file.name.startswith(".")]
+    index = part / f"{stem}.safetensors.index.json"
+    return [part / config, *([index] if index.is_file() else []), *weight_files(part, stem)]
 
 
 def t5_tokens(folder: Path, family: families.Family, requested: int | None) -> int:

@@ -19,14 +19,15 @@ from trainer import cache, models
 from trainer.errors import TrainError
 
 BUDGET_STEPS = 20.0  # × the usual training step, for each denoising step
+NUMBER = r"(\d+\.?\d*|\.\d+)(?![\d.])"
 PATTERNS: dict[str, tuple[str, str, Callable[[str], int | float | str]]] = {
     "w": (r"w (\d+)", "width", int),
     "h": (r"h (\d+)", "height", int),
     "d": (r"d (\d+)", "seed", int),
     "s": (r"s (\d+)", "steps", lambda text: max(1, min(1000, int(text)))),
-    "l": (r"l ([\d.]+)", "cfg", float),
-    "g": (r"g ([\d.]+)", "guidance", float),
-    "fs": (r"fs ([\d.]+)", "shift", float),
+    "l": (f"l {NUMBER}", "cfg", float),
+    "g": (f"g {NUMBER}", "guidance", float),
+    "fs": (f"fs {NUMBER}", "shift", float),
     "n": (r"n (.+)", "negative", str),
 }
 
@@ -132,8 +133,12 @@ class Sampler:
         from trainer import flow
 
         folder = Path(self.args.output_dir) / "sample"
-        folder.mkdir(parents=True, exist_ok=True)
-        prompts = [p for p in self.prompts if not self.made(folder, epoch, step, p)]
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            prompts = [p for p in self.prompts if not self.made(folder, epoch, step, p)]
+        except OSError as problem:
+            self.log(f"sample images are skipped: {folder}: {problem.strerror}")
+            return []
         if not prompts:
             return []
         self.log(f"generating sample images at step: {step}")
@@ -160,15 +165,15 @@ class Sampler:
     def made(self, folder: Path, epoch: int | None, step: int, prompt: Prompt) -> bool:
         before, after = file_name(self.args.output_name, epoch, step, prompt, "\0").split("\0")
         names = (p for p in folder.iterdir() if p.name.startswith(before) and p.name.endswith(after))
-        return any(p.stat().st_mtime >= self.since_s for p in names)
+        return any(p.lstat().st_mtime >= self.since_s for p in names)
 
     def image(self, transformer, prompt: Prompt, budget_s: float, hb, after_step: Callable[[], None]):
         """One image. Raises: SampleError when its time limit is exceeded."""
         import torch
 
         pipe = self.pipeline or self.build(transformer)
-        if prompt.shift is not None and hasattr(pipe.scheduler, "set_shift"):
-            pipe.scheduler.set_shift(prompt.shift)
+        if hasattr(pipe.scheduler, "set_shift"):  # the scheduler keeps it, also for the next prompt
+            pipe.scheduler.set_shift(pipe.scheduler.config.shift if prompt.shift is None else prompt.shift)
         started = time.monotonic()
 
         def between(_pipe, done, _timestep, values):

@@ -11,7 +11,8 @@ import torch
 from runs_helpers import python
 from trainer_helpers import flags, fork, good, images, make_config, sha
 
-from trainer import families, flow, imports, lora, models
+from guards.heartbeat import Heartbeat
+from trainer import cache, families, flow, imports, lora, models
 from trainer.arguments import parse
 from trainer.families import common
 
@@ -80,6 +81,28 @@ def test_its_lora_does_in_diffusers_what_it_did_here(work, data, made, pipeline,
         there = flow.loss_of(args, family, theirs, batch, 3, CPU, torch.float32)
     assert there.item() == pytest.approx(here.item(), rel=1e-6)
     assert abs(before.item() - here.item()) > 1e-4
+
+
+@pytest.mark.parametrize("pipeline", PIPELINES)
+def test_what_is_downloaded_of_a_model_encodes_like_all_of_it_and_is_the_same_model(
+    work, data, made, pipeline, tmp_path
+):
+    model, args = made(pipeline), parse(flags("m", data, tmp_path))
+    family, args.t5_tokens = families.of(model), 16
+    names = [path.relative_to(model).as_posix() for path in sorted(model.rglob("*")) if path.is_file()]
+    for name in models.wanted(names):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).symlink_to(model / name)
+    (tmp_path / family.denoiser / ".DS_Store").write_bytes(b"of a file manager")
+    (tmp_path / family.denoiser / "diffusion_pytorch_model.fp16.safetensors").write_bytes(b"of another program")
+    texts = []
+    for folder in (model, tmp_path):
+        file = tmp_path / f"{len(texts)}.npz"
+        cache.encode_texts([("a thing", file)], folder, family, args, torch.float32, CPU, Heartbeat(None))
+        texts.append(cache.load(file))
+    assert texts[0].keys() == texts[1].keys() and all(torch.equal(texts[0][key], texts[1][key]) for key in texts[0])
+    parts = ["vae", family.denoiser, *cache.text_parts(model)]
+    assert models.fingerprint(tmp_path, *parts) == models.fingerprint(model, *parts)
 
 
 def a_batch(pipe, family, args):

@@ -2,6 +2,7 @@
 
 import shutil
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from trainer.families.flux import FAMILY
 pytestmark = pytest.mark.usefixtures("one_thread")
 PROMPTS = """# comment
 a thing --w 72 --h 64 --s 2 --d 7
-another --w 64 --h 64 --s 2 --l 2 --n bad --ss euler
+another --w 64 --h 64 --s 2 --l 2 --n bad --ss euler --g 3.5.1
 """
 
 
@@ -26,7 +27,8 @@ def test_samples_are_fixed_by_their_seed_and_a_bad_one_costs_itself_alone(model,
     (tmp_path / "p.txt").write_text(PROMPTS, encoding="utf-8")
     prompts = samples.read(tmp_path / "p.txt", 42, messages.append)
     assert [(p.width, p.height, p.steps, p.seed, p.cfg) for p in prompts] == [(64, 64, 2, 7, 1.0), (64, 64, 2, 43, 2.0)]
-    assert "'--ss euler' is not an option of sample images" in messages[0]
+    for option, message in zip(("ss euler", "g 3.5.1"), messages, strict=True):
+        assert f"'--{option}' is not an option of sample images" in message
     args, hb = arguments(output_dir=tmp_path, output_name="x"), Heartbeat(None)
     dtypes = (torch.float32, torch.float32)
     paths = cache.plan([], samples.texts(prompts), model, tmp_path, args, dtypes, hb, messages.append)
@@ -59,6 +61,33 @@ def test_samples_are_fixed_by_their_seed_and_a_bad_one_costs_itself_alone(model,
     monkeypatch.setattr(samples, "BUDGET_STEPS", 0.0)
     assert make(5) == []
     assert "sample image 1 is skipped: SampleError: 1 of 2 steps took longer than its limit" in messages[-2]
+
+
+def test_a_prompt_with_a_shift_of_its_own_does_not_change_the_images_after_it(model, tmp_path):
+    whole = Path(shutil.copytree(model, tmp_path / "model"))
+    config = whole / "scheduler/scheduler_config.json"
+    config.write_text(config.read_text().replace('"use_dynamic_shifting": true', '"use_dynamic_shifting": false'))
+    args, hb, dtypes = arguments(output_dir=tmp_path, output_name="x"), Heartbeat(None), (torch.float32, torch.float32)
+    plain = samples.Prompt(0, "a thing", 7, width=64, height=64, steps=2)
+    shifted = replace(plain, shift=8.0)
+    paths = cache.plan([], samples.texts([plain]), whole, tmp_path, args, dtypes, hb, print)
+    cache.encode_texts(cache.missing_texts([], paths), whole, FAMILY, args, torch.float32, CPU, hb)
+    sampler = samples.Sampler([], paths, whole, FAMILY, args, CPU, dtypes, print)
+    transformer = loaded(whole)[0]
+    with torch.no_grad():
+        before, other, after = (
+            sampler.image(transformer, prompt, 1e9, hb, lambda: None).tobytes() for prompt in (plain, shifted, plain)
+        )
+    assert before == after != other
+
+
+def test_a_folder_that_cannot_be_used_costs_its_samples_and_not_the_run(tmp_path):
+    (tmp_path / "sample").symlink_to(tmp_path / "a disk that is gone")
+    messages: list[str] = []
+    args = Namespace(output_dir=tmp_path, output_name="x")
+    sampler = samples.Sampler([samples.Prompt(0, "x", 1)], None, None, FAMILY, args, None, (), messages.append)
+    assert sampler.make(None, None, 1, 0.1, Heartbeat(None), None, None) == []
+    assert messages == [f"sample images are skipped: {tmp_path / 'sample'}: File exists"]
 
 
 def test_samples_come_when_sd_scripts_would_make_them():
