@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 Progress = Callable[[hub.Progress], None]
 HUB_TIMEOUT_S = 8.0  # for a response of the hub, name resolution included
 POINTER = b"version https://git-lfs"
+OPTIONAL = "base_weights"  # of the files that a trainer needs: only some models of a family have it
 
 
 def problems(spec: "RunSpec", ask: bool = False) -> list[str]:
@@ -36,6 +37,12 @@ def problems(spec: "RunSpec", ask: bool = False) -> list[str]:
         ask: also ask the hub about a model that is not on this machine; takes up to HUB_TIMEOUT_S seconds.
     """
     model = presets.models()[spec.model]
+    files = model_files(spec)
+    needs = files if spec.backend == "diffusers" else presets.trainer_of(spec.model, spec.backend)["needs"]
+    if lacking := [flag for flag in needs if flag != OPTIONAL and not (files.get(flag) or spec.extra.get(flag))]:
+        options = " ".join(f"{flag}=PATH" for flag in lacking)
+        keys = "repo" if spec.backend == "diffusers" else ", ".join(lacking)
+        return [f"{model['name']} has no {keys}; add it in models.toml, or as a trainer option: {options}"]
     if spec.backend == "diffusers":
         if model["generated"]:
             return []
