@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import presets
 from presets import steps
-from presets.steps import Images
+from presets.steps import Images, weight_of
 from runs import dataset, env_file, masks, pictures, pin, staging, weights
 from runs.command import direct, samples
 from runs.files import Fault, RunError, atomic_write, building, checksum, explained
@@ -256,8 +256,10 @@ def problems(spec: "RunSpec", platform: str = sys.platform, ask: bool = False) -
     if model["control"] and not spec.control_dir:
         text = f"{model['name']} learns from pairs; set the folder that has a control image for each image"
         found.append(Fault("control_dir", text))
-    elif model["control"] and (fault := unpaired(spec, (image.relative_to(data).with_suffix("") for image in images))):
-        found.append(fault)
+    elif model["control"]:
+        inside = (image.relative_to(data) for image in images)  # an image with a weight is in a folder of its own
+        stems = (Path(weight_of(path.parent.as_posix())[1]) / path.stem for path in inside)
+        found += [fault] if (fault := unpaired(spec, stems)) else []
     return found
 
 
