@@ -379,7 +379,7 @@ def _schedule(out: Settings, table: Mapping[str, Any]) -> None:
     steps, epochs, rate, unet, text = (_count(table, key) for key in keys)
     out.flags.pop("max_train_epochs", None)
     key = "max_train_epochs" if epochs > 0 else "epoch"
-    if steps <= 0 < (epochs := _count(table, key)):
+    if (epochs > 0 or steps <= 0) and (epochs := _count(table, key)) > 0:
         out.add("max_train_epochs", [int(epochs)], key)
     if not rate:
         out.flags.pop("learning_rate", None)

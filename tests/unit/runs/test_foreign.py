@@ -95,6 +95,9 @@ def test_a_json_of_kohya_ss_means_what_its_gui_writes_as_flags():
     assert secret.outcome == "changed" and "kept apart" in secret.text and "sk-very" not in str(one.rows)
     assert one.fields["environment"] == {"WANDB_API_KEY": "sk-very-secret"}
     assert "wandb_api_key" not in one.fields["extra"]
+    gui = {"LoRA_type": "Standard", "max_train_epochs": 12, "max_train_steps": 1600, "epoch": 1}
+    one = imported(("x.json", json.dumps(gui)))  # 1600 is the GUI's default, and it passes both on
+    assert (one.fields["epochs"], one.fields["max_train_steps"]) == ("12", None)
 
 
 def test_each_checkbox_of_the_gui_is_a_family_and_each_type_of_lora_is_taken_over_or_refused_with_a_reason():
