@@ -21,6 +21,9 @@ def test_the_names_say_the_values():
     assert [spec.name for spec in specs] == [f"cat-r{rank}-lr{rate}" for rank in (8, 16) for rate in rates]
     assert [(spec.rank, spec.learning_rate) for spec in specs][-1] == (16, 1.5e-3)
     assert len({spec.slug for spec in specs}) == 6
+    of_japan = runs.make({**base.model_dump(), "name": "写真の女の子のための長い名前" * 3})  # 150 Latin letters
+    slugs = [spec.slug for spec in sweep.combinations(of_japan, {"alpha": [1, 0.5]})]
+    assert all(map(str.endswith, slugs, ("-a1", "-a0-5")))
     (short, long) = sweep.combinations(base, {"epochs": [2, 4]})
     assert (short.epochs, short.max_train_steps, long.epochs) == (2, None, 4)  # else epochs would have no effect
 
