@@ -22,8 +22,7 @@ from runs.files import RunError
 TABLES = read_table("foreign.toml")
 MAX_BYTES = 1_000_000  # of one file
 MAX_SCRIPT = 64_000  # of a script or YAML, which take longer to read; FluxGym's have 3 kB
-MAX_FILES = 10
-MAX_FLAGS = 2000
+MAX_FILES, MAX_FLAGS = 10, 2000
 SHOWN = 160  # characters of a value in a message
 OFF = (None, "", False)  # values that a file can hold for a setting that is off
 DATA_SET = re.compile(r"^[ \t]*\[\[?(datasets|general)", re.MULTILINE)
@@ -102,7 +101,7 @@ class Settings:
         Args:
             value: a list for several values or, where it is empty, for a switch. label: how the file writes the flag.
         """
-        if value in OFF or not isinstance(flag, str):
+        if any(value is off for off in OFF) or not isinstance(flag, str):  # 0 is a value
             return None
         values = value if isinstance(value, list) else [] if value is True else [value]
         if not all(isinstance(one, str | int | float) for one in values):
@@ -141,8 +140,8 @@ def shown(value: object) -> str:
 
 def lines_of(text: str) -> list[str]:
     """Sample prompts: the lines of a file without comments; at most 100."""
-    lines = (line.strip() for line in text.splitlines())
-    return [line[:1000] for line in lines if line and not line.startswith("#")][:100]
+    lines = (line.strip() for line in text.splitlines() if not line.startswith("#"))
+    return [line[:1000] for line in lines if line][:100]
 
 
 def tables(value: object) -> list[dict[str, Any]]:
@@ -165,22 +164,25 @@ def read(files: Sequence[tuple[str, str]]) -> Settings:
     if len(files) > MAX_FILES:
         raise RunError(f"{len(files)} files are too many; choose at most {MAX_FILES}")
     out, texts = Settings(), []
-    # Scripts before data sets: the script says what the kind is.
-    for name, text in sorted(files, key=lambda one: DATA_SET.search(one[1]) is not None):
+    # Scripts before data sets and prompts: the script says what the kind is, and the name of the prompts, which have options, too.
+    for name, text in sorted(files, key=lambda one: (DATA_SET.search(one[1]) is not None, one[0].endswith(".txt"))):
         try:
-            if not _read_one(out, name, text.lstrip("\ufeff")):
+            if _is_prompts(out, name) or not _read_one(out, name, text.lstrip("\ufeff")):
                 texts.append((name, text))
         except (RunError, RecursionError) as error:
             why = error if isinstance(error, RunError) else "nested too deeply, so it is no configuration"
             raise RunError(f"{name}: {why}") from error
-    wanted = file_name((out.flags.get("sample_prompts") or [""])[0])
     for name, text in texts:
-        if not wanted or file_name(name) != wanted:
+        if not _is_prompts(out, name):
             raise RunError(f"{name}: this is not {READ}. Check that it is complete")
         out.prompts = lines_of(text)
     if not out.kind:
         raise RunError(f"The file has no settings of a training. Choose {READ}")
     return out
+
+
+def _is_prompts(out: Settings, name: str) -> bool:  # by its name: the one in the script, else FluxGym's and ours
+    return file_name(name) == file_name((out.flags.get("sample_prompts") or ["sample_prompts.txt"])[0])
 
 
 def _read_one(out: Settings, name: str, text: str) -> bool:

@@ -29,6 +29,18 @@ def test_a_config_file_and_bare_options_need_no_script():
     assert one.kind == "a command of musubi-tuner"
 
 
+def test_prompts_with_options_are_prompts_and_a_value_of_0_is_one():
+    script = "accelerate launch -m trainer --pretrained_model_name_or_path black-forest-labs/FLUX.1-dev --network_dim 8"
+    data = "[general]\nkeep_tokens = 0\n[[datasets]]\nresolution = 768\n[[datasets.subsets]]\nimage_dir = '/x'\n"
+    prompts = "# a comment\na cat --n bad --w 512\n #two --d 1\n"
+    for named, name in ((" --sample_prompts /o/mine.txt", "mine.txt"), ("", "sample_prompts.txt")):
+        files = [(name, prompts), ("dataset.toml", data), ("train.sh", f"{script}{named}\n")]
+        for order in (files, files[::-1]):
+            one = imported(*order)
+            assert (one.kind, one.fields["backend"], one.fields["rank"]) == ("a script of Hangproof", "diffusers", "8")
+            assert one.prompts == ["a cat --n bad --w 512", "#two --d 1"] and one.fields["keep_tokens"] == "0"
+
+
 def test_what_cannot_be_imported_says_why():
     for text, words in (
         ("hello there", "this is not a train.sh"),
