@@ -5,6 +5,7 @@ import functools
 import json
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -91,8 +92,8 @@ def new(args: argparse.Namespace) -> dict[str, Any]:
 
     An impossible value creates nothing, as on the page.
     """
+    from runs import dataset
     from runs.command import samples
-    from runs.dataset import counts
     from runs.flags import settings
     from runs.machine import this_machine
     from runs.sanity import IMPOSSIBLE, judge
@@ -106,7 +107,10 @@ def new(args: argparse.Namespace) -> dict[str, Any]:
     if faults:
         raise runs.RunError(faults)
     spec = runs.make(found)
-    findings = judge(spec, counts(args.images), this_machine(spec.backend))
+    own = args.images.resolve() == (runs.datasets_dir() / spec.slug).resolve()
+    sources = [] if own else dataset.gather(args.images)
+    images = Counter(dataset.folder_names((one.folder, one.weight) for one in sources)) or dataset.counts(args.images)
+    findings = judge(spec, images, this_machine(spec.backend))
     if impossible := [finding for finding in findings if finding.severity == IMPOSSIBLE]:
         raise runs.RunError(impossible)
     for finding in findings:
