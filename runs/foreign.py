@@ -22,8 +22,7 @@ from runs.files import RunError
 TABLES = read_table("foreign.toml")
 MAX_BYTES = 1_000_000  # of one file
 MAX_SCRIPT = 64_000  # of a script or YAML, which take longer to read; FluxGym's have 3 kB
-MAX_FILES, MAX_FLAGS = 10, 2000
-SHOWN = 160  # characters of a value in a message
+MAX_FILES, MAX_FLAGS, SHOWN = 10, 2000, 160  # SHOWN: characters of a value in a message
 OFF = (None, "", False)  # values that a file can hold for a setting that is off
 DATA_SET = re.compile(r"^[ \t]*\[\[?(datasets|general)", re.MULTILINE)
 READ = (
@@ -447,8 +446,7 @@ USED = (*JOB["flags"], "model.arch", "model.is_flux", "model.is_xl", "sample.pro
 def read_job(out: Settings, table: Mapping[str, Any]) -> None:
     """Add what a job sets. RunError: it has no process."""
     config = found if isinstance(found := table.get("config"), dict) else {}
-    processes = config.get("process")
-    first = processes[0] if isinstance(processes, list) and processes else None
+    first = found[0] if isinstance(found := config.get("process"), list) and found else None
     if not isinstance(first, dict):
         raise RunError("no job of ai-toolkit; it has a table “config” with a list “process”")
     out.kind = "a job of ai-toolkit"
@@ -460,9 +458,11 @@ def read_job(out: Settings, table: Mapping[str, Any]) -> None:
             value = parts[name][key]
             out.add(flag, JOB["precisions"].get(str(value)) if flag == "mixed_precision" else value, place)
     out.script = _job_script(parts.get("model", {}))
-    given = parts.get("sample", {}).get("prompts")
-    texts = [one.get("prompt") if isinstance(one, dict) else one for one in given] if isinstance(given, list) else []
-    out.prompts = [" ".join(text.split())[:1000] for text in texts if isinstance(text, str) and text.strip()][:100]
+    given = found if isinstance(found := parts.get("sample", {}).get("prompts"), list) else []
+    texts = (one.get("prompt") if isinstance(one, dict) else one for one in given)
+    word = str(first.get("trigger_word") or "[trigger]")  # which stands for it in a prompt
+    filled = [" ".join(text.replace("[trigger]", word).split()) for text in texts if isinstance(text, str)]
+    out.prompts = [text[:1000] for text in filled if text][:100]
     _job_folders(out, tables(first.get("datasets"))[:100], first.get("trigger_word"))
     for name, part in parts.items():
         for key, value in part.items():

@@ -129,6 +129,8 @@ def test_a_job_of_ai_toolkit_gives_its_length_prompts_and_resolution():
     wanted = {"model": "flux-dev", "rank": "16", "max_train_steps": "2000", "resolution": 1024, "trigger": "p3r5on"}
     assert (wanted | {"learning_rate": "1e-4", "prompts": ["a cat", "a dog"]}).items() <= one.fields.items()
     assert row(one, "train.ema_config").outcome == "unsupported"
+    job = "{trigger_word: p3r5on, model: {is_flux: true}, sample: {prompts: ['a [trigger] b']}}"
+    assert imported(("", f"config: {{process: [{job}]}}")).prompts == ["a p3r5on b"], "as ai-toolkit fills it in"
 
 
 def test_a_value_is_shown_in_one_short_line_a_secret_not_at_all():
