@@ -89,8 +89,11 @@ def combinations(base: "RunSpec", values: Mapping[str, Sequence[float]]) -> list
     """The specs of the runs, named after their values (`cat-r8-lr1e-4`); the last field changes fastest.
 
     Raises:
-        RunError: nothing to vary, more than MOST runs, a value that the field refuses, or two runs of one name.
+        RunError: nothing to vary, more than MOST runs, a value that the field or an edited script refuses, or two runs of
+            one name.
     """
+    from runs import mitigate
+
     total = math.prod(map(len, values.values()))
     if total < 2:
         raise RunError([Fault("sweep", "Enter at least two values of one field, such as 8, 16 for the rank")])
@@ -106,6 +109,8 @@ def combinations(base: "RunSpec", values: Mapping[str, Sequence[float]]) -> list
         if not slug(name).endswith(slug(parts)):  # in Latin letters, the folder's name would be too long
             name = f"{base.slug[: 70 - len(parts)]}-{parts}"
         specs.append(base.changed(name=name, **chosen, **length))
+        if why := mitigate.unapplied(base, specs[-1]):
+            raise RunError([Fault("sweep", why)])
     names = [spec.slug.casefold() for spec in specs]
     if twice := {name for name in names if names.count(name) > 1}:
         raise RunError([Fault("sweep", f"Two runs would have the name {min(twice)}; use values that differ more")])
