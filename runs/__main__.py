@@ -141,7 +141,7 @@ def render(args: argparse.Namespace) -> dict[str, Any]:
     """Make a run's job again from its `run.toml`; how its files differ from before goes to standard error."""
     from runs import job as jobs
     from runs.custom_script import diff
-    from runs.mitigate import same_state
+    from runs.mitigate import same_state, unapplied
 
     folder = runs.run_folder(args.run)
     try:
@@ -157,7 +157,10 @@ def render(args: argparse.Namespace) -> dict[str, Any]:
     saved = next(folder.glob("*-state"), None)
     if changed and saved and before and after and not same_state(before, after):
         print(f"warning: the run cannot go on from its states, such as {saved.name}: {AGAIN}", file=sys.stderr)
-    if secrets := runs.load(folder).secrets:
+    spec = runs.load(folder)
+    if before and spec.edited and (why := unapplied(before.run_spec(), spec)):
+        print(f"warning: {why}", file=sys.stderr)
+    if secrets := spec.secrets:
         print(f"note: {env_file.kept_text(secrets)}", file=sys.stderr)
     print(script)
     return {"folder": str(folder), "script": str(script), "changed": changed}

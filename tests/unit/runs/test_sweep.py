@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from runs_helpers import pictures
+from runs_helpers import call, pictures
 from sweep_helpers import FIELDS, make
 
 import runs
@@ -60,6 +60,8 @@ def test_a_change_that_an_edited_script_has_no_place_for_is_refused(data):
     with pytest.raises(RunError, match="--max_train_steps is not written"):
         runs.train_longer(base, 2 * spec.max_train_steps)
     assert runs.load(base) == spec
+    runs.save(base, edited.changed(rank=9))
+    assert "warning: The edited script cannot take this change: --network_dim" in call("runs", "render", "cat").stderr
 
 
 @settings(max_examples=25)
