@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 
 from presets import PresetError
 from runs.files import RunError, explained
-from runs.paths import data_root, datasets_dir, outputs_dir
+from runs.paths import ROOT, data_root, datasets_dir, outputs_dir
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -358,6 +358,9 @@ def wait_for(closing: threading.Event) -> None:
 def main(argv: list[str] | None = None) -> int:
     """Serve until Ctrl-C or SIGTERM. Exit code 0; 1 with the reason on standard error; 2 for wrong usage."""
     args = parser().parse_args(argv)
+    if args.auth_file is not None:
+        args.auth_file = args.auth_file.absolute()
+    os.chdir(ROOT)  # of what the user named, every path is known by now (presets.tables.PLACES)
     closing = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: closing.set())

@@ -6,7 +6,9 @@ rem start.bat sd-scripts       installs kohya's sd-scripts at the tested commit,
 rem start.bat musubi           installs kohya's musubi-tuner in the same way
 rem start.bat COMMAND ...      any other command (hangproof.py lists them), such as start.bat status cat
 setlocal
-cd /d "%~dp0"
+set "from=%CD%"
+set "home=%~dp0"
+cd /d "%home%"
 set PYTHONUTF8=1
 fc /b requirements.txt .venv\.installed-requirements.txt >nul 2>&1
 if not errorlevel 1 goto run
@@ -32,11 +34,9 @@ if errorlevel 1 (
 copy /y requirements.txt .venv\.installed-requirements.txt >nul
 :run
 set "first=%~1"
-if "%first%"=="" goto page
-if "%first:~0,2%"=="--" goto page
-.venv\Scripts\python hangproof.py %*
-goto end
-:page
-.venv\Scripts\python app.py %*
-:end
+set "program=hangproof.py"
+if "%first%"=="" set "program=app.py"
+if "%first:~0,2%"=="--" set "program=app.py"
+cd /d "%from%"
+"%home%.venv\Scripts\python" "%home%%program%" %*
 exit /b %errorlevel%

@@ -11,7 +11,5 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 . ./setup.sh
 set_up requirements.txt
 home=$PWD
-case "${1:-}" in
-"" | --*) exec .venv/bin/python app.py "$@" ;;
-*) cd "$from" && exec "$home/.venv/bin/python" "$home/hangproof.py" "$@" ;;
-esac
+case "${1:-}" in "" | --*) program=app.py ;; *) program=hangproof.py ;; esac
+cd "$from" && exec "$home/.venv/bin/python" "$home/$program" "$@"

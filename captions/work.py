@@ -4,6 +4,7 @@ Of a folder: each caption is the text file beside its image, as kohya's trainers
 known, so a job that is killed loses at most the image it was working on, and the next start continues there.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -46,11 +47,13 @@ class Folder:
         if not folder.is_dir():
             raise RunError(f"{folder} is not a folder; name the folder of the images")
         with explained("read the folder"):
-            paths = sorted(path for path in folder.iterdir() if path.name[0] != "." and is_image_name(path))
+            files = sorted(path for path in folder.iterdir() if path.name[0] != ".")
+        paths = [path for path in files if is_image_name(path)]
         if not paths:
             raise RunError(f"{folder} has no images; name the folder of the images")
         self.pictures = [Picture(path.name, path.name, path) for path in paths if path.is_file()]
-        self.done = set() if rewrite else {one.key for one in self.pictures if _has_caption(one.path)}
+        texts = {(path.stem, path.suffix.lower()): path for path in files if path.suffix.lower() in CAPTION_SUFFIXES}
+        self.done = set() if rewrite else {one.key for one in self.pictures if _has_caption(one.path.stem, texts)}
 
     def missing(self) -> list[Picture]:
         return [picture for picture in self.pictures if picture.key not in self.done]
@@ -64,15 +67,13 @@ class Folder:
         self.done.add(picture.key)
 
 
-def _has_caption(path: Path) -> bool:
-    for suffix in CAPTION_SUFFIXES:
-        text = path.with_suffix(suffix)
-        if text.is_file():
-            try:
-                return bool(one_line(read_caption(text)))
-            except RunError:
-                return True  # not text that we can read: left as it is
-    return False
+def _has_caption(stem: str, texts: Mapping[tuple[str, str], Path]) -> bool:
+    """Whether an image has a caption. texts: the caption files of its folder by stem and suffix, such as `A.TXT` of a camera."""
+    text = next((texts[stem, suffix] for suffix in CAPTION_SUFFIXES if (stem, suffix) in texts), None)
+    try:
+        return text is not None and bool(one_line(read_caption(text)))
+    except RunError:
+        return True  # not text that we can read: left as it is
 
 
 def upright(picture: Picture) -> Any:

@@ -42,6 +42,7 @@ from monitor.process.platform import Lock, is_held
 from monitor.resume.next_attempt import Standby
 from monitor.run_folder import RunFolder
 from monitor.state import Observation, State, Transition
+from presets.steps import weight_of
 from runs import job as jobs
 from runs import mitigate, pin
 from runs.command import model_files, samples, world
@@ -57,8 +58,7 @@ SCRATCH, NAME = ".scratch", "rehearsal"  # the data folder in that of the user; 
 LOCK = ".scratch.lock"  # held while it is used
 STALLED_S = 20.0  # without progress, and with evidence, it hangs
 POLL_S, TREE_S = 0.05, 1.0  # between two looks at the run, and at its processes
-KILL_S = 5.0
-QUEUE_S = 30.0  # for the driver to list its GPUs
+KILL_S, QUEUE_S = 5.0, 30.0  # for a kill; for the driver to list its GPUs
 MEMORY_S = 0.5  # between two readings
 IMAGES, STEPS = 2, 2
 LIMIT_S = 1800.0  # for all stages
@@ -204,8 +204,8 @@ def rehearse(folder: Path, limit_s: float = LIMIT_S) -> Rehearsal:
 
 def captions_of(images: list[Path]) -> list[str]:
     """The caption of the first image, which is the sample prompt where there is no other."""
-    texts = [path.with_suffix(".txt") for path in images[:1]]
-    return [text.read_text(encoding="utf-8", errors="replace") for text in texts if text.is_file()]
+    texts = filter(Path.is_file, (path.with_suffix(".txt") for path in images[:1]))
+    return [text.read_text(encoding="utf-8", errors="replace") for text in texts]
 
 
 def _reduced(spec: RunSpec, files: Mapping[str, str], images: list[Path], source: Path) -> RunSpec:
@@ -218,7 +218,7 @@ def _reduced(spec: RunSpec, files: Mapping[str, str], images: list[Path], source
         for file in filter(Path.is_file, (path, path.with_suffix(".txt"))):
             shutil.copyfile(file, copy.with_suffix(file.suffix))
         if spec.control_dir:
-            inside = Path(spec.control_dir).expanduser().absolute() / path.parent.relative_to(source)
+            inside = Path(spec.control_dir).expanduser().absolute() / weight_of(str(path.parent.relative_to(source)))[1]
             control.mkdir(exist_ok=True)
             for file in inside.iterdir() if inside.is_dir() else ():
                 if file.stem == path.stem:

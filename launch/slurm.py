@@ -23,6 +23,7 @@ from launch.common import RUN, LaunchError, fill, report
 from launch.travel import needed_gb
 from monitor.process.platform import LOCK, is_held
 from monitor.run_folder import find
+from presets.tables import PLACES
 from runs.files import atomic_write, explained
 from runs.paths import ROOT
 from runs.quoting import quote
@@ -33,11 +34,6 @@ ANSWER_S = 30.0  # for an answer of Slurm's commands; a busy controller takes se
 # From Slurm's warning to the end of the time limit. The monitor needs 25 s (preempt_total_s in monitor/config.toml).
 NOTICE_S = 120
 STARTS_COUNT = 50  # of one job, after which it is not requeued because something killed its monitor
-# Where things are, for the job: as in the shell that writes the script.
-PLACES = (
-    *("HANGPROOF_DATA", "HANGPROOF_LIMITS", "HF_HOME"),
-    *(f"{name}_{what}" for name in ("SD_SCRIPTS", "MUSUBI") for what in ("DIR", "VENV")),
-)
 # sbatch passes the environment on, and Slurm keeps it: neither a secret nor the mark of another run belongs there.
 PRIVATE = tuple(f"HANGPROOF_{name}" for name in ("AUTH", "RUN", "TOKEN", "ATTEMPT", "HEARTBEAT", "RESUME", "QUIET"))
 

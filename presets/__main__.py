@@ -144,6 +144,15 @@ def estimate(args: argparse.Namespace) -> int:
         raise presets.PresetError(f"no run {args.run!r} in {outputs}; give the name or folder of a run, or a run.toml")
     run = read_toml(path)
     images = _images(path.parent.name)
+    run["tier"] = str(run.get("tier", presets.defaults()["run"]["tier"])).strip().upper().removesuffix("+")
+    for key, usual in presets.defaults()[
+        "run"
+    ].items():  # as runs/spec.py, which this module does not import, refuses them
+        value = run.get(key, usual)
+        known = presets.tiers() if key == "tier" else [value]
+        none = value == 0 and key in ("batch_size", "gradient_accumulation", "gpus")
+        if none or value not in known or not isinstance(value, str if isinstance(usual, str) else int | float):
+            raise presets.PresetError(f"{path}: {key} cannot be {value!r}; correct it and run `python -m runs show`")
     result = {**of(run), **(whole(run, images) if images else {})}
     for stage, gigabytes in result["stages_gb"].items():
         print(f"{stage:10} {gigabytes:6.1f} GB" + ("  ← peak" if stage == result["peak_stage"] else ""))

@@ -32,12 +32,21 @@ MODEL: dict[str, Any] = {
     "shape": {},
 }
 """The keys of a model, with what a model has that does not say it; a value has the same type."""
+SOURCE = {"repo": str, "path": str, "size": int, "sha256": str}  # of a download
 FAMILY: dict[str, Any] = {"settings": {}, "sample": {}, "files": {}, "text_encoders": 0, "download_bytes": 0}
 FIGURES = ("needs_gb", "weights_gb", "note", "basis")  # of a tier, beside its flags
 BITS = {"nf4": "4 bits", "int8": "8 bits (int8)"}
 OPTIMIZERS = {"adamw8bit": "8-bit AdamW", "adafactor": "Adafactor"}
 GENERATED_GB = 1.0  # of a model that is generated for tests
 NOTE = "an estimate; actual use differs by 1–2 GB with the driver and other programs on the GPU"
+# Where things are. A relative path is one of the folder that the user is in; the page and the monitor work in another.
+PLACES = (
+    *("HANGPROOF_DATA", "HANGPROOF_LIMITS", "HANGPROOF_NOTIFY", "HF_HOME"),
+    *(f"{name}_{what}" for name in ("SD_SCRIPTS", "MUSUBI") for what in ("DIR", "VENV")),
+)
+os.environ.update(
+    {name: str(Path(os.environ[name]).expanduser().absolute()) for name in PLACES if os.environ.get(name)}
+)
 SHARD = re.compile(r"(?P<stem>.*)-00001-of-(?P<count>\d{5})\.safetensors")
 
 
@@ -188,11 +197,16 @@ def models(user_file: Path | None = None) -> dict[str, dict]:
         PresetError: the user's file is not valid TOML, or a model in it lacks a key or has an unknown one.
     """
     path = user_file or data_root() / "models.toml"
+    return _models(path, _stamp(path))
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """What tells that a file was changed; None without the file."""
     try:
         stat = path.stat()
     except FileNotFoundError:
-        return _models(path, None)
-    return _models(path, (stat.st_mtime_ns, stat.st_size))
+        return None
+    return stat.st_mtime_ns, stat.st_size
 
 
 @functools.lru_cache(maxsize=4)
@@ -203,19 +217,39 @@ def _models(path: Path, stamp: tuple[int, int] | None) -> dict[str, dict]:
         for family, file in _family_files().items()
         for key, model in file["models"].items()
     }
-    own = read_toml(path).get("models", {}) if stamp else {}
-    table |= {key: (model, str(path)) for key, model in own.items()}
+    table |= {key: (model, str(path)) for key, model in _own(path, stamp, "models").items()}
     return {key: _complete(key, model, origin) for key, (model, origin) in table.items()}
+
+
+@functools.lru_cache(maxsize=8)
+def _own(path: Path, stamp: tuple[int, int] | None, name: str) -> dict[str, Any]:
+    """The table `name` of the user's file as it was at `stamp`; {} without one. PresetError: it cannot be read."""
+    try:
+        found = read_toml(path).get(name, {}) if stamp else {}
+    except OSError as error:
+        raise PresetError(
+            f"{path}: cannot be read: {error.strerror}; it is a file with your own base models"
+        ) from error
+    if not isinstance(found, dict):
+        raise PresetError(f"{path}: {name} is not a table; write it like those in presets/families/flux.toml")
+    for key, row in found.items() if name == "downloads" else ():
+        given = row if isinstance(row, dict) else {}
+        if "repo" not in given or not all(isinstance(given.get(k, kind()), kind) for k, kind in SOURCE.items()):
+            source = '{ repo = "OWNER/NAME" }; optional: path, size in bytes, sha256'
+            raise PresetError(f'{path}: [downloads]: write "{key}" = {source}')
+    return found
 
 
 def downloads() -> dict[str, dict]:
     """Sources of model files by file name in the models folder: {repo, path[, size, sha256]}; the name is the usual path.
 
     Of a model in several files (`NAME-00001-of-00004.safetensors`) the table has the first; the others follow from it.
+    PresetError: the user's table is invalid.
     """
     own, out = data_root() / "models.toml", dict[str, dict]()
-    for table in [*_family_files().values(), read_toml(own) if own.is_file() else {}]:
-        for name, source in table.get("downloads", {}).items():
+    tables = [file.get("downloads", {}) for file in _family_files().values()]
+    for table in [*tables, _own(own, _stamp(own), "downloads")]:
+        for name, source in table.items():
             names, path = shards(name), source.get("path", name)
             paths = shards(path + name if path.endswith("/") else path)
             size = {"size": source["size"] // len(names)} if "size" in source else {}
@@ -254,6 +288,12 @@ def _complete(key: str, model: dict, origin: str) -> dict:
         files = {**family["files"], **full["files"]}
         full["files"] = {flag: files[flag] for flag in (*filter(files.get, needs), *files)}
     full["settings"] = {**family["settings"], **full["settings"]}
+    inside = [(table, *item) for table in ("files", "shape", "settings") for item in full[table].items()]
+    for table, name, value in inside:
+        kind = "" if table == "files" else 0.0 if table == "shape" else defaults()["run"].get(name, value)
+        if not isinstance(value, int | float if isinstance(kind, float) else type(kind)):
+            wanted = "text" if isinstance(kind, str) else "a number"
+            raise PresetError(f"{where}: {table}: {name} must be {wanted}, not {value!r}")
     if not full["backends"] or not set(full["backends"]) <= set(loads):
         advice = "set `repo` for diffusers or `files` for sd-scripts"
         raise PresetError(f"{where}: no trainer can load it (backends = {full['backends']}); {advice}")

@@ -5,6 +5,7 @@ import functools
 import json
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -91,8 +92,8 @@ def new(args: argparse.Namespace) -> dict[str, Any]:
 
     An impossible value creates nothing, as on the page.
     """
+    from runs import dataset
     from runs.command import samples
-    from runs.dataset import counts
     from runs.flags import settings
     from runs.machine import this_machine
     from runs.sanity import IMPOSSIBLE, judge
@@ -106,7 +107,10 @@ def new(args: argparse.Namespace) -> dict[str, Any]:
     if faults:
         raise runs.RunError(faults)
     spec = runs.make(found)
-    findings = judge(spec, counts(args.images), this_machine(spec.backend))
+    own = args.images.resolve() == (runs.datasets_dir() / spec.slug).resolve()
+    sources = [] if own else dataset.gather(args.images)
+    images = Counter(dataset.folder_names((one.folder, one.weight) for one in sources)) or dataset.counts(args.images)
+    findings = judge(spec, images, this_machine(spec.backend))
     if impossible := [finding for finding in findings if finding.severity == IMPOSSIBLE]:
         raise runs.RunError(impossible)
     for finding in findings:
@@ -137,7 +141,7 @@ def render(args: argparse.Namespace) -> dict[str, Any]:
     """Make a run's job again from its `run.toml`; how its files differ from before goes to standard error."""
     from runs import job as jobs
     from runs.custom_script import diff
-    from runs.mitigate import same_state
+    from runs.mitigate import same_state, unapplied
 
     folder = runs.run_folder(args.run)
     try:
@@ -153,7 +157,10 @@ def render(args: argparse.Namespace) -> dict[str, Any]:
     saved = next(folder.glob("*-state"), None)
     if changed and saved and before and after and not same_state(before, after):
         print(f"warning: the run cannot go on from its states, such as {saved.name}: {AGAIN}", file=sys.stderr)
-    if secrets := runs.load(folder).secrets:
+    spec = runs.load(folder)
+    if before and spec.edited and (why := unapplied(before.run_spec(), spec)):
+        print(f"warning: {why}", file=sys.stderr)
+    if secrets := spec.secrets:
         print(f"note: {env_file.kept_text(secrets)}", file=sys.stderr)
     print(script)
     return {"folder": str(folder), "script": str(script), "changed": changed}

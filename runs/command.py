@@ -6,6 +6,7 @@ serves every trainer, because all have the flag names of sd-scripts; what a fami
 own.
 """
 
+import os
 import re
 import sys
 from collections.abc import Mapping
@@ -58,12 +59,19 @@ def model_files(spec: "RunSpec") -> dict[str, str]:
     """What the backend loads, by flag: paths, or for diffusers a hub id. Flags in `extra` override the model's."""
     model = presets.models()[spec.model]
     if presets.backends()[spec.backend]["loads"] == "repo":
-        source = str(models_dir() / spec.model) if model["generated"] else model["repo"]
+        source = str(models_dir() / spec.model) if model["generated"] else expanded(model["repo"])
         files = {"pretrained_model_name_or_path": source}
     else:
         needs = presets.trainer_of(spec.model, spec.backend)["needs"]
-        files = {flag: str(models_dir() / name) for flag, name in model["files"].items() if flag in needs}
-    return {flag: str(spec.extra.get(flag, path)) for flag, path in files.items()}
+        files = {flag: str(models_dir() / expanded(name)) for flag, name in model["files"].items() if flag in needs}
+    return {flag: str(expanded(spec.extra.get(flag, path))) for flag, path in files.items()}
+
+
+def expanded(value: Any) -> Any:
+    """A value with the folder of the user where it starts with ~/, as a shell has it: in the script it is quoted."""
+    if isinstance(value, list):
+        return [expanded(word) for word in value]
+    return os.path.expanduser(value) if isinstance(value, str) and value.startswith("~/") else value
 
 
 def interval(every: int | None) -> int:
@@ -154,7 +162,7 @@ def flags(spec: "RunSpec", folder: Path, resume: Path | None = None, platform: s
     if world(spec) > 1:
         out["ddp_timeout"] = presets.defaults()["multi_gpu"]["ddp_timeout"]
     out["resume"] = str(resume) if resume else False
-    out |= spec.extra
+    out |= {flag: expanded(value) for flag, value in spec.extra.items()}
     out["persistent_data_loader_workers"] = rules["persistent"]
     return out
 

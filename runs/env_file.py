@@ -58,7 +58,7 @@ def path_of(folder: Path) -> Path:
     """The file of the run in `folder` (may not exist)."""
     folder = folder.absolute()
     name = folder.name
-    if folder.parent != outputs_dir().absolute():
+    if os.path.realpath(folder.parent) != os.path.realpath(outputs_dir()):  # a link to a folder is that folder
         name += f".{zlib.crc32(os.fsencode(folder)):08x}"
     return data_root().absolute() / FOLDER / f"{name}.env"
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import presets
 from presets import steps
-from presets.steps import Images
-from runs import dataset, env_file, masks, pictures, pin, staging, weights
+from presets.steps import Images, weight_of
+from runs import dataset, env_file, masks, mitigate, pictures, pin, staging, weights
 from runs.command import direct, samples
 from runs.files import Fault, RunError, atomic_write, building, checksum, explained
 from runs.job import Job, made, resolve, respecified
@@ -193,7 +193,8 @@ def train_longer(folder: Path, total: int) -> "RunSpec":
         total: the total of epochs or steps, including those already trained.
 
     Raises:
-        RunError: `total` is less than the current value, the spec is invalid, or the folder cannot be written.
+        RunError: `total` is less than the current value, the spec is invalid, an edited script has no place for it, or the
+            folder cannot be written.
     """
     from runs.spec import dumps, load, save
 
@@ -204,8 +205,10 @@ def train_longer(folder: Path, total: int) -> "RunSpec":
     field, now = found
     if total < now:
         raise RunError([Fault(field, f"Must be {now} or more; the run is set to {now} already")])
-    spec = spec.changed(**{field: total})
-    longer_job = respecified(job, job.run_spec().changed(**{field: total}), dumps(spec).encode())
+    spec, settled = spec.changed(**{field: total}), job.run_spec()
+    if why := mitigate.unapplied(settled, settled.changed(**{field: total})):
+        raise RunError([Fault("script", f"{why}; change it in train.sh")])
+    longer_job = respecified(job, settled.changed(**{field: total}), dumps(spec).encode())
     if job.run_toml != checksum(was):  # edited since the run was made: that still holds
         longer_job = replace(longer_job, run_toml=job.run_toml)
     with explained(f"change {folder.name}"):
@@ -256,8 +259,10 @@ def problems(spec: "RunSpec", platform: str = sys.platform, ask: bool = False) -
     if model["control"] and not spec.control_dir:
         text = f"{model['name']} learns from pairs; set the folder that has a control image for each image"
         found.append(Fault("control_dir", text))
-    elif model["control"] and (fault := unpaired(spec, (image.relative_to(data).with_suffix("") for image in images))):
-        found.append(fault)
+    elif model["control"]:
+        inside = (image.relative_to(data) for image in images)  # an image with a weight is in a folder of its own
+        stems = (Path(weight_of(path.parent.as_posix())[1]) / path.stem for path in inside)
+        found += [fault] if (fault := unpaired(spec, stems)) else []
     return found
 
 

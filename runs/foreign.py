@@ -22,9 +22,7 @@ from runs.files import RunError
 TABLES = read_table("foreign.toml")
 MAX_BYTES = 1_000_000  # of one file
 MAX_SCRIPT = 64_000  # of a script or YAML, which take longer to read; FluxGym's have 3 kB
-MAX_FILES = 10
-MAX_FLAGS = 2000
-SHOWN = 160  # characters of a value in a message
+MAX_FILES, MAX_FLAGS, SHOWN = 10, 2000, 160  # SHOWN: characters of a value in a message
 OFF = (None, "", False)  # values that a file can hold for a setting that is off
 DATA_SET = re.compile(r"^[ \t]*\[\[?(datasets|general)", re.MULTILINE)
 READ = (
@@ -102,7 +100,7 @@ class Settings:
         Args:
             value: a list for several values or, where it is empty, for a switch. label: how the file writes the flag.
         """
-        if value in OFF or not isinstance(flag, str):
+        if any(value is off for off in OFF) or not isinstance(flag, str):  # 0 is a value
             return None
         values = value if isinstance(value, list) else [] if value is True else [value]
         if not all(isinstance(one, str | int | float) for one in values):
@@ -141,8 +139,8 @@ def shown(value: object) -> str:
 
 def lines_of(text: str) -> list[str]:
     """Sample prompts: the lines of a file without comments; at most 100."""
-    lines = (line.strip() for line in text.splitlines())
-    return [line[:1000] for line in lines if line and not line.startswith("#")][:100]
+    lines = (line.strip() for line in text.splitlines() if not line.startswith("#"))
+    return [line[:1000] for line in lines if line][:100]
 
 
 def tables(value: object) -> list[dict[str, Any]]:
@@ -165,22 +163,25 @@ def read(files: Sequence[tuple[str, str]]) -> Settings:
     if len(files) > MAX_FILES:
         raise RunError(f"{len(files)} files are too many; choose at most {MAX_FILES}")
     out, texts = Settings(), []
-    # Scripts before data sets: the script says what the kind is.
-    for name, text in sorted(files, key=lambda one: DATA_SET.search(one[1]) is not None):
+    # Scripts before data sets and prompts: the script says what the kind is, and the name of the prompts, which have options, too.
+    for name, text in sorted(files, key=lambda one: (DATA_SET.search(one[1]) is not None, one[0].endswith(".txt"))):
         try:
-            if not _read_one(out, name, text.lstrip("\ufeff")):
+            if _is_prompts(out, name) or not _read_one(out, name, text.lstrip("\ufeff")):
                 texts.append((name, text))
         except (RunError, RecursionError) as error:
             why = error if isinstance(error, RunError) else "nested too deeply, so it is no configuration"
             raise RunError(f"{name}: {why}") from error
-    wanted = file_name((out.flags.get("sample_prompts") or [""])[0])
     for name, text in texts:
-        if not wanted or file_name(name) != wanted:
+        if not _is_prompts(out, name):
             raise RunError(f"{name}: this is not {READ}. Check that it is complete")
         out.prompts = lines_of(text)
     if not out.kind:
         raise RunError(f"The file has no settings of a training. Choose {READ}")
     return out
+
+
+def _is_prompts(out: Settings, name: str) -> bool:  # by its name: the one in the script, else FluxGym's and ours
+    return file_name(name) == file_name((out.flags.get("sample_prompts") or ["sample_prompts.txt"])[0])
 
 
 def _read_one(out: Settings, name: str, text: str) -> bool:
@@ -379,7 +380,7 @@ def _schedule(out: Settings, table: Mapping[str, Any]) -> None:
     steps, epochs, rate, unet, text = (_count(table, key) for key in keys)
     out.flags.pop("max_train_epochs", None)
     key = "max_train_epochs" if epochs > 0 else "epoch"
-    if steps <= 0 < (epochs := _count(table, key)):
+    if (epochs > 0 or steps <= 0) and (epochs := _count(table, key)) > 0:
         out.add("max_train_epochs", [int(epochs)], key)
     if not rate:
         out.flags.pop("learning_rate", None)
@@ -445,8 +446,7 @@ USED = (*JOB["flags"], "model.arch", "model.is_flux", "model.is_xl", "sample.pro
 def read_job(out: Settings, table: Mapping[str, Any]) -> None:
     """Add what a job sets. RunError: it has no process."""
     config = found if isinstance(found := table.get("config"), dict) else {}
-    processes = config.get("process")
-    first = processes[0] if isinstance(processes, list) and processes else None
+    first = found[0] if isinstance(found := config.get("process"), list) and found else None
     if not isinstance(first, dict):
         raise RunError("no job of ai-toolkit; it has a table “config” with a list “process”")
     out.kind = "a job of ai-toolkit"
@@ -458,9 +458,11 @@ def read_job(out: Settings, table: Mapping[str, Any]) -> None:
             value = parts[name][key]
             out.add(flag, JOB["precisions"].get(str(value)) if flag == "mixed_precision" else value, place)
     out.script = _job_script(parts.get("model", {}))
-    given = parts.get("sample", {}).get("prompts")
-    texts = [one.get("prompt") if isinstance(one, dict) else one for one in given] if isinstance(given, list) else []
-    out.prompts = [" ".join(text.split())[:1000] for text in texts if isinstance(text, str) and text.strip()][:100]
+    given = found if isinstance(found := parts.get("sample", {}).get("prompts"), list) else []
+    texts = (one.get("prompt") if isinstance(one, dict) else one for one in given)
+    word = str(first.get("trigger_word") or "[trigger]")  # which stands for it in a prompt
+    filled = [" ".join(text.replace("[trigger]", word).split()) for text in texts if isinstance(text, str)]
+    out.prompts = [text[:1000] for text in filled if text][:100]
     _job_folders(out, tables(first.get("datasets"))[:100], first.get("trigger_word"))
     for name, part in parts.items():
         for key, value in part.items():

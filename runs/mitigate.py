@@ -249,7 +249,7 @@ def apply(spec: "RunSpec", name: str, platform: str = sys.platform) -> Changed:
     fields, sentence = MITIGATIONS[name](spec)
     changed = spec.changed(**fields)
     before, after = (resolve(one, Path("run"), platform) for one in (spec, changed))
-    if not difference(before, after) or _left(spec, changed, platform):
+    if not difference(before, after) or unapplied(spec, changed, platform):
         return spec, ""
     return changed, sentence
 
@@ -267,20 +267,20 @@ def change(job: Job, name: str) -> tuple[Patch, str]:
 
 def refusal(spec: "RunSpec", name: str, platform: str = sys.platform) -> str:
     """Why a mitigation would change the run, but cannot change the script that the user edited; "" where it can."""
-    left = _left(spec, spec.changed(**MITIGATIONS[name](spec)[0]), platform)
-    return f"The edited script cannot take this change: {'; '.join(left)}" if left else ""
+    return unapplied(spec, spec.changed(**MITIGATIONS[name](spec)[0]), platform)
 
 
-def _left(spec: "RunSpec", changed: "RunSpec", platform: str) -> list[str]:
-    """What of a change the script that the user edited cannot take; [] where it is not edited."""
+def unapplied(spec: "RunSpec", changed: "RunSpec", platform: str = sys.platform) -> str:
+    """Why the script that the user edited cannot take a change, as a sentence; "" where it can, or is not edited."""
     if spec.edited is None or changed == spec:
-        return []
+        return ""
     left = []
     for one in (spec, changed):
         now = script(one.changed(edited=None), outputs_dir() / spec.slug, platform=platform)
         left.append(custom_script.merged(spec.edited.script, spec.edited.generated, now, platform)[1])
     own = ["it writes its checkpoints itself"] if changed.save_dir != spec.save_dir else []
-    return [one for one in left[1] if one not in left[0]] + own
+    wrong = [one for one in left[1] if one not in left[0]] + own
+    return f"The edited script cannot take this change: {'; '.join(wrong)}" if wrong else ""
 
 
 def same_state(before: Job, after: Job) -> bool:

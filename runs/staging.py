@@ -53,8 +53,7 @@ def identity(run: Path) -> str:
 
 def place(run: Path) -> Path:
     """The folder that the run in `run` writes to (may not exist). OSError: the run has no folder, or none that can be written."""
-    run = run.absolute()
-    # The path, too: a copy of the folder has the same .run-id.
+    run = Path(os.path.realpath(run))  # the path, too: a copy of the folder has the same .run-id
     return base() / f"{run.name[:40]}-{identity(run)[:16]}-{zlib.crc32(os.fsencode(run)):08x}" / FILES
 
 

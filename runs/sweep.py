@@ -89,8 +89,11 @@ def combinations(base: "RunSpec", values: Mapping[str, Sequence[float]]) -> list
     """The specs of the runs, named after their values (`cat-r8-lr1e-4`); the last field changes fastest.
 
     Raises:
-        RunError: nothing to vary, more than MOST runs, a value that the field refuses, or two runs of one name.
+        RunError: nothing to vary, more than MOST runs, a value that the field or an edited script refuses, or two runs of
+            one name.
     """
+    from runs import mitigate
+
     total = math.prod(map(len, values.values()))
     if total < 2:
         raise RunError([Fault("sweep", "Enter at least two values of one field, such as 8, 16 for the rank")])
@@ -102,7 +105,12 @@ def combinations(base: "RunSpec", values: Mapping[str, Sequence[float]]) -> list
         parts = "-".join(f"{SHORT[key]}{number_text(number)}" for key, number in chosen.items())
         # Epochs have an effect only where no number of steps is set
         length = {"max_train_steps": None} if "epochs" in chosen and "max_train_steps" not in chosen else {}
-        specs.append(base.changed(name=f"{base.name[: 70 - len(parts)]}-{parts}", **chosen, **length))
+        name = f"{base.name[: 70 - len(parts)]}-{parts}"
+        if not slug(name).endswith(slug(parts)):  # in Latin letters, the folder's name would be too long
+            name = f"{base.slug[: 70 - len(parts)]}-{parts}"
+        specs.append(base.changed(name=name, **chosen, **length))
+        if why := mitigate.unapplied(base, specs[-1]):
+            raise RunError([Fault("sweep", why)])
     names = [spec.slug.casefold() for spec in specs]
     if twice := {name for name in names if names.count(name) > 1}:
         raise RunError([Fault("sweep", f"Two runs would have the name {min(twice)}; use values that differ more")])

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 Progress = Callable[[hub.Progress], None]
 HUB_TIMEOUT_S = 8.0  # for a response of the hub, name resolution included
 POINTER = b"version https://git-lfs"
+OPTIONAL = "base_weights"  # of the files that a trainer needs: only some models of a family have it
 
 
 def problems(spec: "RunSpec", ask: bool = False) -> list[str]:
@@ -36,6 +37,12 @@ def problems(spec: "RunSpec", ask: bool = False) -> list[str]:
         ask: also ask the hub about a model that is not on this machine; takes up to HUB_TIMEOUT_S seconds.
     """
     model = presets.models()[spec.model]
+    files = model_files(spec)
+    needs = files if spec.backend == "diffusers" else presets.trainer_of(spec.model, spec.backend)["needs"]
+    if lacking := [flag for flag in needs if flag != OPTIONAL and not (files.get(flag) or spec.extra.get(flag))]:
+        options = " ".join(f"{flag}=PATH" for flag in lacking)
+        keys = "repo" if spec.backend == "diffusers" else ", ".join(lacking)
+        return [f"{model['name']} has no {keys}; add it in models.toml, or as a trainer option: {options}"]
     if spec.backend == "diffusers":
         if model["generated"]:
             return []
@@ -56,7 +63,9 @@ def problems(spec: "RunSpec", ask: bool = False) -> list[str]:
 
 def _files(spec: "RunSpec") -> list[tuple[str, Path]]:
     """(flag, path) of each file that a trainer of kohya's loads; a part in several files has several."""
-    values = [(flag, Path(value).expanduser()) for flag, value in model_files(spec).items()]
+    values = [
+        (flag, ROOT / value) for flag, value in model_files(spec).items()
+    ]  # the script runs in the project folder
     return [(flag, path.with_name(name)) for flag, path in values for name in shards(path.name)]
 
 
@@ -80,7 +89,7 @@ def _file_fault(path: Path) -> str:
 
 def _diffusers(spec: "RunSpec", name: str, ask: bool) -> list[str]:
     """The problems of a model in diffusers' layout: a folder or a hub id."""
-    folder = ROOT / Path(name).expanduser()  # the script runs in the project folder
+    folder = ROOT / name
     if folder.is_file():
         return [
             f"model {folder} is a single file, but the built-in trainer reads a folder in diffusers' layout; use such a folder, "
@@ -151,7 +160,7 @@ def from_hub(spec: "RunSpec") -> str:
     """The hub id of the model that the run downloads when it starts; "" where nothing has to be downloaded."""
     model = presets.models()[spec.model]
     name = model_files(spec).get("pretrained_model_name_or_path", "")
-    local = spec.backend != "diffusers" or model["generated"] or (ROOT / Path(name).expanduser()).exists()
+    local = spec.backend != "diffusers" or model["generated"] or (ROOT / name).exists()
     if local or not _is_id(name):
         return ""
     cached = download.cached_repository(name)

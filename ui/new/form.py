@@ -249,14 +249,15 @@ def values_of_spec(spec: RunSpec, images: Mapping[str, int]) -> dict[str, Any]:
         if fields[key] and getattr(with_intervals(spec.changed(**{key: None}), images), key) == fields[key]:
             fields[key] = None  # the value that an empty field gives
     values = {key: fields.pop(key) for key in KEYS if key in fields}
-    values |= {"prompts": "\n".join(spec.prompts), "alpha": str(spec.alpha), "learning_rate": str(spec.learning_rate)}
+    prompts = "\n".join(" ".join(prompt.splitlines()) for prompt in spec.prompts)
+    values |= {"prompts": prompts, "alpha": str(spec.alpha), "learning_rate": str(spec.learning_rate)}
     values |= {key: "" if values[key] is None else str(values[key]) for key, empty in EMPTY.items() if empty is None}
     lines = {
         key: value
         for key, value in fields.items()
         if key not in ("extra", "environment", "edited") and value != plain[key]
     }
-    values |= {key: f"{values[key]:g}" if values[key] else "" for key, empty in EMPTY.items() if empty == 0.0}
+    values |= {key: str(values[key] or "").removesuffix(".0") for key, empty in EMPTY.items() if empty == 0.0}
     for field in MORE:
         if field.kind == "choice" and values[field.key] not in dict(field.choices).values():
             lines[field.key] = values.pop(field.key)

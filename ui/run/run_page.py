@@ -321,5 +321,7 @@ def copy_to_new_lora(selected: str, confirmed: str, draft_id: str) -> Iterator[t
         yield notice(str(error).splitlines(), "bad"), "", gr.skip(), gr.skip(), gr.skip()
         return
     lines = [f"Copied the settings, images and captions of {spec.name!r}. That run is unchanged.", *messages]
+    if variables := ", ".join(spec.public()["environment"]):
+        lines.append(f"Not copied: {variables}. Set them in the table [environment] of the new run's run.toml.")
     shown = images.listing(draft_id)
     yield "", "", shown, notice(lines), gr.update(selected="new")

@@ -77,6 +77,9 @@ def test_the_reduced_run_keeps_its_settings_and_trains_two_of_its_images(data):
     assert sorted(path.name for path in copied.iterdir()) == ["0-0.png", "1-1.png", "1-1.txt"]
     assert [path.name for path in Path(found.control_dir).iterdir()] == ["1-1.jpg"]
     assert found.control_dir == str(data / "control")
+    weighted = [picture(images / "weight-3" / "x.png")]
+    rehearse._reduced(made, {}, weighted, images)
+    assert (data / "control" / "0-x.jpg").is_file(), "a repeated image has the control image of the others"
     plain = rehearse._reduced(spec(sample_every_n_steps=0, trackers="wandb", keep_states=5), {}, [], images)
     assert (plain.control_dir, plain.sample_every_n_steps, plain.keep_states, plain.trackers) == ("", 0, 5, "wandb")
 

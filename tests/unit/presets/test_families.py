@@ -152,6 +152,10 @@ def test_a_model_that_learns_from_pairs_needs_a_control_image_for_each_image(tmp
     assert fault(control_dir=str(control)) == []
     rows = runs.dataset_tables(one.changed(control_dir=str(control)))["datasets"]
     assert rows[0]["control_directory"] == control.as_posix()
+    pictures(datasets_dir() / "my-lora" / "weight-3", 1), pictures(datasets_dir() / "my-lora" / "30_weight-3-cat", 1)
+    assert "No control image 10_cat/0.* in" in fault(control_dir=str(control))[0]
+    pictures(control / "10_cat", 1)
+    assert fault(control_dir=str(control)) == [], "a repeated image has the control image of the others"
 
 
 def test_only_the_training_command_resumes_and_caching_takes_its_flags_over():

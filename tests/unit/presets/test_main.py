@@ -42,6 +42,16 @@ def test_the_command_reads_a_run_by_name_folder_or_file(tmp_path, data):
         done = call("presets", "estimate", name, "--json")
         assert done.returncode == 0 and json.loads(done.stdout.splitlines()[-1])["peak_stage"] == "text"
     assert "an estimate" in done.stdout
+    file = folder / "run.toml"
+    text = file.read_text()
+    file.write_text(text.replace('tier = "12G"', 'tier = "12g+"'))
+    assert call("presets", "estimate", "my-run").returncode == 0, "as `runs show` reads it"
+    for old, new in (('tier = "12G"', 'tier = "9G"'), ("rank = 4", 'rank = "4"'), ("batch_size = 1", "batch_size = 0")):
+        assert old in text
+        file.write_text(text.replace(old, new))
+        wrong = call("presets", "estimate", "my-run")
+        key, _, value = new.replace('"', "'").partition(" = ")
+        assert wrong.returncode == 1 and f"run.toml: {key} cannot be {value}" in wrong.stderr
     wrong = call("presets", "estimate", "nothing")
     assert wrong.returncode == 1 and "no run 'nothing'" in wrong.stderr
 

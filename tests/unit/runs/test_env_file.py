@@ -154,6 +154,15 @@ def test_a_secret_is_in_no_file_but_the_private_one(made, data):
     assert "WANDB_API_KEY" in (made / "run.toml").read_text() and "WANDB_API_KEY" in (made / "train.sh").read_text()
 
 
+def test_a_run_has_its_secrets_whichever_path_leads_to_the_data_folder(data, tmp_path, monkeypatch):
+    (tmp_path / "link").symlink_to(data)
+    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path / "link"))
+    folder = by_command(data)
+    for seen in (folder, data / "outputs" / folder.name):  # the monitor follows links
+        assert env_file.read(seen)["WANDB_API_KEY"] == VALUE
+        assert env_file.masking(seen)(VALUE.encode()) == b"(WANDB_API_KEY)"
+
+
 @each_form
 def test_a_secret_leaves_with_nothing_that_is_shared(made, data, tmp_path, monkeypatch):
     out = tmp_path / "out"

@@ -29,6 +29,18 @@ def test_a_config_file_and_bare_options_need_no_script():
     assert one.kind == "a command of musubi-tuner"
 
 
+def test_prompts_with_options_are_prompts_and_a_value_of_0_is_one():
+    script = "accelerate launch -m trainer --pretrained_model_name_or_path black-forest-labs/FLUX.1-dev --network_dim 8"
+    data = "[general]\nkeep_tokens = 0\n[[datasets]]\nresolution = 768\n[[datasets.subsets]]\nimage_dir = '/x'\n"
+    prompts = "# a comment\na cat --n bad --w 512\n #two --d 1\n"
+    for named, name in ((" --sample_prompts /o/mine.txt", "mine.txt"), ("", "sample_prompts.txt")):
+        files = [(name, prompts), ("dataset.toml", data), ("train.sh", f"{script}{named}\n")]
+        for order in (files, files[::-1]):
+            one = imported(*order)
+            assert (one.kind, one.fields["backend"], one.fields["rank"]) == ("a script of Hangproof", "diffusers", "8")
+            assert one.prompts == ["a cat --n bad --w 512", "#two --d 1"] and one.fields["keep_tokens"] == "0"
+
+
 def test_what_cannot_be_imported_says_why():
     for text, words in (
         ("hello there", "this is not a train.sh"),
@@ -95,6 +107,9 @@ def test_a_json_of_kohya_ss_means_what_its_gui_writes_as_flags():
     assert secret.outcome == "changed" and "kept apart" in secret.text and "sk-very" not in str(one.rows)
     assert one.fields["environment"] == {"WANDB_API_KEY": "sk-very-secret"}
     assert "wandb_api_key" not in one.fields["extra"]
+    gui = {"LoRA_type": "Standard", "max_train_epochs": 12, "max_train_steps": 1600, "epoch": 1}
+    one = imported(("x.json", json.dumps(gui)))  # 1600 is the GUI's default, and it passes both on
+    assert (one.fields["epochs"], one.fields["max_train_steps"]) == ("12", None)
 
 
 def test_each_checkbox_of_the_gui_is_a_family_and_each_type_of_lora_is_taken_over_or_refused_with_a_reason():
@@ -114,6 +129,8 @@ def test_a_job_of_ai_toolkit_gives_its_length_prompts_and_resolution():
     wanted = {"model": "flux-dev", "rank": "16", "max_train_steps": "2000", "resolution": 1024, "trigger": "p3r5on"}
     assert (wanted | {"learning_rate": "1e-4", "prompts": ["a cat", "a dog"]}).items() <= one.fields.items()
     assert row(one, "train.ema_config").outcome == "unsupported"
+    job = "{trigger_word: p3r5on, model: {is_flux: true}, sample: {prompts: ['a [trigger] b']}}"
+    assert imported(("", f"config: {{process: [{job}]}}")).prompts == ["a p3r5on b"], "as ai-toolkit fills it in"
 
 
 def test_a_value_is_shown_in_one_short_line_a_secret_not_at_all():

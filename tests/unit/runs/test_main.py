@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from hub_server import Fault, only_hub
-from runs_helpers import call, pictures
+from runs_helpers import call, picture, pictures
 
 import presets
 import runs
@@ -53,6 +53,10 @@ def test_wrong_words_are_refused_by_name(tmp_path, data):
         done = call("runs", "new", "--images", pictures(tmp_path / "in"), *words)
         assert done.returncode == code and says in done.stderr, done.stderr
         assert not list(data.glob("*/*"))
+    picture(tmp_path / "other" / "some" / "photos" / "1.gif")  # another format, and a folder in a folder
+    many = ("--set", "epochs=1000000000")
+    done = call("runs", "new", "--images", tmp_path / "other", "--model", "tiny-flux", "--name", "x", *many)
+    assert done.returncode == 1 and "At 10" in done.stderr and not list(data.glob("*/*"))
 
 
 def test_what_a_new_run_is_short_of_and_what_a_changed_one_trains_differently_is_said(tmp_path, data):

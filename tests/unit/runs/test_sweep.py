@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from runs_helpers import call, pictures
 from sweep_helpers import FIELDS, make
 
 import runs
 from monitor.process.spawned import idle
-from runs import dataset, manage, sweep
+from runs import dataset, manage, pin, sweep
 from runs.files import RunError
 
 
@@ -21,6 +22,9 @@ def test_the_names_say_the_values():
     assert [spec.name for spec in specs] == [f"cat-r{rank}-lr{rate}" for rank in (8, 16) for rate in rates]
     assert [(spec.rank, spec.learning_rate) for spec in specs][-1] == (16, 1.5e-3)
     assert len({spec.slug for spec in specs}) == 6
+    of_japan = runs.make({**base.model_dump(), "name": "写真の女の子のための長い名前" * 3})  # 150 Latin letters
+    slugs = [spec.slug for spec in sweep.combinations(of_japan, {"alpha": [1, 0.5]})]
+    assert all(map(str.endswith, slugs, ("-a1", "-a0-5")))
     (short, long) = sweep.combinations(base, {"epochs": [2, 4]})
     assert (short.epochs, short.max_train_steps, long.epochs) == (2, None, 4)  # else epochs would have no effect
 
@@ -37,6 +41,27 @@ def test_a_sweep_that_cannot_be_made_says_why():
     ):
         with pytest.raises(RunError, match=words):
             sweep.combinations(runs.make({"name": "cat", **FIELDS}), sweep.parse(texts))
+
+
+def test_a_change_that_an_edited_script_has_no_place_for_is_refused(data):
+    base = runs.create(runs.make({"name": "cat", **FIELDS}), pictures(data / "photos"))
+    spec, script = runs.load(base), (base / "train.sh").read_text()
+    flags = f"--network_dim {spec.rank}", f"--max_train_steps {spec.max_train_steps}"
+    for flag in flags:
+        script = script.replace(f"  {flag} \\\n", "")
+    script = script.replace("set -eu\n", f"set -eu\nmine=({' '.join(flags)})\n").replace(
+        "  --seed", '  "${mine[@]}" --seed'
+    )
+    edited = pin.adopt(spec, script, base)
+    with pytest.raises(RunError, match="--network_dim is not written in the script as a plain option"):
+        sweep.combinations(edited, {"rank": [4, 8]})
+    assert len(sweep.combinations(edited, {"alpha": [1, 2]})) == 2, "a plain option is changed"
+    (base / "train.sh").write_text(script)
+    with pytest.raises(RunError, match="--max_train_steps is not written"):
+        runs.train_longer(base, 2 * spec.max_train_steps)
+    assert runs.load(base) == spec
+    runs.save(base, edited.changed(rank=9))
+    assert "warning: The edited script cannot take this change: --network_dim" in call("runs", "render", "cat").stderr
 
 
 @settings(max_examples=25)

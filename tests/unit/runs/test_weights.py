@@ -65,6 +65,24 @@ def test_a_path_that_is_no_folder_is_reported_and_the_table_of_a_models_parts_is
     assert all(models.PART.fullmatch(part) for part in table)
 
 
+def test_a_file_that_was_checked_is_the_one_that_the_trainer_gets(data, flux, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(flux, tmp_path / "my flux")
+    made = of("~/my flux").changed(extra={**of("~/my flux").extra, "network_weights": "~/a.safetensors"})
+    assert weights.problems(made) == []
+    found = runs.arguments(made, tmp_path / "run")
+    assert str(tmp_path / "my flux") in found and str(tmp_path / "a.safetensors") in found, "as a shell has it"
+    (data / "models.toml").write_text('[models.mine]\nrepo = "~/my flux"\n')
+    assert weights.problems(spec(model="mine")) == [] and str(tmp_path / "my flux") in runs.arguments(
+        spec(model="mine"), tmp_path / "run"
+    )
+    save_file({"w": np.ones(1, np.float32)}, tmp_path / "x.safetensors")
+    files = {"pretrained_model_name_or_path": "x.safetensors"}  # the script runs in the project folder
+    (problem,) = weights.problems(spec(model="sdxl", backend="sd-scripts", extra=files))
+    assert f"model files missing: {weights.ROOT / 'x.safetensors'} " in problem
+
+
 def test_weights_in_several_files_are_all_looked_for(flux, tmp_path):
     broken = shutil.copytree(flux, tmp_path / "flux")
     place = broken / "transformer"

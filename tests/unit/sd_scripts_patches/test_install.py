@@ -163,9 +163,10 @@ def test_start_sh_knows_the_trainer(tmp_path, key):
     for name in ("start.sh", "setup.sh"):
         shutil.copy(ROOT / name, tmp_path)
     (tmp_path / "setup.sh").write_text("set_up() { :; }\n")
-    executable(tmp_path / ".venv/bin/python", '#!/bin/sh\necho "$@"\n')
-    said = subprocess.check_output(["bash", str(tmp_path / "start.sh"), key, "--json"], text=True)
-    assert said.strip() == f"{tmp_path / 'hangproof.py'} {key} --json"
+    executable(tmp_path / ".venv/bin/python", '#!/bin/sh\necho "$PWD" "$@"\n')
+    for words, program in (([key, "--json"], "hangproof.py"), (["--no-browser"], "app.py"), ([], "app.py")):
+        said = subprocess.check_output(["bash", str(tmp_path / "start.sh"), *words], text=True, cwd="/")
+        assert said.split() == ["/", str(tmp_path / program), *words], "paths are those of the user's folder"
     assert hangproof.OTHERS[key] == ["-m", "sd_scripts_patches.install", key]
     assert "hangproof.py" in (ROOT / "start.bat").read_text()
 

@@ -143,9 +143,14 @@ def test_a_spec_survives_the_form_unchanged():
         {"learning_rate": 1.23456789012e-05, "alpha": 0.1 + 0.2, "prompts": ["# one", "two --w 64"], "trigger": " x "},
         {"model": "tiny-flux", "resolution": 96},
         {"model": "z-image", "backend": "musubi", "tier": "16G", "epochs": 7},
+        {"price_per_hour": 1234.5678, "spend_limit": 1234567.0, "validation_split": 1 / 3, "caption_dropout": 1e-5},
     ):
         spec = runs.make({"name": "x", "model": "flux-dev", **given})
         assert form.parse(form.values_of_spec(spec, {"": 4}))[0] == spec
+    one_prompt = spec.changed(prompts=["a cat\non a mat"])
+    assert runs.sample_prompts(form.parse(form.values_of_spec(one_prompt, {"": 4}))[0]) == runs.sample_prompts(
+        one_prompt
+    )
 
 
 def test_intervals_computed_from_the_images_are_left_empty_in_a_copy(data, mine):
@@ -154,7 +159,9 @@ def test_intervals_computed_from_the_images_are_left_empty_in_a_copy(data, mine)
     folder, _ = create_run(mine, values())
     spec, other = runs.load(folder), draft.new_id()
     assert spec.save_every_n_steps == 20
-    list(run_page.copy_to_new_lora(folder.name, "", other))
+    runs.save(folder, spec.changed(environment={"WANDB_MODE": "offline"}))
+    *_, (*_, said, _) = run_page.copy_to_new_lora(folder.name, "", other)
+    assert "Not copied: WANDB_MODE. Set them in the table" in str(said)
     assert [draft.form(other)[key] for key in ("save_every_n_steps", "sample_every_n_steps")] == ["", ""]
     kept = form.values_of_spec(spec.changed(save_every_n_steps=31), {"": 1, "3_cat": 1})
     assert kept["save_every_n_steps"] == "31"
