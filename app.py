@@ -360,7 +360,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser().parse_args(argv)
     if args.auth_file is not None:
         args.auth_file = args.auth_file.absolute()
-    os.chdir(ROOT)  # of what the user named, every path is known by now (presets.tables.PLACES)
+    os.chdir(ROOT)  # of what the user named, every path is known by now (runs.paths.PLACES)
     closing = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: closing.set())

@@ -34,10 +34,7 @@ T = TypeVar("T")
 POLL_S = 0.5  # between two calls of `waiting`
 WATCH_POLL_S = 0.1  # between two looks at all deadlines, at most
 READS = ("import", "load", "hash")  # phases that are silent while they read large files
-READ = (
-    "rchar",
-    "read_bytes",
-)  # by calls, and from the disk: through a mapping, as safetensors reads, it is only the latter
+READ = ("rchar", "read_bytes")  # by calls, and from the disk: only the latter counts what is read through a mapping
 LEAST_READ_BYTES = 1 << 20  # read between two looks: fewer are no progress
 
 record_in: Heartbeat | None = None

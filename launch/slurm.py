@@ -23,9 +23,8 @@ from launch.common import RUN, LaunchError, fill, report
 from launch.travel import needed_gb
 from monitor.process.platform import LOCK, is_held
 from monitor.run_folder import find
-from presets.tables import PLACES
 from runs.files import atomic_write, explained
-from runs.paths import ROOT
+from runs.paths import PLACES, ROOT
 from runs.quoting import quote
 from runs.spec import RunSpec, load
 
@@ -100,7 +99,7 @@ def render(folder: Path, spec: RunSpec | None, args: argparse.Namespace) -> str:
         "dependency": "singleton",
     }
     lines = [f"#SBATCH --{name}={_value(name, value)}" for name, value in options.items() if value]
-    places = {name: str(Path(os.environ[name]).expanduser().absolute()) for name in PLACES if os.environ.get(name)}
+    places = {name: os.environ[name] for name in PLACES if os.environ.get(name)}
     return fill(
         "slurm.sbatch",
         "several" if args.nodes > 1 else "one",

@@ -161,13 +161,12 @@ def _child(words: list[str]) -> int:
 def become(folder: str) -> int:
     """Replace this process with the keeper of `folder`; on Windows, be it: its exit code. Raises OSError."""
     from monitor import config
-    from monitor.process.spawned import MARKS, helper_environment
+    from monitor.process.spawned import MARKS
     from monitor.run_folder import notify_file
     from runs.paths import outputs_dir
 
     for name in MARKS:  # a shell may export them: no process but the training's may look like the training
         os.environ.pop(name, None)
-    os.environ.update(helper_environment())
     os.environ["HANGPROOF_NOTIFY"] = str(notify_file())
     try:
         silent_s = max(config.load().watch.silent_s, CONFIRM_S)

@@ -39,14 +39,6 @@ BITS = {"nf4": "4 bits", "int8": "8 bits (int8)"}
 OPTIMIZERS = {"adamw8bit": "8-bit AdamW", "adafactor": "Adafactor"}
 GENERATED_GB = 1.0  # of a model that is generated for tests
 NOTE = "an estimate; actual use differs by 1–2 GB with the driver and other programs on the GPU"
-# Where things are. A relative path is one of the folder that the user is in; the page and the monitor work in another.
-PLACES = (
-    *("HANGPROOF_DATA", "HANGPROOF_LIMITS", "HANGPROOF_NOTIFY", "HF_HOME"),
-    *(f"{name}_{what}" for name in ("SD_SCRIPTS", "MUSUBI") for what in ("DIR", "VENV")),
-)
-os.environ.update(
-    {name: str(Path(os.environ[name]).expanduser().absolute()) for name in PLACES if os.environ.get(name)}
-)
 SHARD = re.compile(r"(?P<stem>.*)-00001-of-(?P<count>\d{5})\.safetensors")
 
 

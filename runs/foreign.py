@@ -100,7 +100,7 @@ class Settings:
         Args:
             value: a list for several values or, where it is empty, for a switch. label: how the file writes the flag.
         """
-        if any(value is off for off in OFF) or not isinstance(flag, str):  # 0 is a value
+        if value is None or value is False or value == "" or not isinstance(flag, str):  # 0 is a value
             return None
         values = value if isinstance(value, list) else [] if value is True else [value]
         if not all(isinstance(one, str | int | float) for one in values):

@@ -18,6 +18,14 @@ __all__ = ["ROOT", "data_root"]
 
 MAX_SLUG = 80
 SWEEPS = ".sweeps"  # in outputs/
+# Where things are. A relative path is one of the folder that the user is in; the page and the monitor work in another.
+PLACES = (
+    *("HANGPROOF_DATA", "HANGPROOF_LIMITS", "HANGPROOF_NOTIFY", "HANGPROOF_SHM", "HANGPROOF_LOCKS", "HF_HOME"),
+    *(f"{name}_{what}" for name in ("SD_SCRIPTS", "MUSUBI") for what in ("DIR", "VENV")),
+)
+os.environ.update(
+    {name: str(Path(os.environ[name]).expanduser().absolute()) for name in PLACES if os.environ.get(name)}
+)
 RESERVED_NAMES = re.compile(r"CON|PRN|AUX|NUL|(COM|LPT)[0-9]", re.I)
 
 

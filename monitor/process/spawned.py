@@ -32,7 +32,6 @@ TOKEN = "HANGPROOF_TOKEN"
 RUN = "HANGPROOF_RUN"
 MACHINE = "HANGPROOF_NODE"
 MARKS = (TOKEN, RUN, "HANGPROOF_ATTEMPT", "HANGPROOF_HEARTBEAT", "HANGPROOF_RESUME")  # of a training alone
-PATHS = ("HANGPROOF_DATA", "HANGPROOF_LIMITS", "HANGPROOF_NOTIFY", "HANGPROOF_SHM", "HANGPROOF_LOCKS")  # that users set
 _TOKEN_DIGITS = 32  # random, for each attempt
 
 
@@ -181,10 +180,8 @@ KILL_WAIT_S = 1.0
 
 
 def helper_environment() -> dict[str, str]:
-    """The environment of processes that work in another folder: without what marks the processes of a run, and a user's
-    relative paths are still those of this folder."""
-    known = {k: v for k, v in os.environ.items() if k not in MARKS}
-    return known | {k: str(Path(os.path.expanduser(known[k])).absolute()) for k in PATHS if known.get(k)}
+    """The environment of helpers, without the variables that mark the processes of a run."""
+    return {k: v for k, v in os.environ.items() if k not in MARKS}
 
 
 def python(module: str, *arguments: str) -> list[str]:

@@ -31,20 +31,6 @@ def test_a_keeper_that_cannot_receive_signals_says_so_and_starts_nothing(tmp_pat
     assert capsys.readouterr().err == sentence
 
 
-@pytest.mark.skipif(os.name == "nt", reason="Windows replaces no process")
-def test_a_path_of_the_users_folder_is_the_same_in_the_folder_of_the_training(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "my.toml").write_text("watch.silent_s = 99\n")
-    for name, value in (("DATA", "data"), ("LIMITS", "my.toml"), ("NOTIFY", "notify.toml")):
-        monkeypatch.setenv(f"HANGPROOF_{name}", value)
-    monkeypatch.setattr(keeper.os, "execv", execv := Mock())
-    keeper.become("/runs/toy")
-    assert execv.call_args.args[1][-3:] == ["99", str(tmp_path / "data" / "outputs"), "/runs/toy"]
-    assert [os.environ[f"HANGPROOF_{n}"] for n in ("DATA", "LIMITS", "NOTIFY")] == [
-        str(tmp_path / n) for n in ("data", "my.toml", "notify.toml")
-    ]
-
-
 def test_every_monitor_is_given_the_folder_of_all_runs_and_the_tenth_failure_in_a_row_is_the_last(monkeypatch):
     start, said = Mock(side_effect=OSError(12, "Cannot allocate memory")), []
     for owner, name, value in ((keeper, "_start", start), (keeper.signal, "signal", Mock()), (keeper.time, "sleep", Mock()),

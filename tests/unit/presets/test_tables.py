@@ -1,9 +1,5 @@
 """The tables, and the flags that are read from the trainers' sources."""
 
-import json
-
-from runs_helpers import PROJECT, python
-
 import presets
 
 
@@ -26,11 +22,3 @@ def test_a_file_in_several_parts_is_downloaded_as_a_whole():
     for n, name in enumerate(names, 1):
         assert presets.tables.downloads()[name]["path"] == f"text_encoder/model-{n:05d}-of-00004.safetensors"
     assert presets.tables.shards("ae.safetensors") == ["ae.safetensors"]
-
-
-def test_a_relative_path_in_a_variable_is_one_of_the_users_folder_for_every_process(tmp_path):
-    given = {"HANGPROOF_DATA": "my data", "HANGPROOF_LIMITS": "my.toml", "MUSUBI_DIR": "musubi", "HF_HOME": ""}
-    said = "import json, os, presets; os.chdir('/'); print(json.dumps([str(presets.data_root()), dict(os.environ)]))"
-    data, seen = json.loads(python("-c", said, cwd=tmp_path, PYTHONPATH=str(PROJECT), **given).stdout)
-    wanted = {name: str(tmp_path / value) if value else "" for name, value in given.items()}
-    assert {name: seen[name] for name in given} == wanted and data == wanted["HANGPROOF_DATA"]

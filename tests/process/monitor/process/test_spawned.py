@@ -2,7 +2,6 @@
 
 import errno
 import itertools
-import json
 import os
 import signal
 import subprocess
@@ -229,16 +228,10 @@ def test_a_child_that_cannot_be_killed_does_not_hold_us_up(monkeypatch):
     job._popen.wait()
 
 
-def test_helpers_do_not_look_like_processes_of_a_run_and_have_the_users_paths(tmp_path, monkeypatch):
+def test_helpers_do_not_look_like_processes_of_a_run(monkeypatch):
     for name in ("HANGPROOF_TOKEN", "HANGPROOF_RUN", "HANGPROOF_HEARTBEAT"):
         monkeypatch.setenv(name, "x")
     monkeypatch.setenv("HANGPROOF_DATA", "y")
     shown = run("import os; print(sorted(k for k in os.environ if k.startswith('HANGPROOF_')))").text()
     assert "HANGPROOF_DATA" in shown and not any(n in shown for n in ("TOKEN", "HANGPROOF_RUN", "HEARTBEAT"))
     assert spawned.ROOT == ROOT
-    monkeypatch.chdir(tmp_path)  # they work in another folder
-    known = {"HANGPROOF_DATA": "data", "HANGPROOF_LIMITS": "~/my.toml", "HANGPROOF_NOTIFY": "", "HOME": "/home/x"}
-    for name, value in known.items():
-        monkeypatch.setenv(name, value)
-    said = json.loads(run("import json, os; print(json.dumps(dict(os.environ)))").text())
-    assert [said[n] for n in known] == [str(tmp_path / "data"), "/home/x/my.toml", "", "/home/x"]
