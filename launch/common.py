@@ -45,13 +45,12 @@ def add_options(parser: argparse.ArgumentParser, rows: Iterable[Option]) -> None
             parser.add_argument(*names, action="append", default=[], help=f"{text}; can be repeated", **metavar)
         elif default is ...:
             parser.add_argument(*names, required=True, help=text, **metavar)
-        elif default is int:
-            parser.add_argument(*names, type=int, help=text, **metavar)
         elif isinstance(default, tuple):
             parser.add_argument(*names, default=default[0], choices=default, help=text)
         else:
-            kind = type(default) if isinstance(default, int | float) else str
-            parser.add_argument(*names, default=default, type=kind, help=text, **metavar)
+            value = None if default is int else default
+            kind = int if default is int else type(value) if isinstance(value, int | float) else str
+            parser.add_argument(*names, default=value, type=kind, help=text, **metavar)
 
 
 def report(args: argparse.Namespace, text: str, value: Any) -> int:

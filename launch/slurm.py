@@ -99,14 +99,13 @@ def render(folder: Path, spec: RunSpec | None, args: argparse.Namespace) -> str:
         "dependency": "singleton",
     }
     lines = [f"#SBATCH --{name}={_value(name, value)}" for name, value in options.items() if value]
-    places = {name: os.environ[name] for name in PLACES if os.environ.get(name)}
     return fill(
         "slurm.sbatch",
         "several" if args.nodes > 1 else "one",
         name=" ".join((spec.name if spec else folder.name).split()),
         options="\n".join(lines),
         root=quote(str(ROOT)),
-        places="".join(f"export {name}={quote(value)}\n" for name, value in places.items()),
+        places="".join(f"export {name}={quote(os.environ[name])}\n" for name in PLACES if os.environ.get(name)),
         python=quote(sys.executable),
         run=quote(str(folder)),
         needs_gpu="export HANGPROOF_NEEDS_GPU=1\n" if spec and needed_gb(spec) else "",

@@ -145,9 +145,8 @@ def estimate(args: argparse.Namespace) -> int:
     run = read_toml(path)
     images = _images(path.parent.name)
     run["tier"] = str(run.get("tier", presets.defaults()["run"]["tier"])).strip().upper().removesuffix("+")
-    for key, usual in presets.defaults()[
-        "run"
-    ].items():  # as runs/spec.py, which this module does not import, refuses them
+    # As runs/spec.py, which this module does not import, refuses them.
+    for key, usual in presets.defaults()["run"].items():
         value = run.get(key, usual)
         known = presets.tiers() if key == "tier" else [value]
         none = value == 0 and key in ("batch_size", "gradient_accumulation", "gpus")

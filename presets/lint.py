@@ -86,7 +86,11 @@ def _of_the_text(t: Training) -> Broken:
 def _of_the_memory(t: Training) -> Broken:
     """Block swap, split mode (only FLUX has one) and optimizers in backward hooks."""
     script = file_name(t.command.words[t.script].shape)
-    single, split = _trains_single_blocks(t), t.has("split_mode")
+    # The input layers (in_dims) get no LoRA, and of FLUX's blocks only the single ones get one.
+    words = [value or "" for value in (t.flags["network_args"].values if t.has("network_args") else [])]
+    blocks = [word.partition("=")[2] for word in words if word.startswith("train_blocks=")][-1:]
+    single = blocks == ["single"] and not any(word.startswith("in_dims=") for word in words)
+    split = t.has("split_mode")
     bounded = script in read_table("lint.toml")["guarded_scripts"]  # by the guards
     if t.has("blocks_to_swap") and t.number("blocks_to_swap") != 0 and not bounded:
         saves_as_much = single and not split and (t.module == "trainer" or script == "flux_train_network.py")
@@ -99,13 +103,6 @@ def _of_the_memory(t: Training) -> Broken:
         yield "split-mode-conflict", _drop("split_mode")
     if fused := _those(t, "blockwise_fused_optimizers", "fused_backward_pass", "fused_optimizer_groups"):
         yield "fused-optimizer", _drop(*fused)
-
-
-def _trains_single_blocks(t: Training) -> bool:
-    """Whether only FLUX's single blocks get a LoRA, and the input layers (in_dims) get none."""
-    words = [v or "" for v in (t.flags["network_args"].values if t.has("network_args") else [])]
-    last = [w.partition("=")[2] for w in words if w.startswith("train_blocks=")][-1:]
-    return last == ["single"] and not any(w.startswith("in_dims=") for w in words)
 
 
 def _those(t: Training, *flags: str) -> list[str]:

@@ -219,9 +219,7 @@ def _own(path: Path, stamp: tuple[int, int] | None, name: str) -> dict[str, Any]
     try:
         found = read_toml(path).get(name, {}) if stamp else {}
     except OSError as error:
-        raise PresetError(
-            f"{path}: cannot be read: {error.strerror}; it is a file with your own base models"
-        ) from error
+        raise PresetError(f"{path}: cannot be read: {error.strerror}; it has your own base models") from error
     if not isinstance(found, dict):
         raise PresetError(f"{path}: {name} is not a table; write it like those in presets/families/flux.toml")
     for key, row in found.items() if name == "downloads" else ():
@@ -239,8 +237,8 @@ def downloads() -> dict[str, dict]:
     PresetError: the user's table is invalid.
     """
     own, out = data_root() / "models.toml", dict[str, dict]()
-    tables = [file.get("downloads", {}) for file in _family_files().values()]
-    for table in [*tables, _own(own, _stamp(own), "downloads")]:
+    built_in = (file.get("downloads", {}) for file in _family_files().values())
+    for table in (*built_in, _own(own, _stamp(own), "downloads")):
         for name, source in table.items():
             names, path = shards(name), source.get("path", name)
             paths = shards(path + name if path.endswith("/") else path)
@@ -280,8 +278,7 @@ def _complete(key: str, model: dict, origin: str) -> dict:
         files = {**family["files"], **full["files"]}
         full["files"] = {flag: files[flag] for flag in (*filter(files.get, needs), *files)}
     full["settings"] = {**family["settings"], **full["settings"]}
-    inside = [(table, *item) for table in ("files", "shape", "settings") for item in full[table].items()]
-    for table, name, value in inside:
+    for table, name, value in ((one, *row) for one in ("files", "shape", "settings") for row in full[one].items()):
         kind = "" if table == "files" else 0.0 if table == "shape" else defaults()["run"].get(name, value)
         if not isinstance(value, int | float if isinstance(kind, float) else type(kind)):
             wanted = "text" if isinstance(kind, str) else "a number"

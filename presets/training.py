@@ -94,16 +94,12 @@ def trainings(text: str, name: str = "train.sh", base: Path | None = None, plain
     found, out = commands(text, language), []
     for command, following in itertools.zip_longest(found, found[1:]):
         if training := _training(command, text, language, base or Path(), plain):
-            if following and _is_cut_off(text, command, following):
+            _, newline, indent = text[command.end : following.start].rpartition("\n") if following else ("", "", "")
+            # A next line that starts with a flag: a line continuation is missing before it.
+            if newline and not indent.strip() and re.match(r"--?[A-Za-z]", following.words[0].shape):
                 training.cut_at, training.opaque = following.start, True
             out.append(training)
     return out
-
-
-def _is_cut_off(text: str, command: Command, following: Command) -> bool:
-    """Whether the next command is a line that starts with a flag, so that a line continuation is missing before it."""
-    _, newline, indent = text[command.end : following.start].rpartition("\n")
-    return bool(newline and not indent.strip() and re.match(r"--?[A-Za-z]", following.words[0].shape))
 
 
 def file_name(path: str) -> str:

@@ -163,7 +163,7 @@ def read(files: Sequence[tuple[str, str]]) -> Settings:
     if len(files) > MAX_FILES:
         raise RunError(f"{len(files)} files are too many; choose at most {MAX_FILES}")
     out, texts = Settings(), []
-    # Scripts before data sets and prompts: the script says what the kind is, and the name of the prompts, which have options, too.
+    # Scripts before data sets and prompts: they say what the kind is, and the name of the prompts, which have options.
     for name, text in sorted(files, key=lambda one: (DATA_SET.search(one[1]) is not None, one[0].endswith(".txt"))):
         try:
             if _is_prompts(out, name) or not _read_one(out, name, text.lstrip("\ufeff")):

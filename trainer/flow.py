@@ -17,11 +17,6 @@ def shift_sigmas(sigmas: torch.Tensor, shift: float) -> torch.Tensor:
     return sigmas * shift / (1 + (shift - 1) * sigmas)
 
 
-def resolution_mu(tokens: int) -> float:
-    """FLUX.1's time shift for an image with `tokens` packed tokens (0.5 at 256, 1.15 at 4096)."""
-    return 0.5 + (tokens - 256) * (1.15 - 0.5) / (4096 - 256)
-
-
 def density(args, batch: int, generator: torch.Generator) -> torch.Tensor:
     """Positions in the schedule, in [0, 1), by the weighting schemes of the SD3 paper (arXiv:2403.03206)."""
     if args.weighting_scheme == "logit_normal":
@@ -45,7 +40,8 @@ def draw_sigmas(args, batch: int, tokens: int, generator: torch.Generator) -> to
     if how == "shift":
         return shift_sigmas(sigmas, args.discrete_flow_shift)
     if how == "flux_shift":
-        return shift_sigmas(sigmas, math.exp(resolution_mu(tokens)))
+        mu = 0.5 + (tokens - 256) * (1.15 - 0.5) / (4096 - 256)  # FLUX.1's: 0.5 at 256 packed tokens, 1.15 at 4096
+        return shift_sigmas(sigmas, math.exp(mu))
     return sigmas
 
 

@@ -279,7 +279,7 @@ def saves_due(args, step: int, epoch: int | None, epochs: int) -> list[tuple[str
     if epoch and args.save_every_n_epochs and epoch % args.save_every_n_epochs == 0 and epoch < epochs:
         keeps = args.save_last_n_epochs, first(args.save_last_n_epochs_state, args.save_last_n_epochs)
         lora, state = (-1 if keep is None else epoch - keep * args.save_every_n_epochs for keep in keeps)
-        out.append((f"epoch {epoch}", states.epoch_name(slug, epoch), "epoch", lora, state))
+        out.append((f"epoch {epoch}", f"{slug}-{epoch:06d}", "epoch", lora, state))
     return out
 
 

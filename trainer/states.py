@@ -26,10 +26,6 @@ def step_name(slug: str, step: int) -> str:
     return f"{slug}-step{step:08d}"
 
 
-def epoch_name(slug: str, epoch: int) -> str:
-    return f"{slug}-{epoch:06d}"
-
-
 def save(folder: Path, files: list[File], *, step: int, epoch: int, belongs: dict) -> None:
     """Writes the state folder. An older state with this name is replaced when the new one is complete."""
     with checkpoint.writing(folder, step, epoch, belongs=belongs) as temporary:

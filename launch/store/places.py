@@ -422,10 +422,8 @@ def open_place(address: str, limits: Limits | None = None) -> Place:
         raise StoreError(f"{scheme}:// is not a kind of store; use a folder, or one of {others}")
     parts = urlsplit(address)
     if parts.password or parts.query or parts.fragment or (parts.username and scheme != "sftp"):
-        raise StoreError(
-            f"{scheme}://…: an address holds no password, key or option, because it is shown and saved; "
-            "use the library's own login or environment variables"
-        )
+        why = "an address holds no password, key or option, because it is shown and saved"
+        raise StoreError(f"{scheme}://…: {why}; use the library's own login or environment variables")
     body = rest.strip("/")
     if any(part in ("", ".", "..") for part in body.split("/")) or "\\" in body:
         raise StoreError(f"{address!r}: write the address without . and .. and with single slashes")

@@ -1,9 +1,8 @@
 """Restores a run from its store: into an empty folder, or into one that is behind.
 
 Everything is fetched to a hidden folder first, and each hash is compared. A manifest with a damaged or missing file is
-passed over for the one before it. Then files and whole states are renamed into the run's folder, last the newest state,
-or `run.toml` of a new folder, which is no run without it. So a restore that is killed is simply repeated, and keeps
-what it had fetched.
+passed over for the one before it. Then files and whole states are renamed into the run's folder. The newest state, or
+`run.toml` of a new folder, comes last, so a restore that is killed is repeated, and keeps what it had fetched.
 
 This machine's newer work wins: where its newest complete state is as far as the store's, nothing of the run is changed.
 What is rendered from the run's job (the script, the data-set file) holds paths, so it is rendered again here.
@@ -111,7 +110,7 @@ class Restored:
         return None, {}
 
     def _check_same_run(self, manifest: Manifest, has_run: bool) -> None:
-        """Refuse to mix two runs of one name: a folder that never used this store must have the same spec and images."""
+        """Refuse to mix two runs of one name: a folder that never used this store needs the same spec and images."""
         if not has_run or self.memory.store == self.place.address or SPEC not in manifest.files:
             return
         member = manifest.files[SPEC]
@@ -160,10 +159,8 @@ class Restored:
 
     def _is_newer(self, name: str, member: Member) -> bool:
         """Whether this machine's file was changed after the store's."""
-        try:
-            return self._target(name).stat().st_mtime >= member.changed_s
-        except OSError:
-            return False
+        own = self._target(name)
+        return own.is_file() and own.stat().st_mtime >= member.changed_s
 
     def _fetch(self, members: dict[str, Member]) -> None:
         """Fetch files to the staging folder; those that an earlier restore fetched are kept.
