@@ -45,6 +45,7 @@ if __name__ == "__main__":
         AFTER
 """
 DEAF = "signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(3600)"
+HELD = "import ctypes; ctypes.PyDLL(None).sleep(3600)"  # with the GIL, so no thread of the worker answers a SIGTERM
 SLOW_EXIT = "import multiprocessing.util; multiprocessing.util.Finalize(None, time.sleep, (3600,), exitpriority=100)"
 POOL = """
 import os, sys, time
@@ -115,11 +116,11 @@ PROBES = {
     ),
     # The error is the script's own. The interpreter's exit would join this worker for ever.
     "worker deaf, iterator dropped": Probe(
-        loader(DEAF, bad=1, after=FAILS), 1,
+        loader(HELD, bad=1, after=FAILS), 1,
         ("OSError: disk full", "waited 5 s for data loader workers to exit: "), ("2",), BATCHES,
     ),
     "worker deaf, iterator kept": Probe(
-        loader(DEAF, bad=1, after=FAILS, kept="kept = iter(loader)"), 1,
+        loader(HELD, bad=1, after=FAILS, kept="kept = iter(loader)"), 1,
         ("OSError: disk full", "did not exit on SIGTERM; killed"), ("2",), BATCHES,
     ),
     "worker slow to exit": Probe(
