@@ -179,7 +179,7 @@ def add_sweep(name: str, runs: list[str]) -> int:
 def _insert(entry: Entry) -> int:
     with changing() as queue:
         names = [one.run for one in queue.entries]
-        if entry.run in names:  # somebody wants it now, and nothing prevents that any more
+        if entry.run in names:  # it is tried again, whatever prevented its start before
             at = names.index(entry.run)
             queue.entries[at] = replace(queue.entries[at], problem="", after_pause=False)
             return at + 1

@@ -63,9 +63,8 @@ def problems(spec: "RunSpec", ask: bool = False) -> list[str]:
 
 def _files(spec: "RunSpec") -> list[tuple[str, Path]]:
     """(flag, path) of each file that a trainer of kohya's loads; a part in several files has several."""
-    values = [
-        (flag, ROOT / value) for flag, value in model_files(spec).items()
-    ]  # the script runs in the project folder
+    # The script runs in the project folder.
+    values = [(flag, ROOT / value) for flag, value in model_files(spec).items()]
     return [(flag, path.with_name(name)) for flag, path in values for name in shards(path.name)]
 
 
