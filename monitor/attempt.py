@@ -260,15 +260,18 @@ def kill_leftovers(run: Run, living: Attempt | None = None) -> None:
         Unkillable: one lives on.
         OSError: the processes of this machine cannot be read; then nothing may be started.
     """
+    # Again until none is found: one may be forked between the search and its parent's death.
+    while left := _leftovers(run, living):
+        names = ", ".join(f"{p.name} ({p.pid})" for p in left.values())
+        run.folder.event("killed", f"killing what an earlier attempt left: {names}")
+        result = spawned.kill(Tree("", members=left), run.config.end.grace_s, run.config.end.kill_wait_s)
+        if result.survivors:
+            raise Unkillable(result.survivors)
+
+
+def _leftovers(run: Run, living: Attempt | None) -> dict[int, ProcessInfo]:
     left = {p.pid: p for p in spawned.with_environment(spawned.RUN, str(run.folder.folder))}
     recorded = Attempt.adopt(run.folder, run.state.current) if run.state.current and living is None else None
     left |= recorded.tree.members if recorded else {}
     spared = run.standby.pids() | set(living.tree.refresh() if living else ())
-    left = {pid: process for pid, process in left.items() if pid not in spared}
-    if not left:
-        return
-    names = ", ".join(f"{p.name} ({p.pid})" for p in left.values())
-    run.folder.event("killed", f"killing what an earlier attempt left: {names}")
-    result = spawned.kill(Tree("", members=left), run.config.end.grace_s, run.config.end.kill_wait_s)
-    if result.survivors:
-        raise Unkillable(result.survivors)
+    return {pid: process for pid, process in left.items() if pid not in spared}

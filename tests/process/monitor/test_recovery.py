@@ -1,5 +1,7 @@
 """How an attempt is started, on real folders, with quick scripts of the user's own."""
 
+import os
+import subprocess
 import time
 from pathlib import Path
 
@@ -10,7 +12,7 @@ from monitor_helpers import events, wait_for
 from monitor import config, recovery
 from monitor.attempt import Attempt, kill_leftovers
 from monitor.diagnose.incident import Incident
-from monitor.process import platform
+from monitor.process import platform, spawned
 from monitor.resume import checkpoints, next_attempt
 from monitor.resume.next_attempt import Rendered
 from monitor.state import ResumePoint, RunState, State
@@ -63,15 +65,29 @@ def test_an_attempt_starts_from_the_newest_good_state_and_its_record_is_saved(ma
         # Another start kills it first.
         run.state.attempt = 2
         assert recovery.start_attempt(run).record.number == 3
-        (killed,) = events(run.folder.folder, "killed")
+        killed = events(run.folder.folder, "killed")[0]
         assert killed["message"].startswith("killing what an earlier attempt left: ")
         assert str(attempt.pid) in killed["message"]
         assert not psutil.pid_exists(attempt.pid) or psutil.Process(attempt.pid).status() == "zombie"
     finally:
         kill_leftovers(run)
-        assert kill_leftovers(run) is None and len(events(run.folder.folder, "killed")) == 2
+        assert not spawned.with_environment(spawned.RUN, str(run.folder.folder))
     run.state.current = None
     assert recovery.already_started(run) is None
+
+
+def test_a_leftover_that_is_forked_during_the_kill_is_killed_too(make_loop, monkeypatch):
+    run, kill = make_loop(""), spawned.kill
+    marks = {spawned.RUN: str(run.folder.folder), spawned.TOKEN: "0" * 32}
+    left = []
+
+    def fork(*_, **__):
+        left.append(subprocess.Popen(["sleep", "60"], env=os.environ | marks))
+
+    fork()
+    monkeypatch.setattr(spawned, "kill", lambda *given: (kill(*given), len(left) < 2 and fork())[0])
+    kill_leftovers(run)
+    assert len(left) == 2 and all(process.wait(10) < 0 for process in left)
 
 
 def test_the_first_attempt_starts_at_step_0_and_a_script_that_cannot_run_is_tried_again(make_loop, monkeypatch):
