@@ -5,11 +5,10 @@ import time
 from types import SimpleNamespace
 from unittest.mock import Mock, call
 
-import fsspec
 import pytest
 
 from launch.store import filesystems
-from launch.store.filesystems import Pace, bounded, fill, open_new, refusal, size_of, stream
+from launch.store.filesystems import Pace, bounded, refusal, stream
 
 
 def test_bytes_are_spread_over_time(monkeypatch):
@@ -45,19 +44,6 @@ def test_a_call_in_which_nothing_moves_is_given_up_and_its_thread_ends_with_its_
     while len(late) < 2:
         time.sleep(0.01)
     assert late[1] == "read x was given up"
-
-
-def test_a_file_is_opened_in_a_folder_that_is_made_and_a_link_has_no_size(tmp_path):
-    fs = fsspec.filesystem("file", skip_instance_cache=True)
-    moved = []
-    for place in ("a/x", "a/y"):
-        assert fill("file", open_new(fs, f"{tmp_path}/{place}", "wb"), b"1234", moved.append) == 4
-        assert size_of(fs, f"{tmp_path}/{place}") == 4
-    (tmp_path / "link").symlink_to(tmp_path / "a" / "x")
-    for name in ("link", "a"):
-        with pytest.raises(PermissionError, match="not a plain file"):
-            size_of(fs, f"{tmp_path}/{name}")
-    assert moved == [4, 4]
 
 
 def test_a_large_file_is_complete_or_discarded(tmp_path):
