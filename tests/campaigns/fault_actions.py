@@ -1,8 +1,8 @@
 """What is done to a run from outside, by the name in the row's `action`: watch, by default.
 
-The run's monitor is started before its action, but for those in `STARTS_IT`. When it returns, the row's slow steps end, and
+The run's monitor is started before its action, but for those in `STARTS_IT`. Then the row's slow steps end, and
 `faults.play` waits for the end of the last monitor that was started. It asserts what only it can see on the way: which
-processes lived, how long something took. Those of a standby attempt begin alike: steps are slow (the row's `slow`) until
+processes lived, how long something took. Those of a standby begin alike: steps are slow (the row's `slow`) until
 one waits at its gate, however long that takes.
 """
 

@@ -122,10 +122,7 @@ class Scenario:
         if "script" in self.row:
             script, added = folder / "train.sh", self.filled(self.row["script"]).splitlines()
             lines = script.read_text(encoding="utf-8").splitlines()
-            starts = (
-                '"$python" ',
-                '"$launcher" ',
-            )  # the last of them trains; others before it encode images and captions
+            starts = ('"$python" ', '"$launcher" ')  # the last of them trains; those before it fill the caches
             at = [i for i, line in enumerate(lines) if line.removeprefix("exec ").startswith(starts)][-1]
             script.write_text("\n".join([*lines[:at], *added, *lines[at:]]) + "\n", encoding="utf-8")
         return folder

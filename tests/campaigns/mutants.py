@@ -1,10 +1,10 @@
-"""Are faults in the code found? Small changes of the code, drawn by a seed, each tried in a copy of the project with the tests that could notice.
+"""Are faults in the code found? Small changes of it, drawn by a seed, each tried with the tests that could notice.
 
     python tests/campaigns/mutants.py [--seed 1] [--number 40] [--json]
 
 A mutant is one change: a comparison or another condition that is negated, `and` for `or`, a number, a call that is left
 out, a result that is dropped. (`<=` for `<` is none: of a clock or a size, neither a test nor a user could tell.) It is
-tried with the tests of its module, then with those that import it, then with every everyday test: on two cores 20 seconds
+tried with the tests of its module, with those that import it, then with every everyday test: on two cores 20 seconds
 for a mutant that the first two catch, four minutes for one that none catches.
 Exit code 1 when fewer than 80 in 100 are caught, 2 when the tests fail without a mutant.
 """
@@ -94,9 +94,8 @@ def mutants(path: Path) -> list[Mutant]:
 
 def draw(number: int, seed: int) -> list[Mutant]:
     """`number` mutants, no two of one file while there are files left: a file by chance, then one of its changes."""
-    files = sorted(
-        path for place in PLACES for path in ROOT.glob(place if place.endswith(".py") else f"{place}/**/*.py")
-    )
+    patterns = [place if place.endswith(".py") else f"{place}/**/*.py" for place in PLACES]
+    files = sorted(path for pattern in patterns for path in ROOT.glob(pattern))
     by_file = [found for path in files if (found := mutants(path))]
     chance = random.Random(f"mutants {seed}")
     chance.shuffle(by_file)
@@ -152,7 +151,7 @@ def caught_by(mutant: Mutant, root: Path) -> tuple[str, str]:
 
 
 def copy() -> Path:
-    """A copy of the project's files in a repository of its own (some tests ask git for the files), with its environment."""
+    """A copy of the project's files in its own repository (some tests ask git for the files), with its environment."""
     root = Path(tempfile.mkdtemp(prefix="hangproof-mutants-"))
     names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in filter(None, names.split("\0")):

@@ -13,7 +13,7 @@ from benchmarks.chaos import Outcome, Trial, Watch
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="chaos needs /proc, so Linux")
 
-# A monitor that dies of any error of the operating system, and its keeper with it. The wrapper's error becomes that death.
+# A monitor that dies of any error of the operating system, with its keeper. The wrapper's error becomes that death.
 FRAGILE = """
 import os
 source = open(os.environ["CHAOS_SHIM"] + "/sitecustomize.py").read()

@@ -62,9 +62,8 @@ def test_the_entry_point_serves_saves_every_run_at_sigterm_and_goes_on(image, tm
             process.send_signal(signal.SIGTERM)  # as the provider does then
             assert process.wait(100) == 0, log_of(root)
     assert weight(folder) == undisturbed(80) and len(events(folder, "started")) == 2
-    assert [(method, path, body) for method, path, body, _ in double.requests[:1]] == [
-        ("POST", "/v2/pods/7h9k2m4n6p/action", {"action": "stop"})
-    ]
+    asked = double.requests[0]
+    assert asked[:3] == ("POST", "/v2/pods/7h9k2m4n6p/action", {"action": "stop"})
     assert "nothing is left to train (toy completed)" in log_of(root) and KEY not in log_of(root)
 
 
@@ -103,7 +102,7 @@ def test_a_pod_fetches_its_run_trains_it_and_stops(image, data, tmp_path, monkey
 
 
 def test_skypilots_job_sets_itself_up_restores_the_run_and_trains_it(image, data, tmp_path):
-    """Its two scripts with bash, in a home as SkyPilot makes it: the project in ~/sky_workdir, and nothing of the run."""
+    """Its two scripts with bash, in a home as SkyPilot makes it: the project in ~/sky_workdir, nothing of the run."""
     store = str(tmp_path / "store")
     made = spec(max_train_steps=6, store=store, **SETTINGS)
     travel.upload(runs.create(made, pictures(data / "photos")))
@@ -119,7 +118,7 @@ def test_skypilots_job_sets_itself_up_restores_the_run_and_trains_it(image, data
     assert status(folder)["state"] == "completed" and (folder / f"{made.slug}.safetensors").is_file()
 
 
-# Where namespaces can be made, the project is hidden (an empty file system on its folder, but for its environment), and so are all networks.
+# Where namespaces can be made, the project (but for its environment) and all networks are hidden.
 ELSEWHERE = """
 set -eu
 mkdir "$1/venv"

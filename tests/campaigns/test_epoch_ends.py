@@ -1,4 +1,4 @@
-"""Killed at an epoch's end, one step before and one after, a run goes on as the undisturbed one: every loss, to the digit.
+"""Killed at an epoch's end, one step before and one after, a run goes on as the undisturbed one, loss by loss.
 
 A case is an undisturbed run and one that is ended ten times: by SIGKILL after a save by steps, a save by epochs or a
 snapshot in memory, and by a pause; at each of them before, at and after an epoch's end, in an order that the seed
@@ -129,7 +129,7 @@ def train(run: Run, out: Path, kill: str, flags: dict, **variables: str) -> str:
 
 
 def ended_at(run: Run, out: Path, points: list[tuple[int, str, int]], steps: int, flags: dict) -> None:
-    """End a run at each of `points` (epoch, what leaves the state, offset in steps), resume it each time, then let it finish."""
+    """End a run at each of `points` (epoch, what leaves the state, offset in steps), resume it each time, finish it."""
     resume: dict[str, str] = {}
     with tempfile.TemporaryDirectory(prefix="hangproof-test-", dir="/dev/shm") as ring:
         memory = Path(ring)

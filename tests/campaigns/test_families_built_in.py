@@ -1,4 +1,4 @@
-"""Every family of the built-in trainer under the monitor, killed five times: the LoRA has the bytes of a run that was not.
+"""Every family of the built-in trainer under the monitor, killed five times: the LoRA has the bytes of a calm run.
 
 Tiny models of the real classes on a processor; no network. About two minutes a family.
 """

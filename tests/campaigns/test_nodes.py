@@ -1,6 +1,6 @@
-"""Two machines train one run: a rank stops, a machine is lost, the first machine is lost, a link is cut, a user stops it.
+"""Two machines train one run: a rank stops, either machine is lost, a link is cut, a user stops it.
 
-Each ends with the LoRA of an undisturbed pair. What starts a machine's part again is a loop of the shell, as in docs/machines.md.
+Each ends with the LoRA of an undisturbed pair. A shell's loop starts a machine's part again, as in docs/machines.md.
 
 python -m pytest tests/campaigns/test_nodes.py          5 minutes
 """

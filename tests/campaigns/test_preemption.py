@@ -77,7 +77,7 @@ def test_20_kills_at_random_moments_lose_nothing(kind, tmp_path, monkeypatch):
         training, seed, most, kind = tiny(216, 8), 1, 2 * 8, "s3"
     training.expected()  # from the cache, before $HOME is that of the store
     with serving(kind, tmp_path, monkeypatch) as server:
-        # A call may take a sixth of the lease's period: more than on a busy machine the start of a library and a connection.
+        # A call may take a sixth of the lease's period: on a busy machine, a library and a connection take less.
         environment, limits = {}, {"lease_s": {"folder": 3, "hub": 12}.get(kind, 8)}
         if kind == "hub":
             from huggingface_hub import constants

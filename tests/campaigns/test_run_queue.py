@@ -1,4 +1,4 @@
-"""The queue's process, monitors, keepers and trainings are killed at random moments; every run ends right, started once a time.
+"""The queue's process, monitors, keepers and trainings are killed at random moments; every run ends right.
 
 python -m pytest tests/campaigns/test_run_queue.py          5 minutes; HANGPROOF_SEED repeats one
 """

@@ -47,11 +47,8 @@ def paths(name: str, work: Path) -> dict[str, str]:
     """The flags that name the tiny weights and shorten captions, as extra flags of a run."""
     given = {flag: value.format(work=work) for flag, value in tiny_families.FAMILIES[name].flags.items()}
     given |= {"pretrained_model_name_or_path": f"{work}/model.safetensors", "tokenizer_cache_dir": f"{work}/tokenizers"}
-    return {
-        flag: value
-        for flag, value in given.items()
-        if str(work) in value or flag.endswith("_max_token_length") or flag in SMALL
-    }
+    kept = [flag for flag, value in given.items() if str(work) in value or flag.endswith("_max_token_length")]
+    return {flag: given[flag] for flag in given if flag in (*kept, *SMALL)}
 
 
 @pytest.fixture
@@ -63,9 +60,9 @@ def trained(tmp_path, monkeypatch):
 
     def train(model: str, backend: str, work: Path, environment: dict[str, str], extra: dict, **fields) -> Path:
         spec = runs.make({
-            "name": model, "trigger": "ohwx", "model": model, "tier": presets.smallest_tier(model, backend), "resolution": 64,
-            "mixed_precision": "no", "rank": 4, "max_train_steps": 2, "repeats": 1, "save_every_n_steps": 2,
-            "save_every_n_epochs": 0, "workers": 0, "extra": extra, **fields,
+            "name": model, "trigger": "ohwx", "model": model, "tier": presets.smallest_tier(model, backend),
+            "resolution": 64, "mixed_precision": "no", "rank": 4, "max_train_steps": 2, "repeats": 1,
+            "save_every_n_steps": 2, "save_every_n_epochs": 0, "workers": 0, "extra": extra, **fields,
         })  # fmt: skip
         folder = runs.create(spec, work / "images")
         done = run_script(folder / "train.sh", None, **environment | {"HANGPROOF_DATA": str(data), "TIMEOUT_S": "600"})

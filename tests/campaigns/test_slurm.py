@@ -71,7 +71,7 @@ def test_a_run_that_ended_is_not_requeued(what, code, cluster, tmp_path):
 
 
 def test_a_node_that_slurm_gave_up_trains_on_and_the_next_start_waits_for_it(cluster, tmp_path):
-    """Its slurmd is stopped, so nothing tells the monitor there to end: the job runs on the other node and must not write."""
+    """Its slurmd is stopped, so nothing tells the monitor there to end: the job on the other node must not write."""
     folder = toy_run(tmp_path / "toy", steps=300, pace=0.1, every=20)
     job = submit(cluster, folder)
     at_step(folder, 30)
@@ -111,7 +111,7 @@ def test_a_controller_that_restarts_loses_no_run(cluster, tmp_path):
 
 @pytest.mark.parametrize("number", [seed(), seed() + 1])
 def test_a_run_survives_eight_disturbances_at_random_moments(number, cluster, tmp_path):
-    """A requeue or a kill -9 of the step at any moment of a start, its first second included; or a warning while it trains."""
+    """A requeue or a kill -9 of the step at any moment of a start; or a warning while it trains."""
     moments = random.Random(number)
     steps = 1200  # more than eight starts of up to 8 s can train
     folder = toy_run(tmp_path / "toy", steps=steps, pace=0.05, every=20)

@@ -1,4 +1,4 @@
-"""Several processes of one training, on tiny weights: the same training as one process, and nothing hangs or is repeated."""
+"""Several processes of one training, on tiny weights: they train as one process does, and nothing hangs."""
 
 import functools
 import os
@@ -37,7 +37,7 @@ def trained(backend: str, out: Path, processes: int, *more: str, **changed) -> l
 
 
 def one(backend: str, out: Path, accumulation: int, *more: str) -> list[float]:
-    """The losses of one process that accumulates the gradients of so many batches, with the random numbers of several."""
+    """The losses of one process that accumulates the gradients of so many batches, with random numbers of several."""
     return trained(backend, out, 1, *more, "--gradient_accumulation_steps", str(accumulation), env=BY_BATCH)
 
 
@@ -77,7 +77,7 @@ def undisturbed(tmp_path_factory):
 @kohyas
 @pytest.mark.parametrize("fault", ["sigkill@3", "sigkill@6:1", "sigkill@5:0", "stop_requested@2:1"])
 def test_a_group_that_is_killed_or_stopped_resumes_bit_for_bit(backend, fault, tmp_path, undisturbed):
-    """SIGKILL of both ranks or of one of them: the other one does not stay. A stop that one rank is asked for stops both."""
+    """SIGKILL of both ranks or of one of them: the other does not stay. A stop that one is asked for stops both."""
     killed = train(backend, tmp_path, 2, *SAVES, "--max_train_epochs", "2", fault=fault)
     assert killed.returncode not in (0, -signal.SIGKILL), killed.stdout[-2000:]
     state = checkpoint.newest_valid(tmp_path / "made", deep=True)
@@ -121,7 +121,7 @@ def test_a_group_that_accelerate_does_not_form_is_refused_by_every_rank(work, tm
 
 
 def test_a_rank_that_stands_still_ends_the_others_wait(work, tmp_path):
-    """Rank 1 is stopped as by Ctrl-Z; rank 0 waits for it in the next step, and not for ever. The launcher ends rank 1."""
+    """Rank 1 is stopped as by Ctrl-Z; rank 0 waits for it in the next step, not for ever. The launcher ends rank 1."""
     done = together(work, tmp_path, 2, fault="sigstop@3:1", env={"HANGPROOF_PHASE_STEP_S": "6"})
     assert done.returncode == 1 and "waited 6 s for any progress in phase step" in done.stdout, done.stdout[-3000:]
     first = heartbeat.read_all(tmp_path / "beats")[0]

@@ -51,11 +51,8 @@ def test_an_orphan_is_listed_and_ended_with_what_it_started(data, monkeypatch):
 def test_a_folder_that_is_no_trainer_does_not_start(tmp_path):
     for name in ("s", "v/bin"):
         (tmp_path / name).mkdir(parents=True)
-    settings = {
-        "SD_SCRIPTS_DIR": str(tmp_path / "s"),
-        "SD_SCRIPTS_VENV": str(tmp_path / "v"),
-        "MUSUBI_DIR": str(tmp_path / "no"),
-    }
+    folders = {"SD_SCRIPTS_DIR": "s", "SD_SCRIPTS_VENV": "v", "MUSUBI_DIR": "no"}
+    settings = {name: str(tmp_path / folder) for name, folder in folders.items()}
     code, found, _ = doctor(**settings)
     assert [found[name]["status"] for name in ("Python", "musubi-tuner")] == ["ok", "note"]
     assert code == 1 and found["sd-scripts start"]["status"] == "failed"

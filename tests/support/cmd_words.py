@@ -20,7 +20,7 @@ def cmd_words(line: str) -> list[str]:
 
 
 def runtime_words(line: str) -> list[str]:
-    """argv by the Microsoft C runtime's rules: backslashes count before a quote only, and two quotes within quotes are one."""
+    """argv by the Microsoft C runtime's rules: backslashes count before a quote only, two quotes in quotes are one."""
     words, word, quoted, closed_at = [], None, False, -1
     for token in re.finditer(r'(\\*)"|(.)', f"{line} ", re.DOTALL):
         slashes, other = token.groups()

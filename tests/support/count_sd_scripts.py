@@ -1,6 +1,6 @@
 """Counts with sd-scripts' own code: run in its environment, `count_sd_scripts.py CHECKOUT < cases > counts`, JSON both.
 
-A case: {"config": path of dataset.toml, "split": share held out, "flags": […]}. Its answer: [batches of an epoch, images held out].
+A case: {"config": path of dataset.toml, "split": share held out, "flags": […]}. Its answer: [batches, images held out].
 The data sets are made and counted as train_network.py does it (lines about `generate_dataset_group_by_blueprint`).
 """
 

@@ -1,4 +1,4 @@
-"""A test that failed in the full run and passes alone is reported as FLAKY, with what it said, so that it can be filed as it is printed.
+"""A test that failed in the full run and passes alone is reported as FLAKY, ready to be filed as it is printed.
 
 ./test.sh names a file in HANGPROOF_FAILURES. The full run writes its failures there; the second run, of these tests
 alone, reads them and prints an issue for each that passed.

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
 from loopback import Answer, Cut, Double, Request, running
 
 from guards import download, hub
@@ -149,9 +148,7 @@ class Hub(Double):
 
 
 @contextmanager
-def only_hub(
-    environment: pytest.MonkeyPatch, folder: Path, files: dict[str, bytes], certificate: Path | None = None
-) -> Iterator[Hub]:
+def only_hub(environment, folder: Path, files: dict[str, bytes], certificate: Path | None = None) -> Iterator[Hub]:
     """A running hub that alone the environment leads to; HF_HOME is in this folder, pauses are short."""
     for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "HF_TOKEN_PATH", "http_proxy", "HTTP_PROXY", "HF_HUB_CACHE"):
         environment.delenv(name, raising=False)

@@ -1,8 +1,8 @@
-"""The nurseries of the trainers, kohya's and ours (nursery.py): `run` forks a process of theirs that has its imports done.
+"""The nurseries of the trainers, kohya's and ours (nursery.py): `run` forks a process that has its imports done.
 
 As a program, run by the interpreter of their environment, it is the nursery: it imports the packages named, which the
 trainers import, and no module of kohya's. A run's arguments are those of Python: SCRIPT ARGS, or -m MODULE ARGS. What a
-start of Python does with the run's variables is done again: the import path, and sitecustomize, whose changes are made to
+start of Python does with variables is done again: the import path, and sitecustomize, whose changes are made to
 modules that are there already. A run with a hub or a cache of its own, which are read at import, is not forked.
 """
 

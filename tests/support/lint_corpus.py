@@ -189,9 +189,10 @@ def fluxgym(tier: str, samples: bool = False, advanced: Sequence[str] = (), wind
     flags = [
         "--mixed_precision bf16", "--num_cpu_threads_per_process 1", "sd-scripts/flux_train_network.py",
         f'--pretrained_model_name_or_path "{root}/m.sft"', f'--clip_l "{root}/c.safetensors"',
-        f'--t5xxl "{root}/t.safetensors"', f'--ae "{root}/a.sft"', "--cache_latents_to_disk", "--save_model_as safetensors",
-        "--sdpa --persistent_data_loader_workers", "--max_data_loader_n_workers 2", "--seed 42",
-        "--gradient_checkpointing", "--mixed_precision bf16", "--save_precision bf16", "--network_module networks.lora_flux", "--network_dim 4", *FLUXGYM[tier],
+        f'--t5xxl "{root}/t.safetensors"', f'--ae "{root}/a.sft"', "--cache_latents_to_disk",
+        "--save_model_as safetensors", "--sdpa --persistent_data_loader_workers", "--max_data_loader_n_workers 2",
+        "--seed 42", "--gradient_checkpointing", "--mixed_precision bf16", "--save_precision bf16",
+        "--network_module networks.lora_flux", "--network_dim 4", *FLUXGYM[tier],
     ]  # fmt: skip
     lines = [f"accelerate launch {mark}", *(f"  {flag} {mark}" for flag in flags)]
     if samples:  # gen_sh puts these right after the continuation of the line before

@@ -1,4 +1,4 @@
-"""A run that moves from machine to machine: each is an empty data root and its processes, and only the store is between them.
+"""A run that moves between machines: each is an empty data root and its processes, and they share only the store.
 
 Decision: a machine is made by the commands that a user types (`python -m launch store restore STORE RUN`, `python -m
 monitor run RUN`) and dies by SIGKILL of every process with its token. Two kinds of training: the toy loop, whose life
@@ -35,7 +35,7 @@ LIMITS = {"lease_s": 3, "connect_s": 60, "copy_s": 1, "status_s": 1, "flush_s": 
 
 @dataclass(frozen=True)
 class Training:
-    """What is trained. `create(data, fields)` makes the run in a data root; `expected()` is the SHA-256 of the undisturbed LoRA."""
+    """What is trained. `create(data, fields)` makes the run in a data root; `expected()`: the SHA-256 of its LoRA."""
 
     name: str  # of the run
     every: int  # steps between two checkpoints
@@ -92,7 +92,7 @@ def tiny(steps: int, every: int, step_s: float = 0.3) -> Training:
 
 
 def enter_processes() -> tuple[str, ...]:
-    """The words that give a machine process numbers of its own, so that no other one can see whether it is dead; else ()."""
+    """The words that give a machine process numbers of its own: no other one sees whether it is dead; else ()."""
     words = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
     if not sys.platform.startswith("linux") or shutil.which("unshare") is None:
         return ()
@@ -101,7 +101,7 @@ def enter_processes() -> tuple[str, ...]:
 
 @dataclass
 class Machine:
-    """One machine: its data root, its processes, its network. `enter`: words before every command (`ip netns exec NAME`)."""
+    """One machine: its data root, its processes, its network. `enter`: words before a command (`ip netns exec …`)."""
 
     training: Training
     root: Path

@@ -1,4 +1,4 @@
-"""Two machines that train one run together, with one folder, as a cluster has: a toy, and the built-in trainer in network namespaces."""
+"""Two machines that train one run together, with one folder: a toy, and the built-in trainer in network namespaces."""
 
 from __future__ import annotations
 
@@ -71,11 +71,8 @@ def create(root: Path, monkeypatch, nodes: int) -> Path:
     tiny_flux.ensure(root / "models" / "tiny-flux")
     settings = {"resolution": 64, "repeats": 10, "rank": 4, "workers": 0, "max_train_steps": STEPS, "trigger": "ohwx"}
     settings |= {"save_every_n_steps": EVERY, "save_every_n_epochs": 0, "sample_every_n_steps": 0}
-    spec = runs.make(
-        {"name": "pair", "model": "tiny-flux", "backend": "diffusers", "mixed_precision": "no", "nodes": nodes}
-        | settings
-    )
-    return runs.create(spec, pictures(root / "pictures", 6))
+    settings |= {"name": "pair", "model": "tiny-flux", "backend": "diffusers", "mixed_precision": "no", "nodes": nodes}
+    return runs.create(runs.make(settings), pictures(root / "pictures", 6))
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Evidence on hung and dead runs, made by hand, and the loop of a run without a training: for tests that start no process."""
+"""Evidence on hung and dead runs, made by hand, and a run's loop without training: for tests that start no process."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def beat(number: int = 0, step: int = 5, phase: str = "step", silent: float = 9.
     """The heartbeat of a rank that last beat `silent` seconds ago; its pid is 100 + its rank."""
     now_s = time.monotonic()
     known = dict(
-        rank=number, world=1, pid=100 + number, request=0, phase=phase, outcome="running", step=step, planned=40, epoch=0,
-        done=0, total=0, count=step, loss=0.1, lr=1e-4, beat_s=now_s - silent, phase_s=now_s - silent,
+        rank=number, world=1, pid=100 + number, request=0, phase=phase, outcome="running", step=step, planned=40,
+        epoch=0, done=0, total=0, count=step, loss=0.1, lr=1e-4, beat_s=now_s - silent, phase_s=now_s - silent,
         step_s=now_s - silent, started_s=now_s - 60, note="", intervals=(),
     )  # fmt: skip
     return Beat(**{**known, **values})
@@ -119,9 +119,8 @@ def trained(tmp_path):
     """Makes an attempt of a loop whose processes are gone, with a heartbeat of these values."""
 
     def make(loop: Loop, **values):
-        made = attempt(
-            platform.private_folder("toy", tmp_path), beat(**{"pid": 2**22 + 1, **values})
-        )  # no process has this number
+        heartbeat = beat(**{"pid": 2**22 + 1, **values})  # no process has this number
+        made = attempt(platform.private_folder("toy", tmp_path), heartbeat)
         made.folder = loop.folder
         return made
 

@@ -1,6 +1,6 @@
 """A toy training run without torch: a real process tree with a heartbeat, its own checkpoints, and faults on demand.
 
-Its faults are code of the test's own. benchmarks/toy_loop.py, which also takes snapshots and waits at the gate, has those
+Its faults are code of the test's own. benchmarks/toy_loop.py, which takes snapshots and waits at the gate, has those
 of benchmarks/injector.py and is one file for every contender.
 """
 
@@ -98,9 +98,7 @@ def toy(faults: str = "", steps: int = 60, pace: float = 0.05, every: int = 20) 
     return TOY.format(root=str(ROOT), steps=steps, pace=pace, every=every, faults=faults)
 
 
-def toy_run(
-    folder: Path, faults: str = "", steps: int = 60, pace: float = 0.05, every: int = 20, start: str = "exec"
-) -> Path:
+def toy_run(folder: Path, faults="", steps=60, pace=0.05, every=20, start="exec") -> Path:
     """A run folder with a toy script. start: "exec", or "" for a trainer that is a child of the script's shell."""
     folder.mkdir(parents=True)
     (folder / "toy.py").write_text(toy(faults, steps, pace, every), encoding="utf-8")
@@ -131,7 +129,7 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
 
 
 def monitor(folder: Path, *words: str, limits: str | None = None, **env: str) -> subprocess.Popen:
-    """`python -m monitor run FOLDER`, or another command, as a real process. limits: the text of a limits file; else that of before."""
+    """`python -m monitor run FOLDER`, or another command, as a real process. limits: a limits file's text."""
     path = folder.parent / "limits.toml"
     if limits is not None or (folder.is_dir() and not path.exists()):
         limits_file(folder, limits or "")

@@ -92,10 +92,8 @@ def play(trace: Iterator[Event], watch: Watch, signals: Signals = ASLEEP, limit_
                 if played.poll_at - 1000.0 > limit_s:
                     return played
                 beat = beat or heartbeat._parse(bytes(played.heart.record), "a trace")
-                now_s, activity = (
-                    played.poll_at,
-                    played.activity + played.rate * max(0.0, played.poll_at - played.clock),
-                )
+                now_s = played.poll_at
+                activity = played.activity + played.rate * max(0.0, now_s - played.clock)
                 seen = Observation(now_s, now_s, (beat,), ranks_gone=played.gone_s > 0, activity=activity)
                 verdict = watch.observe(seen)
                 if verdict.stalled_s >= verdict.budget_s and verdict.kind != OVER:
@@ -169,7 +167,7 @@ def training(kind: str, usual_s: float, hours: float, rng: random.Random) -> Ite
 
 
 def healthy(kind: str, usual_s: float, hours: float, seed: int, trainings: int = 1) -> Iterator[Event]:
-    """A script with a caching stage, one or two training stages (the second up to 20 times slower a step), and a copy at the end.
+    """A script with a caching stage, one or two training stages (the second up to 20 times slower), a copy at the end.
 
     hours: of each training stage.
     """

@@ -22,7 +22,7 @@ module.glob = types.SimpleNamespace(glob=lambda pattern: sorted(glob.glob(patter
 def train(
     folder, *more: str, family=tiny.Z_IMAGE, patched=True, die_after=0, env=(), where="", code=0, **changed: str
 ) -> helpers.RunResult:
-    """Run one training process in `folder`, which holds dataset.toml, caches, and output, losses and metrics of all attempts.
+    """Run one training process in `folder`, which holds dataset.toml, caches, output, losses and metrics.
 
     It exits with `code` (a number), unless that is None.
     """
@@ -61,8 +61,9 @@ def toy_z(data, monkeypatch) -> Path:
 def run_of(work: Path, name: str, **fields) -> Path:
     """A rendered run of 12 steps with a state every 3; its folder."""
     spec = runs.make({
-        "name": name, "trigger": "ohwx", "model": "toy-z", "tier": "20G", "resolution": 64, "max_train_steps": 12, "repeats": 1,
-        "save_every_n_steps": 3, "save_every_n_epochs": 0, "rank": 4, "workers": 0, "extra": {"optimizer_type": "AdamW"}, **fields,
+        "name": name, "trigger": "ohwx", "model": "toy-z", "tier": "20G", "resolution": 64, "max_train_steps": 12,
+        "repeats": 1, "save_every_n_steps": 3, "save_every_n_epochs": 0, "rank": 4, "workers": 0,
+        "extra": {"optimizer_type": "AdamW"}, **fields,
     })  # fmt: skip
     folder = runs.create(spec, work / "images")
     assert runs.problems(runs.load(folder)) == []

@@ -1,7 +1,7 @@
 """A process that has done its imports and forks others on request: they take five of six seconds of a tiny run, and
 most of the page's start.
 
-`Nursery(command, …)` starts it; it calls `serve()` once it has imported what the others need. A request is a socket: the
+`Nursery(command, …)` starts it; it calls `serve()` once it has imported what they need. A request is a socket: the
 nursery forks a process that forks the one that is asked for, answers with its number and its exit code, and kills it
 once the other end is closed. All have one hash seed, where each process that is started has its own.
 """
@@ -109,7 +109,7 @@ class Forked:
 
 
 def serve() -> list[str]:
-    """Answer requests until nobody can make any, then exit. In each forked process it returns the process's arguments."""
+    """Answer requests until nobody can make any, then exit. In each forked process it returns its arguments."""
     requests = socket.socket(fileno=int(os.environ[REQUESTS]))
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the processes that answer
     while descriptors := socket.recv_fds(requests, 1, 3)[1]:

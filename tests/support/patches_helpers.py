@@ -27,7 +27,7 @@ class RunResult:
 
 
 def watch(command: list[str], env: dict[str, str], cwd: Path, timeout_s: float, code: int | None = None) -> RunResult:
-    """Run a command of a trainer's interpreter, forked from its nursery. Fails after `timeout_s`, and with another code."""
+    """Run a command of a trainer's interpreter, from its nursery. Fails after `timeout_s`, or with another code."""
     try:
         done = kohya_nursery.run(command, env, cwd, timeout_s)
     except subprocess.TimeoutExpired as late:
@@ -40,7 +40,7 @@ def watch(command: list[str], env: dict[str, str], cwd: Path, timeout_s: float, 
 def ahead(request, fixture: str, jobs: dict[str, Callable], at_once: int = 2) -> Iterator[dict[str, Future]]:
     """Start the jobs that the selected tests of this module need, `at_once` at a time. Yields name → Future.
 
-    A test names its job by `asks(fixture, name)`. A job mostly starts up and waits: in parallel they take half the time.
+    A test names its job by `asks(fixture, name)`. A job mostly starts and waits: in parallel they take half the time.
     """
     here = [item for item in request.session.items if item.module is request.module and hasattr(item, "callspec")]
     names = dict.fromkeys(item.callspec.params[fixture] for item in here if fixture in item.callspec.params)
@@ -84,8 +84,8 @@ def write(folder: Path, name: str, text: str) -> Path:
 def launch(script: Path, *args: str, timeout_s: float = 240, **env: str) -> subprocess.CompletedProcess[str]:
     """Run a script under the launcher in our own environment, as a user does: nothing is forked from a nursery."""
     return subprocess.run(
-        [sys.executable, "-m", "sd_scripts_patches", str(script), *args],
-        cwd=ROOT, env=tiny.environment(script.parent, **env), check=False, capture_output=True, text=True, timeout=timeout_s,
+        [sys.executable, "-m", "sd_scripts_patches", str(script), *args], cwd=ROOT,
+        env=tiny.environment(script.parent, **env), check=False, capture_output=True, text=True, timeout=timeout_s,
     )  # fmt: skip
 
 

@@ -1,8 +1,8 @@
-"""`python tests/support/record_shapes.py CHECKOUT…`: records what the patches follow in kohya's trainers (data/upstream_shapes.json).
+"""`python tests/support/record_shapes.py CHECKOUT…`: records what patches follow (data/upstream_shapes.json).
 
 An outline, not code: for each pinned version the modules of the patches' targets, with the definitions of these targets
 alone, in functions without a body; and of a function that a patch rewrites the statements that the patch looks for, in
-their order and nesting. What is followed is read from the patches themselves (registry.py); the statements are those that
+their order and nesting. What is followed is read from the patches (registry.py); the statements are those that
 a rewrite finds when it is tried.
 
 `write_checkout` makes a checkout of the outlines: the patches' own check runs on it where no real one is.
@@ -34,7 +34,7 @@ NAMES = {"48d368fa557731ad0488c07304dfeba8c07910eb": "v0.10.1"}
 
 @dataclass
 class Followed:
-    """What is recorded of a module: the places (line, column) of its definitions and statements, variables, re-exports."""
+    """What is recorded of a module: places (line, column) of its definitions and statements, variables, re-exports."""
 
     places: set[tuple[int, int]] = field(default_factory=set)
     names: set[str] = field(default_factory=set)
@@ -109,7 +109,7 @@ def try_out(rewrite: Callable[[ast.Module], ast.Module], tree: ast.Module, follo
 
 
 def outline(tree: ast.Module, followed: Followed) -> list[str]:
-    """Return the lines of a module that has what is followed and what contains it. Conditions, types and defaults are left out."""
+    """Return the lines of a module with what is followed and what contains it; no conditions, types, defaults."""
     tree.body = [*ast.parse("\n".join(sorted(followed.exports))).body, *_outline(tree.body, followed)]
     return ast.unparse(tree).splitlines()
 

@@ -1,4 +1,4 @@
-"""Called at each beat of a training (HANGPROOF_INJECT): record phases and check points, and make requests from inside."""
+"""Called at each beat of a training (HANGPROOF_INJECT): record phases and check points, make requests from inside."""
 
 import os
 

@@ -30,7 +30,7 @@ module.LossRecorder.add = recorded
 
 
 def train(work, out, *more: str, die_after=0, faults="", patched=True, env=(), code: int | None = 0, **changed: str):
-    """Run one process of FLUX, which exits with `code`. Output, losses and metrics accumulate in `out` across attempts."""
+    """Run one process of FLUX, which exits with `code`. Output, losses and metrics of all attempts are in `out`."""
     out.mkdir(exist_ok=True)
     settings = {"TINY_LOSSES": str(out / "losses"), "HANGPROOF_RUN": str(out), **dict(env)}
     if die_after:

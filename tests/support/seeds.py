@@ -1,4 +1,4 @@
-"""The seed of a campaign: HANGPROOF_SEED, or a new one. It is printed, so that a campaign that failed can be repeated."""
+"""The seed of a campaign: HANGPROOF_SEED, or a new one. It is printed, so that a failed campaign can be repeated."""
 
 import functools
 import os

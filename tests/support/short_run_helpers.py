@@ -11,8 +11,8 @@ from runs_helpers import picture, python
 import runs
 
 TINY = {
-    "model": "tiny-flux", "backend": "diffusers", "tier": "16G", "resolution": 64, "mixed_precision": "no", "workers": 0,
-    "trigger": "ohwx", "prompts": ["ohwx, a ball"], "sample_steps": 1, "rank": 4,
+    "model": "tiny-flux", "backend": "diffusers", "tier": "16G", "resolution": 64, "mixed_precision": "no",
+    "workers": 0, "trigger": "ohwx", "prompts": ["ohwx, a ball"], "sample_steps": 1, "rank": 4,
     "sample_every_n_steps": None,
 }  # fmt: skip
 

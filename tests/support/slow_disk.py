@@ -1,8 +1,8 @@
-"""A disk on which every fsync takes long, fails, or is the last thing that a process does: a fault injector for trainers.
+"""A disk on which every fsync takes long, fails, or is a process's last act: a fault injector for trainers.
 
 `HANGPROOF_INJECT=slow_disk:fire`, and `TEST_DISK` says what happens, from the training's first step on: `FSYNC_S`, or
-`FSYNC_S WHAT@N`, where WHAT happens at the Nth fsync: `kill` (SIGKILL), `term` (SIGTERM), `full` (ENOSPC from there on), `broken` (EIO).
-TEST_TRACE: a file that gets one line for each fsync and each step: `fsync BEGIN END THREAD` or `step NUMBER TIME`, monotonic seconds.
+`FSYNC_S WHAT@N`, where WHAT happens at the Nth fsync: `kill`, `term`, `full` (ENOSPC from there on), `broken` (EIO).
+TEST_TRACE: a file with a line for each fsync and step: `fsync BEGIN END THREAD` or `step NUMBER TIME`, monotonic.
 """
 
 import errno

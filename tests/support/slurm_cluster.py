@@ -1,4 +1,4 @@
-"""A real Slurm on this machine: munged, slurmctld and a slurmd for each node, from the distribution's packages, without systemd.
+"""A real Slurm on this machine: munged, slurmctld and a slurmd for each node, without systemd.
 
 Everything of it is in one folder: configuration, spool, keys, logs. `SLURM_CONF` points there, so the machine's own
 Slurm, if it has one, is not touched; by the same variable every process of the cluster is found and killed by its
@@ -87,7 +87,7 @@ class Cluster:
             daemon.wait(10)
 
     def processes(self) -> list[psutil.Process]:
-        """Every process of this cluster by its environment: daemons, jobs, what jobs left behind; and the managers of steps.
+        """All processes of this cluster by their environment: daemons, jobs, what they left; and the managers of steps.
 
         slurmstepd writes its title over its environment; its log is a file of the cluster.
         """
@@ -102,7 +102,7 @@ class Cluster:
         return [process for process in found if process.pid != os.getpid()]
 
     def task(self, word: str = "", **variables: str) -> list[psutil.Process]:
-        """Those that have these variables, as the monitor, its keeper and the training of a task do, and this word of a command."""
+        """Those with these variables, as a task's monitor, its keeper and the training, and this word of a command."""
         found = []
         for process in self.processes():
             with contextlib.suppress(psutil.Error):
@@ -158,7 +158,7 @@ class Cluster:
 
 @contextlib.contextmanager
 def cluster() -> Iterator[Cluster]:
-    """A cluster of three nodes, n1, n2 and g1 with two GPUs (that no program can use); gone at the end, whatever happens."""
+    """A cluster of the nodes n1, n2 and g1 with two GPUs (that nothing can use); gone at the end, whatever happens."""
     with tempfile.TemporaryDirectory(prefix="hangproof-slurm-") as folder:
         running = Cluster(Path(folder))
         try:

@@ -32,7 +32,7 @@ def cluster(slurm):
 
 
 def launch(cluster, folder, *words, code=0, **env):
-    """`python -m launch slurm FOLDER …` on the cluster: its line of JSON, or its standard error where it has to fail."""
+    """`python -m launch slurm FOLDER …` on the cluster: its line of JSON, or standard error where it has to fail."""
     command = [sys.executable, "-m", "launch", "slurm", str(folder), "--json", *words]
     env = environment(folder) | {name: cluster.environment[name] for name in ("PATH", "SLURM_CONF")} | env
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)
@@ -71,7 +71,7 @@ def completed(cluster, folder, job, starts, steps=SHORT["steps"], timeout_s=120.
 
 
 def kill_step(cluster, job, at_least=3):
-    """SIGKILL the monitor, its keeper and the training, as a node that runs out of memory may; their process numbers."""
+    """SIGKILL the monitor, its keeper and the training, as a node out of memory may; their process numbers."""
     killed = []
     for process in cluster.task(SLURM_JOB_ID=job, SLURM_STEP_ID="0"):
         with contextlib.suppress(psutil.Error):

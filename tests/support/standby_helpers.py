@@ -38,9 +38,8 @@ class Run:
 
     def until_ready(self) -> int:
         """Waits for the standby; the process number of its shell."""
-        return wait_for(
-            lambda: (now := status(self.folder)["standby"])["state"] == "ready" and now["pid"], 120, "a standby"
-        )
+        now = lambda: status(self.folder)["standby"]  # noqa: E731
+        return wait_for(lambda: now()["state"] == "ready" and now()["pid"], 120, "a standby")
 
     def check_complete(self, restarts: int) -> None:
         found = status(self.folder)

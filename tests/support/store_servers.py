@@ -1,6 +1,6 @@
 """Stores on loopback, with faults: S3 (moto), SFTP (asyncssh), hub buckets (HTTP double), a folder.
 
-Every server asks one `Faults` before and after what it does. The hub's double speaks the calls that huggingface_hub makes;
+Every server asks one `Faults` before and after what it does. The hub's double answers the calls of huggingface_hub;
 the contents go through hf_xet's own local storage (`local://`, part of the library).
 """
 

@@ -1,10 +1,10 @@
 """Every model family of sd-scripts with tiny weights: one table, and what makes the files that it names.
 
-A family is a row: its script, the sizes that tests/support/tiny_shrink.py changes from outside, the flags of a run, and the
+A family is a row: its script, the sizes that tests/support/tiny_shrink.py changes, the flags of a run, and the
 function that makes its weights and tokenizers. Only sizes change; loading, caching, training, sampling and saving are
 sd-scripts' own code. Each run has five images, ten steps in two epochs, a state every third step and a sample image.
 
-Run by `workdir` in sd-scripts' environment: `python tests/support/tiny_families.py CHECKOUT WORKDIR FAMILY` makes the files.
+`workdir` runs it in sd-scripts' environment: `python tests/support/tiny_families.py CHECKOUT WORKDIR FAMILY`.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ VAE = {"VAE_PARAMS_CH": 32, "VAE_PARAMS_CH_MULT": [1, 1, 1, 1], "VAE_PARAMS_NUM_
 SD3_VAE = {"ch": 32, "ch_mult": [1, 1, 1, 1], "num_res_blocks": 1}
 DECODER = {"hidden_size": WIDTH, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": VOCABULARY}
 QWEN_TEXT = {
-    **DECODER, "hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 1, "num_key_value_heads": 1, "max_window_layers": 3,
-    "layer_types": ["full_attention"] * 3, "bos_token_id": 1, "eos_token_id": 2,
+    **DECODER, "hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 1, "num_key_value_heads": 1,
+    "max_window_layers": 3, "layer_types": ["full_attention"] * 3, "bos_token_id": 1, "eos_token_id": 2,
     "rope_scaling": {"mrope_section": [16, 24, 24], "rope_type": "default", "type": "default"},
 }  # fmt: skip
 QWEN_VISION = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 128}
@@ -74,7 +74,7 @@ def forward(self, latents, *inputs, **others):
     return real(self, cast(latents), *map(cast, inputs), **others).to(latents.dtype)
 module.HYImageDiffusionTransformer.forward = forward
 """
-"""HunyuanImage samples in bf16, also with a float model. On a GPU autocast casts the inputs; on a CPU it knows no layer norm."""
+"""HunyuanImage samples in bf16, also with a float model. A GPU's autocast casts inputs; a CPU's has no layer norm."""
 ON_DISK = ("network_train_unet_only", "cache_latents_to_disk", "cache_text_encoder_outputs")
 ON_DISK += ("cache_text_encoder_outputs_to_disk",)
 FLOW = {"timestep_sampling": "shift", "discrete_flow_shift": "3.0"}
@@ -149,8 +149,9 @@ def make_sd3(work: Path) -> None:
     width, patches = 128, 16 * 16
     mmdit = fill(
         sd3_models.MMDiT(
-            input_size=None, pos_embed_max_size=16, patch_size=2, in_channels=16, adm_in_channels=2 * WIDTH, num_patches=patches,
-            context_embedder_in_features=64, context_embedder_out_features=width, depth=2, qk_norm="rms", x_block_self_attn_layers=[0],
+            input_size=None, pos_embed_max_size=16, patch_size=2, in_channels=16, adm_in_channels=2 * WIDTH,
+            num_patches=patches, context_embedder_in_features=64, context_embedder_out_features=width, depth=2,
+            qk_norm="rms", x_block_self_attn_layers=[0],
         )
     )  # fmt: skip
     vae = fill(sd3_models.SDVAE())
@@ -315,11 +316,11 @@ FAMILIES: dict[str, Family] = {
         sizes={
             "library.anima_models": {
                 "Anima": {
-                    "max_img_h": 64, "max_img_w": 64, "max_frames": 4, "in_channels": 16, "out_channels": 16, "patch_spatial": 2,
-                    "patch_temporal": 1, "model_channels": 64, "crossattn_emb_channels": WIDTH, "num_blocks": 2, "num_heads": 2,
-                    "adaln_lora_dim": 8,
-                },
-                "LLMAdapter": {"source_dim": WIDTH, "target_dim": WIDTH, "model_dim": WIDTH, "num_layers": 1, "num_heads": 2},
+                    "max_img_h": 64, "max_img_w": 64, "max_frames": 4, "in_channels": 16, "out_channels": 16,
+                    "patch_spatial": 2, "patch_temporal": 1, "model_channels": 64, "crossattn_emb_channels": WIDTH,
+                    "num_blocks": 2, "num_heads": 2, "adaln_lora_dim": 8,
+                }, "LLMAdapter": {"source_dim": WIDTH, "target_dim": WIDTH, "model_dim": WIDTH, "num_layers": 1,
+                "num_heads": 2},
             },
             "library.qwen_image_autoencoder_kl": {
                 "AutoencoderKLQwenImage": {"base_dim": 8, "dim_mult": [1, 1, 1, 1], "num_res_blocks": 1},

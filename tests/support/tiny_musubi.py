@@ -1,7 +1,7 @@
 """kohya's real musubi-tuner on a CPU, with tiny models: no file of the checkout is changed.
 
 A family is a row of `FAMILIES` here; its models are made small, and its encoders replaced, by tiny_musubi_models.py as
-their modules are imported. Tests call `why_not()` (the reason to skip, or ""), `workdir(family)` for weights, images and
+their modules are imported. Tests call `why_not()` (reason to skip, or ""), `workdir(family)` for weights, images and
 caches (made once per session), `caching(...)` for both caching commands, and `arguments(work, ...)` with `command(...)`
 for training.
 
@@ -35,7 +35,7 @@ class Family:
     """How the scripts of a model family are called, whose names begin with the family's.
 
     network: its network module. common, text, train: flags of all three commands, of the one that caches text (and of
-    training), and of training. weights: files of the transformer, by flag. control: it learns edits, from an image before
+    training), and of training. weights: the transformer's files, by flag. control: it learns edits from an image before
     and one after. modules: what is changed when it is imported.
     """
 
@@ -179,7 +179,7 @@ def dataset(folder: Path, images: Path, batch_size: int = 1, family: str = Z_IMA
 
 @functools.lru_cache(maxsize=8)
 def workdir(family: str = Z_IMAGE, images: int = 7) -> Path:
-    """Return a folder with weights, images, caches (`cached()` copies them) and site/, made once per session. Read-only.
+    """Return a folder with weights, images, caches (`cached()` copies them) and site/, made once a session. Read-only.
 
     The caches are made without the patches.
     """

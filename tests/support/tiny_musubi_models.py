@@ -5,7 +5,7 @@ encoders are replaced: a VAE and a text encoder read the images and captions onc
 are large. Each replacement computes its result from the pixels or the words alone, so a cache that is made again is the
 same.
 
-By hand, with the folder of this file and WORK/site on the path: `python -m tiny_musubi_models CHECKOUT WORK FAMILY IMAGES`.
+By hand, with this folder and WORK/site on the path: `python -m tiny_musubi_models CHECKOUT WORK FAMILY IMAGES`.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def _set(**names: object) -> Change:
 
 
 def _qwen_encoder(load: str, embed: str, **names: Callable[[], object]) -> Change:
-    """Return a change that replaces Qwen's text encoder: `load` makes it, `embed` encodes prompts; and what `names` load."""
+    """A change that replaces Qwen's text encoder: `load` makes it, `embed` encodes prompts; what `names` load."""
     encode = lambda _, __, prompts: (TextEncoder()(prompts), _mask(prompts))  # noqa: E731
     loads = {load: lambda: (None, TextEncoder()), **names}
     return _set(**{name: _always(made) for name, made in loads.items()}, **{embed: encode})
@@ -247,7 +247,7 @@ DTYPES = {"wan": torch.float32, "zimage": torch.float32}
 
 
 def make(checkout: Path, work: Path, family: str, images: int) -> None:
-    """Write weights, images and prompts to `work`. There are two files of weights, of which most families use the first."""
+    """Write weights, images and prompts to `work`. Of the two files of weights, most families use the first."""
     from safetensors.torch import save_file
 
     from benchmarks import tiny_flux as tiny

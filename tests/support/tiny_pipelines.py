@@ -1,4 +1,4 @@
-"""A tiny random model of each family of the built-in trainer, in diffusers' layout: the real classes, in a second on a CPU.
+"""A tiny random model of each family of the built-in trainer, in diffusers' layout: the real classes, in a second.
 
 FLUX.1's is trainer/tiny_flux.py, which also has the tokenizers.
 """

@@ -55,7 +55,7 @@ def home(symbol: str, module: str = "library.train_util") -> str:
 
 
 def environment(work: Path, **extra: str) -> dict[str, str]:
-    """Return the environment variables of a training process on the tiny models; `extra` wins. It finds our fault injectors."""
+    """Return the environment of a training process on the tiny models; `extra` wins. It finds our fault injectors."""
     found = installation().environment(work, **extra)
     return found | {"PYTHONPATH": os.pathsep.join([found["PYTHONPATH"], str(Path(__file__).parent)])}
 

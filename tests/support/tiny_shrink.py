@@ -1,4 +1,4 @@
-"""Changes the sizes that a module of sd-scripts gives its models, right after the module has run. No file of it changes.
+"""Changes the sizes that a module of sd-scripts gives its models, right after the module has run. No file changes.
 
 The import hook of benchmarks/tiny_flux.py runs this file with `module` bound to the module (TINY_FAULTS). TINY_SIZES
 names a JSON file: module → name → new value. The value of a name is

@@ -12,7 +12,7 @@ def fault_at(step: int, code: str, attempts: str = "attempt == 1") -> str:
 SHORT = dict(steps=50, pace=0.03, every=10)
 AT = 34  # of SHORT: the monitor knows its steps by then, and it is between two checkpoints
 HANG = fault_at(AT, "time.sleep(3600)")
-GO = "    while step == 15 and not (run / 'go').exists():\n        time.sleep(0.02)\n"  # added to a fault: waits for this file
+GO = "    while step == 15 and not (run / 'go').exists():\n        time.sleep(0.02)\n"  # in a fault: waits for it
 HOLD = fault_at(15, "while not hb.request:\n    time.sleep(0.02)")  # the first attempt waits for a request to stop
 
 

@@ -1,4 +1,4 @@
-"""Real runs of the embedded trainer for its tests: a small data set, its command line, and faults that strike inside it.
+"""Real runs of the embedded trainer for its tests: a small data set, its command line, faults inside it.
 
 This module is also imported by the trainer process (HANGPROOF_INJECT=trainer_helpers:fault), so it stays light.
 """
@@ -79,14 +79,14 @@ def environment(**extra: str) -> dict[str, str]:
 
 
 def fork(argv: list[str], fault: str = "", **extra: str) -> subprocess.CompletedProcess:
-    """`python -m trainer ARGV`, forked from a process that has its imports done. fault: what strikes in it, see `fault`."""
+    """`python -m trainer ARGV`, forked from a process with its imports done. fault: what strikes in it, see `fault`."""
     extra |= {"HANGPROOF_INJECT": "trainer_helpers:fault", "TEST_FAULT": fault} if fault else {}
     command = [sys.executable, "-m", "trainer", *argv]
     return kohya_nursery.run(command, environment(**extra), ROOT, 500, merged=False)
 
 
 def attempt_of(work: dict, name: str, number: int, ring: Path | None, resume: Path | None, env: dict, **changed):
-    """One attempt, as the monitor starts it: from the newest snapshot in `ring`, where there is one, else from `resume`."""
+    """One attempt, as the monitor starts it: from the newest snapshot in `ring`, if there is one, else `resume`."""
     from guards import checkpoint, snapshot_files
 
     output = work["folder"] / name

@@ -62,7 +62,7 @@ def loss(requested: dict, model, batch: dict, masked: bool = False) -> float:
 
 
 def merged(lora: str, weights: dict, folder: Path) -> dict:
-    """The weights with the LoRA of `folder / "converted.safetensors"` merged in; made of `lora` by its own converter."""
+    """The weights with the LoRA of `folder / "converted.safetensors"` merged in; its own converter makes it."""
     base, converted = folder / "flux.safetensors", folder / "converted.safetensors"
     save_file({name: tensor.contiguous() for name, tensor in weights.items()}, base)
     how = {"src": "ai-toolkit", "dst": "sd-scripts", "src_path": lora, "dst_path": str(converted)}

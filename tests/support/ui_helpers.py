@@ -87,10 +87,8 @@ class Server:
         environment = {**os.environ, "HANGPROOF_DATA": str(data), "XDG_CONFIG_HOME": str(self.config), **env}
         self.process: subprocess.Popen[bytes] | Forked
         if fresh or not hasattr(os, "fork"):
-            command, pipes = (
-                [sys.executable, "app.py", *argv],
-                {"stdin": subprocess.DEVNULL, "stderr": subprocess.STDOUT},
-            )
+            command = [sys.executable, "app.py", *argv]
+            pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stderr": subprocess.STDOUT}
             with self.log.open("ab") as output:
                 self.process = subprocess.Popen(command, cwd=PROJECT, env=environment, stdout=output, **pipes)
             return

@@ -1,4 +1,4 @@
-"""Shared by the tests of what the page draws of a run: hostile text, markup that must be harmless, a run with samples."""
+"""Shared by the tests of what the page draws of a run: hostile text, harmless markup, a run with samples."""
 
 import shutil
 from html.parser import HTMLParser

@@ -142,7 +142,7 @@ def has_focus(page, attribute: str, value: str) -> None:
 
 
 def unfold(label) -> None:
-    """Open a fold by its label; again where an answer moved the page between the press and the release of the button."""
+    """Open a fold by its label; again where an answer moved the page between press and release of the button."""
     until(lambda: label.evaluate("(label) => label.matches('.open')") or label.click(), "the fold is open")
 
 

@@ -1,4 +1,4 @@
-"""Runs of several processes: real ones of the built-in trainer and of kohya's, started by accelerate with the flags of a script."""
+"""Runs of several processes: of the built-in trainer and of kohya's, started by accelerate with a script's flags."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STEPS = 6  # two epochs: 10 batches make three steps of four, the last of them w
 
 
 def launcher(processes: int, backend: str = "diffusers", **fields: object) -> list[str]:
-    """What stands between Python and `-m MODULE` where a script starts so many processes; nothing for one, which starts directly."""
+    """What stands between Python and `-m MODULE` where a script starts so many processes; nothing for one."""
     made = spec(gpus=processes, backend=backend, mixed_precision="no", **fields)
     options = [word for line in command.launch_options(made) for word in line]
     return [] if made.gpus * made.nodes == 1 else ["-m", "accelerate.commands.accelerate_cli", *options]
@@ -51,7 +51,7 @@ def difference(one: list[float], other: list[float]) -> float:
 
 
 def run(line: list[str], env: dict[str, str], cwd: Path, limit_s: float = 400) -> subprocess.CompletedProcess:
-    """Run a launcher to its end; both streams in `stdout`. What it leaves behind after `limit_s` is killed, and it fails."""
+    """Run a launcher to its end; both streams in `stdout`. What is left after `limit_s` is killed, and it fails."""
     both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     process = subprocess.Popen(line, env=env, cwd=cwd, **both, encoding="utf-8", errors="replace")
     code, output, _ = finish(process, limit_s)
@@ -59,7 +59,7 @@ def run(line: list[str], env: dict[str, str], cwd: Path, limit_s: float = 400) -
 
 
 def watched(out: Path, folder: Path, processes: int, fault: str) -> dict[str, str]:
-    """The variables of a run in this folder, whose beats are in `out`. fault: of benchmarks/injector.py, `NAME@STEP` or `NAME@STEP:RANK`."""
+    """The variables of a run whose beats are in `out`. fault: of benchmarks/injector.py, `NAME@STEP[:RANK]`."""
     found = {"HANGPROOF_RUN": str(folder), "HANGPROOF_HEARTBEAT": str(out / "beats"), **exported(processes)}
     if fault:
         name, step, rank = re.fullmatch(r"(\w+)@(\d+):?(\d?)", fault).groups()

@@ -27,7 +27,7 @@ ARROWS = {  # folder: what it may import of ours
 
 
 def imports(path: Path) -> set[str]:
-    """What the file imports, at the top or inside a function: modules, and names as `module.name`. Types alone do not count."""
+    """What the file imports, also inside a function: modules, and names as `module.name`. Types alone do not count."""
     found, tree = set(), ast.parse(path.read_text(encoding="utf-8"))
     for node in list(ast.walk(tree)):
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
@@ -104,7 +104,7 @@ def test_the_monitors_process_holds_no_library_and_none_of_the_large_modules():
     assert {name.partition(".")[0] for name in loaded} <= sys.stdlib_module_names | ours
 
 
-# What has no test file of its own name: the members of a family of alike modules, and modules too small to have a promise.
+# What has no test file of its own name: members of a family of alike modules, and modules too small for a promise.
 TESTED_TOGETHER = {"trainer/families": "tests/trainer/trainer/test_families.py"}
 SMALL = 45  # lines
 

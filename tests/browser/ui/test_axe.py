@@ -49,7 +49,7 @@ ACTIONS = """() => [...document.querySelectorAll(
   .map((one) => `${one.tagName} ${one.id || one.className}`)"""
 CLOSED = """() => [...document.querySelectorAll("button.label-wrap:not(.open, [aria-expanded=true])")]
   .filter((one) => one.checkVisibility()).forEach((one) => one.click())"""
-# While `quiet` is set, no interval of the page fires: each tick of a fold that is open costs Gradio's client a tenth of a
+# While `quiet` is set, no interval of the page fires: each tick of an open fold costs Gradio's client a tenth of a
 # second or more, and a dozen folds that are open at once leave the browser no time for anything else.
 INTERVALS = """{
   const real = window.setInterval;

@@ -1,4 +1,4 @@
-"""From an import to a finished run of the edited script, in two windows; the server is killed while it is edited. Two minutes."""
+"""From an import to a finished run of the edited script, in two windows; the server is killed. Two minutes."""
 
 import json
 import re

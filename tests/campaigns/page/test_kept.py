@@ -1,4 +1,4 @@
-"""Two tabs, a user who types, drops and starts in both, and a server that is killed at random moments: nothing is lost or swapped.
+"""Two tabs, a user who types, drops and starts in both, a server killed at random moments: nothing is lost or swapped.
 
 Two minutes. PAGE_KILLS=100 for a longer one; PAGE_SEED repeats one.
 """
@@ -102,7 +102,7 @@ class Campaign:
             page.locator(f".hp-card[data-file='{path.name}']").wait_for(timeout=1000)
             self.shown.append(path.name)
         except PlaywrightError:
-            pass  # the page was just being reloaded, or the server is dead and the page says that the file was not uploaded
+            pass  # the page was being reloaded, or the server is dead and the page says that nothing was uploaded
 
     def reorder(self) -> None:
         cards = self.cards()

@@ -127,9 +127,8 @@ def test_two_tabs_show_what_is_stored_whatever_happens_in_whatever_order(browser
             """One action in the tab of the page that is shown."""
             kind = draw.random()
             if kind < 0.06 and shown == "New LoRA":
-                files = [
-                    photo(tmp_path / f"{len(done)}-{n}.png", 10 * len(done) + n) for n in range(draw.randint(1, 3))
-                ]
+                first = 10 * len(done)
+                files = [photo(tmp_path / f"{first + n}.png", first + n) for n in range(draw.randint(1, 3))]
                 done.append("drop")
                 return tab.get_by_test_id("image-picker").set_input_files([*map(str, files)])
             if kind < 0.07:

@@ -40,10 +40,8 @@ def test_a_run_is_monitored_stopped_and_resumed_from_its_checkpoint(tab, data):
         assert steps == [*range(1, 33)]  # none repeated: it continued from the stop's checkpoint, and then from its end
         tab.locator("#run-charts").scroll_into_view_if_needed()  # what is not on the screen is not asked for
         tab.locator(".hp-main-chart[aria-label^='Loss, step 1 to step 32']").wait_for()
-        until(
-            lambda: (tab.locator(".hp-main-chart").get_attribute("aria-label") or "").count("continued at") == 2,
-            "where it continued",
-        )
+        label = lambda: tab.locator(".hp-main-chart").get_attribute("aria-label") or ""  # noqa: E731
+        until(lambda: label().count("continued at") == 2, "where it continued")
 
         tab.get_by_role("button", name="New LoRA from this run").click()
         tab.locator("#new-note").get_by_text("Copied the settings, images and captions of 'stopped'").wait_for()

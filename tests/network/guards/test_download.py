@@ -186,9 +186,7 @@ def test_a_name_that_leaves_the_repository_is_refused(hub, tmp_path, name):
 
 
 @pytest.mark.slow
-def test_the_built_in_trainer_loads_the_files_of_a_hub_id_that_it_needs_once_or_says_why_not(
-    hub, tmp_path, monkeypatch
-):
+def test_the_built_in_trainer_loads_the_files_of_a_hub_id_once_or_says_why_not(hub, tmp_path, monkeypatch):
     folder = tiny_flux.ensure(tmp_path / "tiny-flux")
     own = {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
     needless = ("flux.safetensors", "vae/diffusion_pytorch_model.fp16.safetensors", "README.md")

@@ -45,10 +45,9 @@ def test_without_a_network_the_library_raises_its_own_error_after_one_wait_for_a
     def load(name: str, port: int | None) -> None:
         env = children.environment(HF_HOME=tmp_path / name, no_proxy="127.0.0.1", HANGPROOF_HUB_REACH_S=5)
         env |= {"HF_ENDPOINT": f"http://127.0.0.1:{port}"} if port else {}
-        command, pipe = [*([] if port else lost), sys.executable, "-c", LOAD], subprocess.PIPE
-        done = subprocess.run(
-            command, env=env, stdout=pipe, stderr=subprocess.STDOUT, text=True, timeout=240, check=True
-        )
+        command = [*([] if port else lost), sys.executable, "-c", LOAD]
+        both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        done = subprocess.run(command, env=env, **both, text=True, timeout=240, check=True)
         assert done.stdout.count("the library's own error") == len(FILES), (name, done.stdout)
         assert done.stdout.count("hangproof: the hub is out of reach") == 1, (name, done.stdout)
 

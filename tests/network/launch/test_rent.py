@@ -1,4 +1,4 @@
-"""RunPod: exactly one pod is rented for a run, whatever becomes of the answer, and it stops itself. RunPod is a double on loopback."""
+"""RunPod: exactly one pod is rented for a run, whatever becomes of the answer, and it stops itself (a double)."""
 
 from __future__ import annotations
 

@@ -19,9 +19,8 @@ def arenas(pid: int) -> int:
     """glibc's arenas beside the main one: each reserves 64 MB of addresses. 0 where there is no /proc."""
     if not Path(f"/proc/{pid}/maps").exists():
         return 0
-    reserved = (
-        line.split()[0].split("-") for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if "---p" in line
-    )
+    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    reserved = (line.split()[0].split("-") for line in lines if "---p" in line)
     return sum(32 << 20 < int(end, 16) - int(begin, 16) <= 64 << 20 for begin, end in reserved)
 
 

@@ -1,4 +1,4 @@
-"""The whole monitor can be imported under the shim that makes its calls fail; tests/campaigns/test_chaos.py plays the faults."""
+"""The whole monitor can be imported under the shim that makes its calls fail (tests/campaigns/test_chaos.py)."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Faults are injected as they are named, and a second writer is noticed. tests/campaigns/test_faults.py plays the rows of the matrix."""
+"""Faults are injected as they are named, and a second writer is noticed. tests/campaigns/test_faults.py plays all."""
 
 import children
 import fault_actions

@@ -68,9 +68,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("broken", BROKEN)
-def test_where_torch_cannot_check_the_optimizer_it_says_so_and_hashes_and_weights_are_checked(
-    tmp_path, monkeypatch, broken
-):
+def test_where_torch_cannot_check_the_optimizer_it_says_so_and_checks_the_rest(tmp_path, monkeypatch, broken):
     state = make(tmp_path, 10, optimizer=b"PK")
     (tmp_path / "torch.py").write_text(BROKEN[broken])
     monkeypatch.syspath_prepend(tmp_path)

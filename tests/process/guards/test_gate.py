@@ -35,9 +35,8 @@ def waiting(tmp_path):
     env |= {"TOY_STEP_S": "0.001", "TOY_LEDGER": str(tmp_path / "ledger")}
     with open(private / "out", "wb") as out:
         command = [sys.executable, toy_loop.__file__, *flags]
-        process = subprocess.Popen(
-            command, env=env, pass_fds=[reader], cwd=Path(toy_loop.__file__).parents[1], stdout=out, stderr=out
-        )
+        where = {"cwd": Path(toy_loop.__file__).parents[1], "stdout": out, "stderr": out}
+        process = subprocess.Popen(command, env=env, pass_fds=[reader], **where)
     os.close(reader)
     files = {"ledger": tmp_path / "ledger", "log": tmp_path / "training.log", "ready": private / gate.READY}
     yield SimpleNamespace(output=output, private=private, process=process, writer=writer, **files)

@@ -79,9 +79,7 @@ def test_what_a_process_could_not_complete_is_written_by_the_next_one_of_the_sam
 
 
 @pytest.mark.parametrize("off", [True, False], ids=["without snapshots", "without room"])
-def test_where_no_copy_has_room_the_training_writes_the_state_and_says_so_once(
-    ring, tmp_path, monkeypatch, capsys, off
-):
+def test_where_no_copy_has_room_the_training_writes_it_and_says_so_once(ring, tmp_path, monkeypatch, capsys, off):
     saves, written = StateSaves(Snapshots(None) if off else writer(ring, run=str(tmp_path)), Heartbeat(None)), []
     monkeypatch.setattr(reading, "available_bytes", lambda: 0)
     for text in (b"one", b"two"):

@@ -13,7 +13,7 @@ from monitor.process import platform
 
 @pytest.fixture
 def spawn():
-    """Starts a process with these variables, `sleep 60` by default, in a session of its own; each is killed at the end."""
+    """Starts a process with these variables, `sleep 60` by default, in a session of its own; killed at the end."""
     made = []
 
     def start(*command: str, **env: str) -> subprocess.Popen:

@@ -1,4 +1,4 @@
-"""The GPUs: a driver that fails or never answers costs the monitor neither time nor life (the driver is a fake), and runs
+"""The GPUs: a driver that fails or never answers (a fake) costs the monitor neither time nor life, and runs
 that want the same GPU get it one at a time, by locks that go with their holders.
 """
 
@@ -269,9 +269,7 @@ def test_a_gpu_has_one_lock_however_it_is_named(named, locked):
     assert gpu.lock_names(named.split(","), ()) == {name: name for name in named.split(",")}, "without NVML"
 
 
-def test_a_run_waits_until_the_driver_has_listed_its_gpus_and_an_index_and_its_uuid_exclude_each_other(
-    queued, monkeypatch
-):
+def test_a_run_waits_until_its_gpus_are_listed_and_an_index_and_its_uuid_exclude_each_other(queued, monkeypatch):
     answers = [None, LISTED]
     one = queued("one", listed=lambda: answers.pop(0))
     assert not one.acquire() and one.message == "waiting for GPU 0, 1: the driver has not listed its GPUs yet"

@@ -1,4 +1,4 @@
-"""Two machines' monitors on one run, with a toy whose ranks wait for each other. tests/campaigns/test_nodes.py has real training."""
+"""Two machines' monitors on one run, with a toy of two ranks (tests/campaigns/test_nodes.py trains)."""
 
 import contextlib
 import os
@@ -24,7 +24,7 @@ def run(tmp_path):
 
 @pytest.fixture
 def loops(run):
-    """Two machines, started. Each is the shell's loop that starts a machine's part again, in the place of Slurm's job."""
+    """Two machines, started. Each is the shell's loop that starts a machine's part again, in place of Slurm's job."""
     started, limits = [], str(limits_file(run, LIMITS))
     for number in (0, 1):
         env = environment(run, HANGPROOF_NODE=str(number), HANGPROOF_LIMITS=limits)

@@ -1,4 +1,4 @@
-"""Who watches the watcher: a monitor that is stuck is replaced, what it shows is called old, and it touches nothing foreign."""
+"""Who watches the watcher: a stuck monitor is replaced, what it shows is called old, and it touches nothing foreign."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The monitor on real processes: a toy trainer of 30 ms steps that hangs, dies or is stopped. tests/campaigns/faults.toml has every way."""
+"""The monitor on real processes: a toy trainer that hangs, dies or is stopped (tests/campaigns/faults.toml: all)."""
 
 import sys
 

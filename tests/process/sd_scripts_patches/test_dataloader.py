@@ -39,9 +39,8 @@ def test_a_batch_has_the_limit_of_its_place_and_0_is_none(monkeypatch, limit_s, 
     monkeypatch.setenv("HANGPROOF_DATALOADER_TIMEOUT_S", str(limit_s))
     monkeypatch.setenv("HANGPROOF_DATALOADER_FIRST_BATCH_S", str(first_s))
     allowed = []
-    monkeypatch.setattr(
-        dataloader.session, "Deadline", lambda seconds, what: allowed.append(seconds) or contextlib.nullcontext()
-    )
+    noted = lambda seconds, what: allowed.append(seconds) or contextlib.nullcontext()  # noqa: E731
+    monkeypatch.setattr(dataloader.session, "Deadline", noted)
     iterator = SimpleNamespace(_num_yielded=number - 1, _task_info={}, _rcvd_idx=0, _timeout=60)
     torchs = dataloader._batch_from_workers(lambda self: self._timeout)(iterator)
     assert (allowed, torchs) == ([expected], expected and expected + 5)

@@ -83,7 +83,7 @@ def loader(fault: str, bad: int = 4, after: str = "pass", kept: str = "kept = lo
 
 @dataclass(frozen=True)
 class Probe:
-    """source, args: the module to run. env: its limits. code, says, never: its exit code, what its log has and lacks."""
+    """source, args: the module to run. env: its limits. code, says, never: exit code, what its log has and lacks."""
 
     source: str
     code: int

@@ -1,4 +1,4 @@
-"""The table of background commands: one process a name whoever starts it, ended as a tree, known to a server that is started anew."""
+"""The table of background commands: one process a name, ended as a tree, known to a server that is started anew."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""Florence-2 through transformers' own classes: a tiny model with random weights, saved and loaded as the real one is."""
+"""Florence-2 through transformers' own classes: a tiny model with random weights, saved and loaded as the real one."""
 
 import json
 import os

@@ -84,9 +84,7 @@ def test_its_lora_does_in_diffusers_what_it_did_here(work, data, made, pipeline,
 
 
 @pytest.mark.parametrize("pipeline", PIPELINES)
-def test_what_is_downloaded_of_a_model_encodes_like_all_of_it_and_is_the_same_model(
-    work, data, made, pipeline, tmp_path
-):
+def test_what_is_downloaded_of_a_model_encodes_and_is_like_all_of_it(work, data, made, pipeline, tmp_path):
     model, args = made(pipeline), parse(flags("m", data, tmp_path))
     family, args.t5_tokens = families.of(model), 16
     names = [path.relative_to(model).as_posix() for path in sorted(model.rglob("*")) if path.is_file()]

@@ -156,9 +156,7 @@ def of_sd_scripts(guard):
 
 
 @pytest.mark.parametrize(("damage", "changed", "expected"), REFUSED)
-def test_a_state_of_another_run_or_a_damaged_one_is_refused_with_the_reason(
-    work, undisturbed, damage, changed, expected, tmp_path, monkeypatch
-):
+def test_a_foreign_or_a_damaged_state_is_refused(work, undisturbed, damage, changed, expected, tmp_path, monkeypatch):
     state = tmp_path / "tiny-state"
     shutil.copytree(undisturbed / "tiny-state", state)
     if callable(damage):

@@ -1,4 +1,4 @@
-"""A bundle: what it holds, and what it says where there is no Python. Bundles train in tests/campaigns/test_containers.py."""
+"""A bundle: what it holds, what it says without Python. Bundles train in tests/campaigns/test_containers.py."""
 
 import json
 import shutil

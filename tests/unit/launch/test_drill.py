@@ -1,4 +1,4 @@
-"""The hang drill is a run of its own, and says what became of it; a real one is in tests/campaigns/test_short_runs.py."""
+"""The hang drill is a run of its own, and says what became of it; tests/campaigns/test_short_runs.py has a real one."""
 
 import argparse
 import json

@@ -115,9 +115,7 @@ PREPARE, START = "launch train --prepare cat", "monitor start cat"
         (True, "", {"train": 1}, [PREPARE] * 3, "cat cannot prepare"),
     ],
 )
-def test_a_run_is_fetched_prepared_and_started_and_what_fails_is_tried_again(
-    data, monkeypatch, capsys, known, store, codes, asked, failed
-):
+def test_a_run_is_started_and_what_fails_is_tried_again(data, monkeypatch, capsys, known, store, codes, asked, failed):
     if known:
         (data / "outputs" / "cat").mkdir(parents=True)
         (data / "outputs" / "cat" / "run.toml").write_text("")

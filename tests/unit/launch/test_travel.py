@@ -1,4 +1,4 @@
-"""What rented machines have in common: a store that they reach, GPUs that hold the run, secrets by name; docker here."""
+"""What rented machines have in common: a store that they reach, GPUs for the run, secrets by name; docker here."""
 
 import json
 import os

@@ -29,9 +29,8 @@ def test_every_phase_has_limits_floors_are_below_ceilings_and_a_pre_emption_fits
 
 def test_a_limit_that_a_training_has_set_raises_what_encloses_it():
     loaded = config.load(environ={"HANGPROOF_UPLOAD_EXIT_S": "5000"})
-    assert loaded.phases["end"].ceiling_s >= loaded.phases["end"].floor_s >= 5000, (
-        "the ceiling is raised with the floor"
-    )
+    end = loaded.phases["end"]
+    assert end.ceiling_s >= end.floor_s >= 5000, "the ceiling is raised with the floor"
     config.enclose(loaded, {"HANGPROOF_BARRIER_TIMEOUT_S": "7300.5", "HANGPROOF_NPZ_TIMEOUT_S": "no number"})
     assert loaded.watch.between_steps_s == 7305.5
 

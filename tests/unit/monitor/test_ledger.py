@@ -74,7 +74,7 @@ class World:
         self.ledger.passes("training")
 
     def fails(self, seconds: float, state: str = "lost", paid: bool = True) -> None:
-        """The attempt ends in a failure, and this much time passes until that is known, or until another machine begins."""
+        """The attempt ends in a failure; this much time passes until that is known, or until another machine begins."""
         self.failures, self.pending = self.failures + 1, self.pending + 1
         self.passes(seconds, state)
         self.unpaid += 0 if paid else seconds
@@ -173,7 +173,7 @@ PART = st.tuples(st.sampled_from(ENDS), SECONDS, st.integers(1, 40), JUMP, SECON
 @settings(max_examples=examples(40))
 @given(st.lists(PART, max_size=8), st.integers(1, 12), st.floats(0.05, 20), SECONDS)
 def test_the_hours_by_state_are_those_that_passed(parts, every, step_s, first):
-    """And their sum is the wall time of the run: reboots, other machines, clocks that are set, monitors that are replaced."""
+    """Their sum is the wall time of the run: reboots, other machines, clocks that are set, replaced monitors."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         world = a_world(monkeypatch)
         world.passes(first, "waiting")

@@ -246,9 +246,8 @@ GPU = {"name": "Stand-in", "utilization": 50, "memory_used": 1, "uuid": "GPU-0",
 def clock(monkeypatch):
     """Seconds that the status writer's clock is ahead."""
     ahead, now = [0.0], platform.now
-    monkeypatch.setattr(
-        platform, "now", lambda: (m := now()).__class__(m.mono_s + ahead[0], m.boot_s, m.wall_s + ahead[0])
-    )
+    later = lambda: (m := now()).__class__(m.mono_s + ahead[0], m.boot_s, m.wall_s + ahead[0])  # noqa: E731
+    monkeypatch.setattr(platform, "now", later)
     return ahead
 
 

@@ -32,11 +32,7 @@ def test_a_lora_that_does_not_verify_is_never_called_completed(make_loop, tmp_pa
     save_dir.mkdir()
     (save_dir / lora.name).write_bytes(LORA)
     loop.state.save_dir = str(save_dir)
-    for size in (
-        None,
-        len(LORA) - 1,
-        len(LORA),
-    ):  # what was saved locally, and what an earlier attempt or training left
+    for size in (None, len(LORA) - 1, len(LORA)):  # beside what was saved locally, what an earlier attempt left
         if size:
             lora.write_bytes(b"x" * size)
             os.utime(lora, (1e9, 1e9))

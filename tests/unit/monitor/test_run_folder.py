@@ -138,10 +138,8 @@ def test_the_queue_is_woken_where_a_run_waits(tmp_path, monkeypatch, queue, begu
         (tmp_path / "outputs" / ".queue.json").write_text(json.dumps(queue))
     commands = []
     monkeypatch.setattr(run_folder, "helper", lambda command, out: commands.append(command[1:]))
-    assert (
-        run_folder.wake_queue(tmp_path / "outputs") is bool(begun)
-        and commands == [["-m", "jobs", "queue", "work"]] * begun
-    )
+    assert run_folder.wake_queue(tmp_path / "outputs") is bool(begun)
+    assert commands == [["-m", "jobs", "queue", "work"]] * begun
 
 
 def test_a_line_that_nobody_takes_is_dropped_and_where_messages_go_is_named(tmp_path, monkeypatch):

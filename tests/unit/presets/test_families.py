@@ -77,10 +77,10 @@ def test_every_tier_says_what_it_does_and_where_its_figures_come_from(model, bac
 def test_lint_finds_nothing_and_each_flag_is_of_the_familys_table_a_field_of_the_spec_or_of_every_run():
     shared = {
         "dataset_config", "output_dir", "output_name", "network_module", "network_dim", "network_alpha",
-        "learning_rate", "max_train_epochs", "mixed_precision", "seed", "max_data_loader_n_workers", "save_state", "save_precision",
-        "persistent_data_loader_workers", "save_every_n_steps", "save_last_n_steps", "save_last_n_steps_state",
-        "save_every_n_epochs", "save_last_n_epochs_state", "sample_prompts", "sample_every_n_steps",
-        "resume", "skip_existing",
+        "learning_rate", "max_train_epochs", "mixed_precision", "seed", "max_data_loader_n_workers", "save_state",
+        "save_precision", "persistent_data_loader_workers", "save_every_n_steps", "save_last_n_steps",
+        "save_last_n_steps_state", "save_every_n_epochs", "save_last_n_epochs_state", "sample_prompts",
+        "sample_every_n_steps", "resume", "skip_existing",
     }  # fmt: skip
     for one, platform, text in scripts(platforms=("linux", "win32")):
         file = "train.bat" if platform == "win32" else "train.sh"

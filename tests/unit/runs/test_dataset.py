@@ -63,9 +63,7 @@ def test_transparency_is_white_an_animation_gives_its_first_frame_and_a_plain_pi
     assert Image.open(folder / "palette.png").getpixel((1, 1)) == (255, 255, 255)
     assert Image.open(folder / "moving.png").convert("RGB").getpixel((3, 3)) == (255, 0, 0)
     changes = dict.fromkeys(names[:2], "transparency replaced by white") | {names[2]: "only the first frame is used"}
-    changes["6.jpg"] = (
-        "rotated upright"  # a camera's JPEG stays one; its pixels: tests/unit/ui/dataset/test_draft_images.py
-    )
+    changes["6.jpg"] = "rotated upright"  # a camera's JPEG stays one; tests/unit/ui/dataset/test_draft_images.py
     assert notes == [f"{name}: {change}" for name, change in changes.items()] and (folder / "6.jpg").is_file()
     assert (folder / "photo.jpg").read_bytes() == plain.read_bytes(), "with a suffix that is true"
 
@@ -127,11 +125,10 @@ def test_a_caption_is_text_in_utf8_or_utf16_of_a_captions_size(tmp_path, monkeyp
     path.write_bytes(b"\xff\xfea")
     with pytest.raises(runs.RunError, match=r"^a\.txt: the caption is not UTF-16 text \(byte 2\)"):
         dataset.read_caption(path)
+    refused = r"^a\.txt: the caption is not UTF-(8|16) text \(byte \d\); save the file"
     for encoding in ("utf-16-le", "utf-16-be", "utf-32", "utf-32-le"):
         path.write_bytes("a cat".encode(encoding))
-        with pytest.raises(
-            runs.RunError, match=r"^a\.txt: the caption is not UTF-(8|16) text \(byte \d\); save the file"
-        ):
+        with pytest.raises(runs.RunError, match=refused):
             dataset.read_caption(path)
     limits(monkeypatch, max_caption_kb=1)
     path.write_text("x" * 1000)

@@ -162,9 +162,7 @@ def test_without_a_trigger_the_first_caption_is_drawn_without_its_options():
     assert runs.sample_prompts(made).startswith("a cat w 9999 n x --w 512 --h 512")
 
 
-def test_a_new_run_has_pictures_and_states_every_tenth_of_it_and_no_pictures_where_there_is_nothing_to_draw(
-    tmp_path, data
-):
+def test_a_new_run_has_states_every_tenth_of_it_and_pictures_where_there_is_something_to_draw(tmp_path, data):
     folder = runs.create(open_spec(trigger="tok", repeats=10, epochs=20), pictures(tmp_path / "in"))
     text = (folder / "train.sh").read_text()
     assert "--sample_every_n_steps 60" in text and "--save_every_n_steps 60" in text

@@ -22,9 +22,8 @@ def test_a_config_file_and_bare_options_need_no_script():
     one = imported(("", f"{text} --max_train_epochs 3 --validation_split 0.1 --validate_every_n_steps 50"))
     assert one.fields["rank"] == "12" and one.fields["model"] == "flux-dev" and one.fields["epochs"] == "3"
     assert (one.fields["validation_split"], one.fields["validate_every_n_steps"]) == ("0.1", "50")
-    one = imported(
-        ("", "accelerate launch src/musubi_tuner/zimage_train_network.py --dit x/z_image.sft --network_dim 32")
-    )
+    command = "accelerate launch src/musubi_tuner/zimage_train_network.py --dit x/z_image.sft --network_dim 32"
+    one = imported(("", command))
     assert (one.fields["model"], one.fields["backend"], one.fields["rank"]) == ("z-image", "musubi", "32")
     assert one.kind == "a command of musubi-tuner"
 

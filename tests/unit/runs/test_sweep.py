@@ -49,9 +49,8 @@ def test_a_change_that_an_edited_script_has_no_place_for_is_refused(data):
     flags = f"--network_dim {spec.rank}", f"--max_train_steps {spec.max_train_steps}"
     for flag in flags:
         script = script.replace(f"  {flag} \\\n", "")
-    script = script.replace("set -eu\n", f"set -eu\nmine=({' '.join(flags)})\n").replace(
-        "  --seed", '  "${mine[@]}" --seed'
-    )
+    script = script.replace("set -eu\n", f"set -eu\nmine=({' '.join(flags)})\n")
+    script = script.replace("  --seed", '  "${mine[@]}" --seed')
     edited = pin.adopt(spec, script, base)
     with pytest.raises(RunError, match="--network_dim is not written in the script as a plain option"):
         sweep.combinations(edited, {"rank": [4, 8]})

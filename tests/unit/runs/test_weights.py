@@ -74,9 +74,8 @@ def test_a_file_that_was_checked_is_the_one_that_the_trainer_gets(data, flux, tm
     found = runs.arguments(made, tmp_path / "run")
     assert str(tmp_path / "my flux") in found and str(tmp_path / "a.safetensors") in found, "as a shell has it"
     (data / "models.toml").write_text('[models.mine]\nrepo = "~/my flux"\n')
-    assert weights.problems(spec(model="mine")) == [] and str(tmp_path / "my flux") in runs.arguments(
-        spec(model="mine"), tmp_path / "run"
-    )
+    mine = spec(model="mine")
+    assert weights.problems(mine) == [] and str(tmp_path / "my flux") in runs.arguments(mine, tmp_path / "run")
     save_file({"w": np.ones(1, np.float32)}, tmp_path / "x.safetensors")
     files = {"pretrained_model_name_or_path": "x.safetensors"}  # the script runs in the project folder
     (problem,) = weights.problems(spec(model="sdxl", backend="sd-scripts", extra=files))

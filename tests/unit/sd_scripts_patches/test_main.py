@@ -84,9 +84,8 @@ def test_a_target_that_a_run_does_not_rely_on_is_named_and_the_run_starts(tmp_pa
     reads_code = [one.name for one in registry.patches() if any(target.check for target in one.targets)]
     done = launch(script, f"--hangproof_without={','.join(reads_code)}")
     missing = "library.custom_offloading_utils:Offloader._wait_blocks_move is missing"
-    assert done.stdout == "trained\n" and f"not guarded, and not used by this run: {missing}" in done.stderr, (
-        done.stderr
-    )
+    assert done.stdout == "trained\n", done.stderr
+    assert f"not guarded, and not used by this run: {missing}" in done.stderr
 
 
 def test_a_standby_caches_nothing(tmp_path, monkeypatch):

@@ -66,7 +66,7 @@ class DataSet:
 
 @pytest.mark.parametrize(("workers", "step"), [(0, 17), (2, 20)])
 def test_an_epoch_begins_with_the_step_at_which_the_data_set_was_read_last(workers, step):
-    """Else its first batch has the tags of step 0 with token_warmup_step. One batch was read ahead, and two were trained."""
+    """Else its first batch has the tags of step 0 with token_warmup_step. One batch was read ahead, two trained."""
     before, run, state = resume.Run(), resume.Run(), known(20)
     before.args, before.loader = argparse.Namespace(seed=1), SimpleNamespace(dataset=DataSet(17), num_workers=workers)
     state.epoch, state.batch, state.extra = 3, 0, before._extra()

@@ -228,9 +228,8 @@ def test_a_stream_whose_page_was_left_ends_without_a_traceback(begun, cause, rai
         raise RuntimeError("the response already started") from cause
 
     scope = {"type": "http", "method": "GET", "path": "/gradio_api/queue/data", "query_string": b"", "scheme": "http"}
-    answer = Guard(inner, Hosts(False), Limits(upload=1))(
-        {**scope, "headers": [(b"host", b"localhost")]}, AsyncMock(), AsyncMock()
-    )
+    guard = Guard(inner, Hosts(False), Limits(upload=1))
+    answer = guard({**scope, "headers": [(b"host", b"localhost")]}, AsyncMock(), AsyncMock())
     with pytest.raises(RuntimeError) if raises else contextlib.nullcontext():
         asyncio.run(answer)
 

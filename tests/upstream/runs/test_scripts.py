@@ -23,8 +23,8 @@ def test_a_rendered_script_trains(tier, newest, tmp_path, monkeypatch):
     if tier == "20G":  # its own optimizer needs bitsandbytes
         paths["optimizer_type"] = "AdamW"
     wanted = spec(
-        name=f"tiny it's {tier}", backend="sd-scripts", tier=tier, resolution=64, max_train_steps=4, save_every_n_steps=2,
-        prompts=["a thing"], sample_every_n_steps=4, sample_steps=1,
+        name=f"tiny it's {tier}", backend="sd-scripts", tier=tier, resolution=64, max_train_steps=4,
+        save_every_n_steps=2, prompts=["a thing"], sample_every_n_steps=4, sample_steps=1,
         extra={**paths, "tokenizer_cache_dir": str(work / "tokenizers"), "t5xxl_max_token_length": 32},
     )  # fmt: skip
     assert runs.problems(wanted)[-1].message.startswith("no images"), "files, launcher and checkout are all there"

@@ -1,4 +1,4 @@
-"""Step 2 for large data sets in a real browser: search, selection over pages, subsets, edited captions, a cancelled upload, and
+"""Step 2 for large data sets in a real browser: search, selection, subsets, edited captions, a cancelled upload, and
 a folder of the server."""
 
 import zipfile
@@ -63,7 +63,7 @@ def test_many_images_are_found_selected_edited_and_moved(tab, server, tmp_path, 
     fold.get_by_role("tab", name="Captions").click()
     fold.get_by_label("Edit", exact=True).click()
     tab.get_by_role("option", name="Remove tags").click()
-    # What was typed is stored slowly, and the preview for the selected images comes last: it does not replace the one for all.
+    # What was typed is stored slowly; the preview for the selected images comes last and does not replace that for all.
     stores: list[Route] = []
     late: list[Route] = []
 

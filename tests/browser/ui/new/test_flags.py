@@ -1,4 +1,4 @@
-"""In a real browser: values are judged while they are typed, beside their field; a trainer's options are listed, and typed."""
+"""In a real browser: values are judged beside their field while they are typed; a trainer's options are listed."""
 
 import re
 

@@ -38,8 +38,9 @@ def test_the_charts_zoom_and_name_their_values_and_marks(page, server):
     until(lambda: page.keyboard.press("ArrowLeft") or "step 1," in readout.inner_text(), "the arrow keys move it")
     page.get_by_text("Values as a table").click()
     page.locator(".hp-chart-table tbody tr").nth(charts.TABLE_ROWS - 1).wait_for()
-    moved = lambda: page.locator(".hp-main-chart").press("ArrowLeft") or "hung after step 1,000" in readout.inner_text()  # noqa: E731
-    until(moved, "what is marked at a step is said there")
+    chart = page.locator(".hp-main-chart")
+    marked = lambda: chart.press("ArrowLeft") or "hung after step 1,000" in readout.inner_text()  # noqa: E731
+    until(marked, "what is marked at a step is said there")
     with (folder / "metrics.jsonl").open("a") as file:  # a line that grows is drawn again
         file.write(line(1901, 2.0, 2, 120))
     page.locator("#run-charts").scroll_into_view_if_needed()

@@ -152,7 +152,7 @@ def test_a_caption_that_was_edited_here_is_kept_and_an_older_one_replaced(run, p
     assert (kept.read_text(), replaced.read_text()) == ("written by hand", "from home")
 
 
-def test_the_same_spec_on_a_fresh_machine_takes_the_stores_checkpoint_and_another_run_of_its_name_is_not_mixed_in(
+def test_the_same_spec_takes_the_stores_checkpoint_and_another_run_of_its_name_is_not_mixed_in(
     run, place, other, tmp_path
 ):
     """A job that is started again elsewhere brings its run.toml along, and nothing else."""

@@ -73,9 +73,7 @@ def finished(address: str, step: int) -> copies.Manifest:
 
 
 @pytest.mark.slow
-def test_a_pre_empted_run_moves_to_another_machine_and_back_and_an_empty_one_trains_it_longer(
-    machine, address, tmp_path
-):
+def test_a_pre_empted_run_moves_away_and_back_and_an_empty_machine_trains_it_longer(machine, address, tmp_path):
     # From step 45 on a step takes a second, until `hurry` is there: on a busy machine, too, the run is not over before.
     pace = {"HANGPROOF_INJECT": "benchmarks.injector:fire", "HANGPROOF_SLOW": f"45:1:{tmp_path / 'hurry'}"}
     first = machine("first", SLOW, **pace)

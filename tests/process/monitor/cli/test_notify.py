@@ -1,4 +1,4 @@
-"""The messages that people get of a run, and the file with their addresses. ../test_main.py has messages that arrive."""
+"""The messages that people get of a run, the file with their addresses. ../test_main.py has messages that arrive."""
 
 import io
 import json

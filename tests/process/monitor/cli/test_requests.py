@@ -1,4 +1,4 @@
-"""Requests at the worst moment: stops, pauses, pre-emptions and second monitors while the run hangs, saves, waits or restarts."""
+"""Requests at the worst moment: stops, pauses, pre-emptions, second monitors while the run saves or waits."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""The probe of a run without progress: stacks of its processes, what two samples prove together, and what cannot be read."""
+"""The probe of a run without progress: stacks, what two samples prove together, and what cannot be read."""
 
 import builtins
 import errno

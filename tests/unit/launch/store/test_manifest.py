@@ -8,9 +8,10 @@ from launch.store.manifest import LAST_S, Manifest, Member, check_member, parse
 from launch.store.places import StoreError
 
 OUTSIDE = [
-    "run/../run.toml", "run//etc", "/run/run.toml", "run/sample/../../x", "data/../x", "data/.ssh/key", "data/a\\b", "data/a:b",
-    "run/.ssh/config", "run/sample/\0", "run/other.safetensors", "run/evil.py", "run/my-run-state", "home/x", "data", "run/",
-    "data/a /b", "data/a./b", "run/monitor.json/x", "data/" + "a/" * 20 + "b", "data/" + "x" * 600, "data/a\nb", "data/\u202eb",
+    "run/../run.toml", "run//etc", "/run/run.toml", "run/sample/../../x", "data/../x", "data/.ssh/key", "data/a\\b",
+    "data/a:b", "run/.ssh/config", "run/sample/\0", "run/other.safetensors", "run/evil.py", "run/my-run-state",
+    "home/x", "data", "run/", "data/a /b", "data/a./b", "run/monitor.json/x", "data/" + "a/" * 20 + "b",
+    "data/" + "x" * 600, "data/a\nb", "data/\u202eb",
 ]  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""The evidence on a failure and its cause: the table, row by row, on what real programs print and where real stacks stand.
+"""The evidence on a failure and its cause: the table, row by row, on what real programs print and real stacks.
 
 Which rank is in question; what cannot be read is named; counters that do not compare are not compared.
 """
@@ -214,7 +214,7 @@ NON_ZERO = "returned non-zero exit status 1."
 
 
 def log(error: str, end: str = NON_ZERO) -> str:
-    """A training's log as it is: a progress bar, a warning that has nothing to do with it, a traceback, the launcher's own."""
+    """A training's log as it is: a progress bar, an unrelated warning, a traceback, the launcher's own."""
     return (
         "steps:   3%|▎         | 34/1000 [00:51<24:11,  1.50s/it, avr_loss=0.412]\r\n"
         "/venv/lib/python3.11/site-packages/torch/utils/checkpoint.py:87: UserWarning: None of the inputs have "

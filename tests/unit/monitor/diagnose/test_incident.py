@@ -118,8 +118,8 @@ def test_every_rank_process_gpu_and_missing_reading_has_its_line():
 
 HOSTILE = [
     "```", "````text", "# Not a heading", "</code><script>alert(1)</script>", "![x](http://evil/p.png)", "*" * 500, "- item",
-    "\x1b[31mred\x1b[0m\x07\x00\x08", "a\u2028b\u0085c\u202ed", "1. one", "> quote", "---", "=====", "~~~", "x" * 100_000,
-    "progress 1\rprogress 2\rprogress 3", "\udcff", "a\tb",
+    "\x1b[31mred\x1b[0m\x07\x00\x08", "a\u2028b\u0085c\u202ed", "1. one", "> quote", "---", "=====", "~~~",
+    "x" * 100_000, "progress 1\rprogress 2\rprogress 3", "\udcff", "a\tb",
 ]  # fmt: skip
 
 
@@ -131,14 +131,14 @@ def blocks(text: str) -> list[str]:
 
 @pytest.mark.parametrize("line", HOSTILE, ids=[repr(line[:16]) for line in HOSTILE])
 def test_a_hostile_line_changes_nothing_of_the_structure(line):
-    # Wherever text from outside may stand: the log and its error, notes, names, the kernel's log, checkpoints, a mitigation.
+    # Wherever text from outside may stand: the log, its error, notes, names, the kernel's log, states, a change.
     def with_line(line):
         bad = dict(killed=[{"name": line, "pid": 1}], bad_checkpoints=[line], changed=[line], outcome=line)
         trainer = {**proc(1, "S", wchan=line), "name": line}
         note = {**rank(0), "note": line}
         found = crash(
-            f"{line}\nValueError: {line}\n", outcome="lora_damaged", note=line, ended=line, kernel=[line], gpu_note=line,
-            processes=[trainer], ranks=[note], missing=[line], gpu=[{"name": line}],
+            f"{line}\nValueError: {line}\n", outcome="lora_damaged", note=line, ended=line, kernel=[line],
+            gpu_note=line, processes=[trainer], ranks=[note], missing=[line], gpu=[{"name": line}],
         )  # fmt: skip
         error = crash(f"ValueError: {line}\n", ended=line)
         return text_of(found, **bad), text_of(error), text_of(hang(signs=[line], note=line, phase="cache_text"))
@@ -213,7 +213,7 @@ def test_a_file_that_cannot_be_written_costs_no_other_and_the_next_save_writes_i
     assert found.save(RunFolder(tmp_path)) and (found.folder / "incident.json").is_file()
 
 
-def test_a_folder_that_cannot_be_made_is_made_at_the_next_save_and_one_that_cannot_be_listed_numbers_by_attempt(
+def test_a_folder_that_cannot_be_made_is_made_later_and_one_that_cannot_be_listed_numbers_by_attempt(
     tmp_path, capfd, monkeypatch
 ):
     (tmp_path / "incidents").write_text("in the way")

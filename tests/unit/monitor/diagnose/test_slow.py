@@ -1,4 +1,4 @@
-"""Which cause a slow run has, from readings at its usual pace and at the slow one; what it says, and what it would change."""
+"""Which cause a slow run has, from readings at its usual pace and the slow one; what it says and changes."""
 
 import dataclasses
 import json
@@ -132,10 +132,8 @@ def test_less_memory_never_refuses_the_saved_states(tmp_path, model, backend, ti
 
 def test_the_page_and_the_status_name_the_cause_and_the_cure(tmp_path):
     known = {"title": "The disk is slow", "pace": "A step takes 3 s", "explanation": "It waited.", "advice": "Copy it."}
-    status, text = (
-        {**STATUS, "slow": known, "monitor_pid": 1},
-        "The disk is slow. A step takes 3 s. It waited. Copy it.",
-    )
+    status = {**STATUS, "slow": known, "monitor_pid": 1}
+    text = "The disk is slow. A step takes 3 s. It waited. Copy it."
     assert text in commands.line(tmp_path, status) and text in cards.head(View(tmp_path, "x", status))
 
 

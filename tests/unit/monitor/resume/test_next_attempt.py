@@ -1,4 +1,4 @@
-"""When the next attempt's script is rendered, from what, and what a failure of that costs; the subprocess is replaced."""
+"""When the next attempt's script is rendered, from what, what a failure of that costs; the subprocess is replaced."""
 
 import os
 from unittest.mock import Mock
@@ -107,6 +107,5 @@ def test_a_run_in_a_folder_of_another_name_is_not_trained_for_a_lora_that_nobody
     folder = folder_of(tmp_path)
     assert "rename the folder" not in str(next_attempt.respond(folder, {"want": "problems"}))
     (problem,) = next_attempt.respond(folder.rename(folder.with_name("dog")), {"want": "problems"})["problems"][-1:]
-    assert problem.startswith(
-        f"the folder dog has the run {folder.name}: rename the folder to {folder.name}, or, of a copy"
-    )
+    name = folder.name
+    assert problem.startswith(f"the folder dog has the run {name}: rename the folder to {name}, or, of a copy")

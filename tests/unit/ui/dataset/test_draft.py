@@ -71,9 +71,8 @@ def test_an_id_from_the_browser_cannot_leave_the_drafts(data):
 def test_the_page_can_only_add_its_own_uploads(mine, tmp_path):
     secret = picture(tmp_path / "secret.png")
     for path in (str(secret), str(draft.uploads_dir() / ".." / ".." / ".." / "secret.png"), "/etc/passwd"):
-        answer = images.image_action(
-            {"action": "add_images", "draft": mine, "uploads": [{"path": path, "name": "x.png"}], "drop": ""}
-        )
+        sent = {"draft": mine, "uploads": [{"path": path, "name": "x.png"}], "drop": ""}
+        answer = images.image_action({"action": "add_images", **sent})
         assert "Only files that were uploaded here can be added" in answer["error"]
     assert secret.exists() and draft.items(mine) == []
 
@@ -148,9 +147,8 @@ def test_a_spec_survives_the_form_unchanged():
         spec = runs.make({"name": "x", "model": "flux-dev", **given})
         assert form.parse(form.values_of_spec(spec, {"": 4}))[0] == spec
     one_prompt = spec.changed(prompts=["a cat\non a mat"])
-    assert runs.sample_prompts(form.parse(form.values_of_spec(one_prompt, {"": 4}))[0]) == runs.sample_prompts(
-        one_prompt
-    )
+    back = form.parse(form.values_of_spec(one_prompt, {"": 4}))[0]
+    assert runs.sample_prompts(back) == runs.sample_prompts(one_prompt)
 
 
 def test_intervals_computed_from_the_images_are_left_empty_in_a_copy(data, mine):

@@ -1,4 +1,4 @@
-"""Every call that a script of the page can make on the server: whatever is sent gets an answer or a sentence; images are found."""
+"""Every call that a script of the page can make: whatever is sent gets an answer or a sentence; images are found."""
 
 import functools
 import itertools
@@ -92,9 +92,7 @@ def place(data, monkeypatch) -> str:
     sent=VALUES | st.dictionaries(st.sampled_from(KEYS.split()), VALUES, max_size=6),
     known=st.sets(st.sampled_from(["draft", "run", "id", "paths"])),
 )
-def test_any_call_of_a_browser_is_answered_and_changes_no_other_caption_and_no_other_file(
-    calls, place, data, which, sent, known
-):
+def test_any_call_is_answered_and_changes_no_other_caption_and_no_other_file(calls, place, data, which, sent, known):
     if isinstance(sent, dict):
         own = {"draft": place, "run": "my-run", "id": f"{0:024x}", "paths": [str(data.parent / "secret.txt")]}
         sent = {**sent, **{key: own[key] for key in known}}

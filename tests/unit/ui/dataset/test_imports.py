@@ -169,9 +169,8 @@ def test_a_file_that_cannot_be_read_costs_only_itself(mine, tmp_path, monkeypatc
     monkeypatch.setattr(shutil, "copyfile", lambda path, to: refuse(path) or copy(path, to))
     monkeypatch.setattr(draft_drop, "read_caption", lambda path, name: refuse(path) or read(path, name))
     added, said = draft_drop.take(mine, files, "drop", more=False)
-    assert added == 1 and sorted(said)[:2] == [
-        f"x/{name}: the file cannot be read; allow this user to read it" for name in ("a.txt", "b.png")
-    ]
+    unreadable = [f"x/{name}: the file cannot be read; allow this user to read it" for name in ("a.txt", "b.png")]
+    assert added == 1 and sorted(said)[:2] == unreadable
     monkeypatch.setattr(shutil, "copyfile", lambda path, to: refuse(root / "b.png"))
     with pytest.raises(RunError, match="cannot store the files .*: no permission to write there"):
         draft_drop.take(mine, files, "again", more=False)

@@ -1,4 +1,4 @@
-"""The form: its values become a spec, and what is wrong with them stands beside the fields and at Start. The settings of a
+"""The form: its values become a spec, and what is wrong stands beside the fields and at Start. The settings of a
 draft: what was set is stored, what was not follows the model, the machine and the images."""
 
 import json
@@ -130,9 +130,8 @@ def test_the_plan_counts_the_steps_and_findings_are_listed_with_labels():
 def test_a_weight_that_makes_too_many_repeats_is_a_fault_of_the_images_and_the_page_opens(mine, tmp_path):
     drop(mine, (photo(tmp_path / "a.png", 1), "2024_trip/a.png"))
     form.save(mine, {"name": "x"})
-    answer = image_action(
-        {"action": "weight", "draft": mine, "ids": [one.id for one in draft.items(mine)], "weight": 5}
-    )
+    ids = [one.id for one in draft.items(mine)]
+    answer = image_action({"action": "weight", "draft": mine, "ids": ids, "weight": 5})
     assert answer["ok"] and new_lora.load(mine)[0] == mine
     (fault,) = form.reviewed(mine).faults
     assert fault == Fault("images", "2024_trip: 2024 repeats × weight 5 is more than 9999; lower one of them")

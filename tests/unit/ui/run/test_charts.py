@@ -54,11 +54,8 @@ def test_a_long_run_has_few_points(data, shown):
 
 def test_restarts_and_incidents_are_marked_once(folder, shown):
     write_incident(folder, "0001", step=25, resumed_from=20)
-    text = [
-        line(s, attempt=attempt)
-        for attempt, steps in ((1, (1, 26)), (2, (21, 30)), (3, (30, 33)))
-        for s in range(*steps)
-    ]
+    attempts = {1: range(1, 26), 2: range(21, 30), 3: range(30, 33)}
+    text = [line(step, attempt=attempt) for attempt, steps in attempts.items() for step in steps]
     first, second = shown(folder, text)["marks"]
     assert first == {"x": 25.0, "label": "hung after step 25", "incident": "0001"}
     assert second == {"x": 30.0, "label": "continued at step 30", "incident": ""}

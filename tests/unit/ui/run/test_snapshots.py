@@ -63,10 +63,9 @@ def test_samples_before_and_after_a_restart_are_one_series_and_the_newest_counts
     sample(tmp_path, "cat_000020_00_20260101130000_42.png")  # repeated after a restart
     sample(tmp_path, "cat_000030_00_20260101130500_42.png")
     sample(tmp_path, ".cat_000040_00_20260101130500_42.png")  # being written
-    (tmp_path / "metrics.jsonl").write_text(
-        "".join(step_line(step, 9.0, attempt=1) for step in range(1, 26))
-        + "".join(step_line(step, 1.0, attempt=2) for step in range(11, 31))
-    )
+    first = [step_line(step, 9.0, attempt=1) for step in range(1, 26)]
+    second = [step_line(step, 1.0, attempt=2) for step in range(11, 31)]
+    (tmp_path / "metrics.jsonl").write_text("".join(first + second))
     found = read(tmp_path)
     assert steps(found) == [10, 20, 30]
     assert at_step(found, 20).samples[0].path.name == "cat_000020_00_20260101130000_42.png"
@@ -118,9 +117,8 @@ def test_any_metrics_are_read_the_same_in_one_read_and_in_many_and_break_no_char
 
 def test_the_charts_have_the_validation_loss(tmp_path):
     text = "".join(step_line(step) for step in range(1, 40))
-    text += (
-        validation_line("x", 1) + validation_line(30, None) + "".join(validation_line(s, 1.0 / s) for s in (10, 20, 10))
-    )
+    text += validation_line("x", 1) + validation_line(30, None)
+    text += "".join(validation_line(step, 1.0 / step) for step in (10, 20, 10))
     (tmp_path / "metrics.jsonl").write_text(text)
     metrics = Metrics(tmp_path / "metrics.jsonl").update()
     (found,) = [line for line in lines_of(metrics, 40.0, [])["lines"] if line["key"] == "val_loss"]

@@ -1,4 +1,4 @@
-"""The preview of the buckets, against the trainers' own code: taken from a checkout of sd-scripts and of musubi-tuner, and run."""
+"""The preview of the buckets, against the trainers' own code, taken from checkouts of sd-scripts and musubi-tuner."""
 
 import random
 
