@@ -36,8 +36,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import gpu_model, overhead
-from benchmarks import tiny_flux as tiny
+from benchmarks import gpu_model, overhead, tiny_flux as tiny
 from benchmarks.report import CannotMeasure, Report, say
 from benchmarks.trial import Job, make_toy, read_end, read_lines, started
 from presets.estimate import estimate

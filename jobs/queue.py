@@ -31,8 +31,7 @@ from monitor.gpu import devices
 from monitor.process import platform
 from monitor.process.platform import LOCK, Lock, is_held
 from monitor.resume.next_attempt import start_problems
-from monitor.run_folder import QUEUE as FILE
-from monitor.run_folder import STATUS, MonitorError, RunFolder, read_json, wake_queue
+from monitor.run_folder import QUEUE as FILE, STATUS, MonitorError, RunFolder, read_json, wake_queue
 from monitor.state import State, nothing_left, read_status
 from runs import sweep
 from runs.paths import outputs_dir as outputs

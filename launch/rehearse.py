@@ -37,14 +37,12 @@ from monitor.attempt import Attempt
 from monitor.diagnose import causes
 from monitor.loop import Loop
 from monitor.process import platform, spawned
-from monitor.process.platform import LOCK as WATCHED
-from monitor.process.platform import Lock, is_held
+from monitor.process.platform import LOCK as WATCHED, Lock, is_held
 from monitor.resume.next_attempt import Standby
 from monitor.run_folder import RunFolder
 from monitor.state import Observation, State, Transition
 from presets.steps import weight_of
-from runs import job as jobs
-from runs import mitigate, pin
+from runs import job as jobs, mitigate, pin
 from runs.command import model_files, samples, world
 from runs.dataset import counts, images_in
 from runs.files import atomic_write

@@ -134,8 +134,7 @@ def _replace(script: Path, text: str) -> None:
 
 def estimate(args: argparse.Namespace) -> int:
     """Print the estimate of a run's GPU memory, time, disk space and cost."""
-    from presets.estimate import estimate as of
-    from presets.estimate import whole
+    from presets.estimate import estimate as of, whole
     from presets.tables import read_toml
 
     given, outputs = Path(args.run), presets.data_root() / "outputs"

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from presets import PresetError, lint
-from presets.fix import fix as fix_script
-from presets.fix import set_flags
+from presets.fix import fix as fix_script, set_flags
 from presets.training import Training, trainings
 from runs.files import Fault, RunError
 from runs.paths import script_name

@@ -25,8 +25,7 @@ from runs.files import Fault, RunError, atomic_write, checksum, explained
 from runs.job import FILE, Job, dumps, fields, for_platform, is_here, load, made, moved, places, resolve, respecified
 from runs.paths import script_name
 from runs.scripts import rendered, script
-from runs.spec import ALIASES, RESERVED_FLAGS, RunSpec
-from runs.spec import load as load_spec
+from runs.spec import ALIASES, RESERVED_FLAGS, RunSpec, load as load_spec
 
 EDITED = "train.sh was edited by hand; every attempt now trains what it says"
 UNREADABLE = (

@@ -17,6 +17,7 @@ from pathlib import Path
 from guards import gate, loader, machine
 from sd_scripts_patches import (
     compatibility,
+    exit as exit_patch,
     hooks,
     registry,
     runner,
@@ -24,7 +25,6 @@ from sd_scripts_patches import (
     timeouts,
     versions,
 )
-from sd_scripts_patches import exit as exit_patch
 from sd_scripts_patches.patch import Incompatible
 
 CACHES = re.compile(r"_cache_(latents|text_encoder_outputs)\.py$")  # musubi-tuner's, which run before the training

@@ -24,8 +24,7 @@ from typing import Any
 from guards import crash
 from guards.heartbeat import REQUEST_STOP, WAITS
 from guards.step_requests import KINDS
-from sd_scripts_patches import batch_seeds, hooks, session, snapshots, timeouts
-from sd_scripts_patches import exit as exit_patch
+from sd_scripts_patches import batch_seeds, exit as exit_patch, hooks, session, snapshots, timeouts
 from sd_scripts_patches.patch import Patch, around, function
 from sd_scripts_patches.save import SAVES
 from sd_scripts_patches.step_requests import Requests

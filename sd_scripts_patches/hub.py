@@ -29,8 +29,7 @@ from typing import Any
 from guards import deadline, limits
 from guards.download import digest_of
 from guards.hub import DIGEST, Patience
-from sd_scripts_patches import exit as exit_patch
-from sd_scripts_patches import session
+from sd_scripts_patches import exit as exit_patch, session
 from sd_scripts_patches.patch import Patch, Target, around, function
 
 DOWNLOAD = "huggingface_hub.file_download"

@@ -12,9 +12,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from guards import crash, limits, world
-from sd_scripts_patches import batch_seeds, session
-from sd_scripts_patches import exit as exit_patch
-from sd_scripts_patches import heartbeat as beats
+from sd_scripts_patches import batch_seeds, exit as exit_patch, heartbeat as beats, session
 from sd_scripts_patches.musubi import BASE
 from sd_scripts_patches.patch import Patch, Target, around, function
 

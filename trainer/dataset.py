@@ -208,8 +208,7 @@ def read_subset(config: Path, table: dict, args, number: int) -> list[Image]:
 
 def header_of(path: Path) -> tuple[Size, bool]:
     """Width and height after EXIF rotation, and whether there is transparency; reads the header only."""
-    from PIL import Image as Pillow
-    from PIL import UnidentifiedImageError
+    from PIL import Image as Pillow, UnidentifiedImageError
 
     try:
         with Pillow.open(path) as image:
@@ -264,8 +263,7 @@ def pixels_and_mask(image: Image):
     The colours below a mask stay as they are: the model sees the whole image, and only the loss leaves a part out.
     """
     import numpy as np
-    from PIL import Image as Pillow
-    from PIL import ImageOps
+    from PIL import Image as Pillow, ImageOps
 
     alpha = None
     try:

@@ -15,8 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from guards import checkpoint, deadline, limits, loader
-from guards import world as group
+from guards import checkpoint, deadline, limits, loader, world as group
 from guards.snapshots import Snapshots
 from guards.state_saves import StateSaves
 from guards.step_requests import StepRequests

@@ -27,8 +27,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
-from guards.reading import boot_id as boot_id
-from guards.reading import read_bytes, read_text
+from guards.reading import boot_id as boot_id, read_bytes, read_text
 
 LINUX = sys.platform.startswith("linux")
 WINDOWS = sys.platform == "win32"

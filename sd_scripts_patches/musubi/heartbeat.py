@@ -12,9 +12,7 @@ from typing import Any
 
 from guards import crash
 from guards.heartbeat import REQUEST_STOP
-from sd_scripts_patches import ast_utils, session
-from sd_scripts_patches import exit as exit_patch
-from sd_scripts_patches import heartbeat as common
+from sd_scripts_patches import ast_utils, exit as exit_patch, heartbeat as common, session
 from sd_scripts_patches.musubi import ACCELERATOR_SETUP, BASE, CACHE_LATENTS, CACHE_TEXT, LOOP, TRAIN_UTILS
 from sd_scripts_patches.patch import Patch, Target, around, find_function, function
 

@@ -1,8 +1,7 @@
 """Fixtures of the page's tests in a browser."""
 
 import pytest
-from ui_helpers import alone, serving
-from ui_helpers import runs_data as data
+from ui_helpers import alone, runs_data as data, serving
 from ui_page import a_tab, open_page
 
 

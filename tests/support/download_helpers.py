@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 from hub_server import Hub, only_hub
 
-from guards import download
-from guards import hub as hub_module
+from guards import download, hub as hub_module
 
 CONTENT = bytes(range(251)) * 2_000  # 502 kB
 NAME = "x.safetensors"

@@ -23,8 +23,15 @@ from unittest import mock
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from sd_scripts_patches import ast_utils, compatibility, locate, registry, trainers, versions  # noqa: E402
-from sd_scripts_patches import patch as patching  # noqa: E402
+from sd_scripts_patches import (  # noqa: E402
+    ast_utils,
+    compatibility,
+    locate,
+    patch as patching,
+    registry,
+    trainers,
+    versions,
+)
 from sd_scripts_patches.patch import Incompatible, Target  # noqa: E402
 
 FILE = Path(__file__).with_name("data") / "upstream_shapes.json"

@@ -5,8 +5,7 @@ import json
 import pytest
 from caption_server import answering, drip, run, texts
 from draft_helpers import photo
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from strategies import ANY_VALUE
 
 from captions import endpoint

@@ -4,8 +4,7 @@ import contextlib
 import re
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from captions.text import MOST_CHARACTERS, NoCaption, cleaned, framed
 

@@ -14,8 +14,7 @@ from download_helpers import CONTENT, FILES, NAME, REPO, get, no_overlap, part, 
 from filelock import FileLock
 from hub_server import COMMIT, Fault, only_hub
 from huggingface_hub import close_session
-from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, example, given, settings, strategies as st
 from monitor_helpers import wait_for
 from ui_helpers import small_disk
 

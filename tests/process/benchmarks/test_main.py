@@ -7,8 +7,7 @@ import json
 import pytest
 from runs_helpers import call
 
-from benchmarks import __main__ as command
-from benchmarks import overhead
+from benchmarks import __main__ as command, overhead
 from benchmarks.__main__ import NAMES, main
 
 

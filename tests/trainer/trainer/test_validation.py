@@ -5,8 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from trainer_helpers import flags, fork, good, make_config, metrics, numbers
 
 import runs

@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from jobs import __main__ as commands
-from jobs import queue
+from jobs import __main__ as commands, queue
 
 
 @pytest.mark.parametrize("words", [[], ["--no-queue"]])

@@ -4,8 +4,7 @@ import json
 from dataclasses import asdict, dataclass, field
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from seeds import examples
 
 from monitor import ledger

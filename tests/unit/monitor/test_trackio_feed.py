@@ -5,8 +5,7 @@ import os
 import sys
 from unittest.mock import Mock
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 import runs
 from monitor import trackio_feed

@@ -2,8 +2,7 @@
 
 import re
 
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 from lint_corpus import lint
 
 from presets.training import commands

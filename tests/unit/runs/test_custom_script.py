@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 import tomllib
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from runs_helpers import pictures
 
 import runs

@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from draft_helpers import create_run, drop, photo
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from runs_helpers import call, executable, pictures, run_script, spec
 from safetensors.numpy import save_file
 from store_helpers import held

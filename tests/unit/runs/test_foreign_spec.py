@@ -6,8 +6,7 @@ import json
 import pytest
 import tomlkit
 from foreign_helpers import GUI, example, imported, row
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from lint_corpus import fluxgym
 from runs_helpers import spec as make
 from strategies import ANY_VALUE

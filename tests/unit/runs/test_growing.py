@@ -3,8 +3,7 @@
 import os
 from unittest.mock import ANY
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from ui_helpers import metrics_line as line
 
 from runs.growing import Added, count_of, entries, json_objects

@@ -5,16 +5,14 @@ from pathlib import Path
 
 import pytest
 from families import FAMILIES, PLATFORMS, fitting, made
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from runs_helpers import call, contents, folder_of, spec
 
 import runs
 from launch import bundle
 from monitor.resume import next_attempt
 from monitor.state import spec_edited
-from runs import job as jobs
-from runs import mitigate
+from runs import job as jobs, mitigate
 from runs.pin import pinned, write
 from runs.scripts import rendered
 

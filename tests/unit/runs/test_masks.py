@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from draft_helpers import photo
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from PIL import Image
 from runs_helpers import png_header
 

@@ -3,8 +3,7 @@
 from pathlib import Path
 
 from huggingface_hub import ModelCard
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 import runs
 from runs import model_card

@@ -1,7 +1,6 @@
 """Repeats and epochs from the number of images: pure arithmetic, held against every other choice."""
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 import presets
 from runs.proposal import LEAST, MOST, propose, steps_per_epoch

@@ -10,8 +10,7 @@ from unittest import mock
 
 import pytest
 from cmd_words import cmd_words
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from runs_helpers import PROJECT, arguments_of, encode, executable, pictures, python, run_script, spec, stub
 from seeds import examples
 

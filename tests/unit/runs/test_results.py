@@ -3,8 +3,7 @@
 import contextlib
 import re
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from ui_helpers import lora_file
 
 from runs import results

@@ -6,8 +6,7 @@ from types import SimpleNamespace
 
 import children
 
-from guards import deadline
-from guards import hub as requests
+from guards import deadline, hub as requests
 from sd_scripts_patches import hub, session
 
 

@@ -8,8 +8,7 @@ import record_shapes
 from patches_helpers import launch, write
 
 from guards import gate, heartbeat
-from sd_scripts_patches import __main__ as main
-from sd_scripts_patches import compatibility, registry
+from sd_scripts_patches import __main__ as main, compatibility, registry
 from sd_scripts_patches.trainers import TRAINERS
 
 

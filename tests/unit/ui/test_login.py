@@ -7,8 +7,7 @@ import os
 from unittest.mock import AsyncMock, Mock
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException
 

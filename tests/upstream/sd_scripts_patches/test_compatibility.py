@@ -4,8 +4,7 @@ import json
 
 import record_shapes
 
-from sd_scripts_patches import __main__ as main
-from sd_scripts_patches import registry, versions
+from sd_scripts_patches import __main__ as main, registry, versions
 
 
 def test_every_patch_is_compatible_with_the_pinned_checkout(sd_scripts, capsys):

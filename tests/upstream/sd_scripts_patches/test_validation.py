@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 import resume_helpers
 import tiny_sd_scripts as tiny
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from upstream_code import code_of
 
 from sd_scripts_patches import validation as patch

@@ -1,7 +1,6 @@
 """The charts of a run: which points are sent, and how the browser draws them."""
 
-from ui_helpers import metrics_line as line
-from ui_helpers import write_incident, write_run
+from ui_helpers import metrics_line as line, write_incident, write_run
 from ui_page import show_run, until
 
 from ui.run import charts

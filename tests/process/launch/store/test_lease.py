@@ -15,8 +15,7 @@ from dataclasses import replace
 
 import greenlet
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from seeds import examples
 from store_helpers import QUICK, acquired
 

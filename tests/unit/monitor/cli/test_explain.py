@@ -6,8 +6,7 @@ import signal
 import subprocess
 import sys
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from ui_page import until
 
 from monitor.cli import explain

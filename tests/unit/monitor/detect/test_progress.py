@@ -5,8 +5,7 @@ import random
 from collections.abc import Callable, Iterable
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from monitor_traces import ASLEEP, KINDS, hanging, healthy, play, step_times
 from seeds import examples
 

@@ -2,8 +2,7 @@
 
 import pytest
 from draft_helpers import item
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 import runs
 from trainer.buckets import Rules

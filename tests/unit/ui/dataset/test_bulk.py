@@ -6,8 +6,7 @@ from unittest.mock import Mock
 import gradio as gr
 import pytest
 from draft_helpers import drawn, filled, texts
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from runs.files import RunError
 from ui.dataset import bulk, draft, draft_store, subsets

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 from draft_helpers import captions, drop, item_of, note, photo, set_caption
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 from PIL import Image
 

@@ -9,8 +9,7 @@ import time
 
 import pytest
 from draft_helpers import filled, texts
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from runs.files import RunError
 from ui.dataset import bulk, draft, draft_store

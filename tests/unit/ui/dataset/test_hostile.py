@@ -22,8 +22,7 @@ from unittest import mock
 
 import pytest
 import tomllib
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from PIL import Image
 
 import runs

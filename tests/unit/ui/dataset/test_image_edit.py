@@ -7,8 +7,7 @@ import re
 import numpy as np
 import pytest
 from draft_helpers import drop, item, item_of, mask_of, photo, run_of, top_ignored
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from PIL import Image
 from strategies import ANY_VALUE
 

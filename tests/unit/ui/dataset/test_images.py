@@ -9,8 +9,7 @@ from inspect import signature
 import gradio as gr
 import pytest
 from draft_helpers import filled, item
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from ui_helpers import write_run
 
 from runs.files import RunError

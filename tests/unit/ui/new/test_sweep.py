@@ -8,8 +8,7 @@ from jobs import queue
 from runs.files import RunError
 from ui.dataset import draft
 from ui.dataset.draft_store import new_id
-from ui.new import form
-from ui.new import sweep as page_sweep
+from ui.new import form, sweep as page_sweep
 
 
 def test_the_page_plans_and_makes_a_sweep_of_the_draft(base, tmp_path, monkeypatch):

@@ -6,10 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from ui_helpers import metrics_line as line
-from ui_helpers import write_incident, write_run
+from hypothesis import given, strategies as st
+from ui_helpers import metrics_line as line, write_incident, write_run
 
 from ui.run import charts, view
 

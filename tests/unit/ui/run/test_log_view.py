@@ -1,8 +1,7 @@
 """The log: its end, colours, a search near the end, and that nothing in a log is executed."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from runs import env_file
 from runs.files import RunError

@@ -5,8 +5,7 @@ import math
 import random
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from strategies import ANY_VALUE
 from ui_helpers import lora_file
 from ui_markup import sample
