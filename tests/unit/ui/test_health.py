@@ -49,7 +49,8 @@ def test_a_damaged_status_file_is_no_fault_and_a_missing_folder_is(data):
         (folder / "status.json").write_text(text)
         assert health.fault({}, 0.0) == ""
     shutil.rmtree(data / "datasets")
-    assert health.fault({}, 0.0) == health.UNREADABLE
+    (answer,) = many(1)
+    assert (answer.status_code, json.loads(answer.body)) == (503, {"status": health.UNREADABLE})
 
 
 def test_many_requests_cost_one_reading_also_of_a_disk_that_does_not_respond(monkeypatch):
