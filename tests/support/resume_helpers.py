@@ -96,9 +96,6 @@ def stripped(state: Path, folder: Path, **train_state: int) -> Path:
     return copy
 
 
-# -- comparisons of two runs
-
-
 def same_output(plain: Path, other: Path) -> None:
     """Names, LoRAs and sample images are the same."""
     assert names(other) == names(plain)

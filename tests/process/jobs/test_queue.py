@@ -108,9 +108,6 @@ def test_a_damaged_queue_is_an_empty_one(data):
         assert queue.insert(folder) == 1
 
 
-# ---- what starts the runs: each once, whatever is killed ----
-
-
 @pytest.mark.slow
 def test_what_was_started_before_a_kill_is_not_started_again(data):
     (run,) = made(data, "run")

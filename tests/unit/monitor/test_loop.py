@@ -237,8 +237,6 @@ def test_an_attempt_is_watched_from_its_beginning_with_what_earlier_ones_took(ma
     assert told["message"] == "step"
 
 
-# ---- the status ----
-
 GPU = {"name": "Stand-in", "utilization": 50, "memory_used": 1, "uuid": "GPU-0", "pids": [7], "spill": False, "use": {}}
 
 

@@ -41,9 +41,6 @@ def test_a_lora_that_does_not_verify_is_never_called_completed(make_loop, tmp_pa
     assert not recovery.complete(make_loop("nodes = 2\n", machine=1)), "the first machine has it"
 
 
-# ---- a failure, from its detection to its restart ----
-
-
 def fail(loop, attempt, **values):
     """Recover from a crash whose last progress was 5 s ago."""
     log = values.pop("log", "something broke")

@@ -249,9 +249,6 @@ def test_a_suspicion_is_looked_into_once_and_progress_ends_it(make_loop, trained
     assert supervisor.progressing(run, attempt, using, Verdict("ok")).state is State.RUNNING and run.state.gpu
 
 
-# ---- what an earlier monitor left ----
-
-
 @pytest.mark.parametrize(
     ("saved", "machine", "kept", "state", "words"),
     [

@@ -28,9 +28,6 @@ def ended(folder, state: str) -> dict:
     return now
 
 
-# ---- the user's stop ----
-
-
 def test_a_stop_in_the_middle_of_a_save_waits_for_it(folder):
     script = toy_run(folder, **SHORT) / "toy.py"
     slow = "(run / 'saving').touch()\n        time.sleep(1.5)\n        (folder"
@@ -42,9 +39,6 @@ def test_a_stop_in_the_middle_of_a_save_waits_for_it(folder):
     now = ended(folder, "stopped")
     assert checkpoint.newest_valid(folder).name == f"toy-step{now['step']:08d}-state"
     assert not list(folder.glob(".*-state*")), "no half-written state is left"
-
-
-# ---- the machine is taken away ----
 
 
 def test_a_sigterm_to_everything_at_once_leaves_a_checkpoint_of_the_last_step(folder):
@@ -72,9 +66,6 @@ def test_a_stray_sigterm_to_the_trainer_costs_no_step(folder):
     assert incident["cause"] == "terminated" and incident["steps_repeated"] == 0
     assert incident["resumed_from"] == incident["step"] == 16
     completed(folder, restarts=1)
-
-
-# ---- more than one monitor ----
 
 
 def test_two_monitors_at_the_same_moment_start_one_training_and_one_says_why(folder):

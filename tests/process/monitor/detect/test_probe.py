@@ -227,9 +227,6 @@ def test_samples_of_living_processes_tell_a_sleeper_from_a_spinner(spawn):
     assert found["spins"].stuck == found["spins"].slow == ()
 
 
-# --- what cannot be read
-
-
 def failing_open(monkeypatch, paths: tuple[str, ...], code: int) -> None:
     """Opening a path that begins so fails with this error from now on."""
     real = io.open

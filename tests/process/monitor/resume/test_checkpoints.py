@@ -82,8 +82,6 @@ def test_a_check_that_fails_falls_back_to_hashes_and_is_never_a_verdict(tmp_path
         assert len(said) == 1 and "only its hashes are checked" in said[0] and reason in said[0]
 
 
-# ---- snapshots in memory: what ends a run, or what the system refuses, costs no steps ----
-
 shared_memory = pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="no /dev/shm")
 
 

@@ -203,9 +203,6 @@ def test_no_progress_is(what):
     assert verdict.kind == HUNG and after_s >= least_s and says in "".join(verdict.evidence)
 
 
-# --- clocks
-
-
 def test_a_suspended_machine_is_not_a_hang():
     watch, asleep_s = Watch(CONFIG, {}), 8 * 3600.0
     assert follow(watch, lambda now: look(now, beat()), seconds=0.5, every_s=0.15)[0].kind == OK
@@ -246,9 +243,6 @@ def test_a_process_that_was_stopped_and_goes_on_is_left_alone():
         return look(now, record, stopped=frozenset({record.pid} if now % 8 < 4 else ()))
 
     assert HUNG not in follow(Watch(CONFIG, {}), see, seconds=300)[2]
-
-
-# --- several ranks
 
 
 def test_the_rank_that_stands_still_is_named_and_two_that_start_do_not_excuse_each_other():
@@ -319,9 +313,6 @@ def test_a_rank_that_is_done_and_gone_does_not_hang_the_others():
         assert hung.kind == HUNG and hung.rank == 1, "it did not succeed, or has not exited"
 
 
-# --- a script without a heartbeat
-
-
 def test_a_script_without_a_heartbeat_is_watched_by_its_log():
     watch, quiet_s = Watch(CONFIG, {}), WATCH.log_silence_s
     lines = follow(watch, lambda now: look(now, signals=ASLEEP, log_bytes=int(now // 240)), 0.0, 3600)
@@ -331,9 +322,6 @@ def test_a_script_without_a_heartbeat_is_watched_by_its_log():
     _, _, kinds = follow(Watch(CONFIG, {}), lambda now: look(now, signals=computes, log_bytes=7))
     assert kinds[SLOW] == pytest.approx(quiet_s, abs=2), "one that computes in silence is left alone for longer"
     assert kinds[HUNG] == pytest.approx(progress.SLOW_FACTOR * quiet_s, abs=2), "but not for ever"
-
-
-# --- loops of items, seconds an item and seconds a phase
 
 
 @pytest.mark.parametrize(
@@ -390,9 +378,6 @@ def test_a_save_counted_into_a_step_does_not_stretch_the_budget():
     after = beat(step=101, count=101, beat_s=160.0, phase_s=160.0, intervals=(0.05,) * 100 + (60.0,))
     watch.observe(look(160.1, after))
     assert watch._budget("step") < 2.0
-
-
-# --- the end of a rank and of the script
 
 
 def script(outcome: str, activity: Callable[[float], float]) -> See:
