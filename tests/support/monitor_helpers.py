@@ -168,9 +168,8 @@ def started(folder: Path, step: int = 5, **env) -> subprocess.Popen:
 def cli(folder: Path, *words: str, **env: str) -> str:
     """What `python -m monitor WORDS` prints on a data root; `folder` is one of its runs."""
     command = [sys.executable, "-m", "monitor", *words]
-    return subprocess.run(
-        command, cwd=ROOT, env=environment(folder, **env), capture_output=True, text=True, timeout=120, check=True
-    ).stdout
+    how = {"cwd": ROOT, "env": environment(folder, **env), "timeout": 120}
+    return subprocess.run(command, **how, capture_output=True, text=True, check=True).stdout
 
 
 def kill_monitor(process: subprocess.Popen, folder: Path) -> None:

@@ -30,9 +30,8 @@ def write_qwen_tokenizer(folder: Path) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(mark) for mark in ("<|endoftext|>", "<|im_start|>", "<|im_end|>")])
-    made = transformers.Qwen2TokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<|endoftext|>", eos_token="<|im_end|>", model_max_length=2048
-    )
+    named = {"pad_token": "<|endoftext|>", "eos_token": "<|im_end|>"}
+    made = transformers.Qwen2TokenizerFast(tokenizer_object=tokenizer, **named, model_max_length=2048)
     made.chat_template = CHAT
     made.save_pretrained(folder)
 
@@ -77,9 +76,8 @@ def qwen_vl():
         "fullatt_block_indexes": [0], "window_size": 112,
     }  # fmt: skip
     marks = dict.fromkeys(("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id"), 500)
-    return transformers.Qwen2_5_VLForConditionalGeneration(
-        transformers.Qwen2_5_VLConfig(text_config=text, vision_config=vision, **marks)
-    )
+    config = transformers.Qwen2_5_VLConfig(text_config=text, vision_config=vision, **marks)
+    return transformers.Qwen2_5_VLForConditionalGeneration(config)
 
 
 def flow_scheduler(**changed):

@@ -69,9 +69,8 @@ def test_an_unreadable_image_is_replaced_named_and_counted_or_ends_the_run_while
     """Its second half is missing; by its header it is in the data set. Steps and epochs keep their number."""
     bad = tiny.copy_of(each_work, tmp_path) / "1_thing" / "004.png"
     bad.write_bytes(bad.read_bytes()[:6000])
-    args = tiny.arguments(
-        each_work, tmp_path, train_data_dir=str(bad.parents[1]), max_train_epochs="2", max_data_loader_n_workers="1"
-    )
+    short = {"max_train_epochs": "2", "max_data_loader_n_workers": "1"}
+    args = tiny.arguments(each_work, tmp_path, train_data_dir=str(bad.parents[1]), **short)
     args = [argument for argument in args if argument != "--cache_latents"] + ["--cache_latents"] * cached
     env = tiny.environment(each_work, TINY_LOSSES=str(tmp_path / "losses"))
     result = patches_helpers.watch(tiny.command(*args), env, tiny.checkout(), 300, int(cached))

@@ -44,9 +44,8 @@ def model(tmp_path_factory):
         decoder_attention_heads=2, encoder_ffn_dim=16, decoder_ffn_dim=16, max_position_embeddings=600, bos_token_id=0,
         pad_token_id=1, eos_token_id=2, decoder_start_token_id=2, forced_eos_token_id=2,
     )  # fmt: skip
-    config = transformers.Florence2Config(
-        text_config=text, vision_config=transformers.Florence2VisionConfig(**VISION), image_token_id=4
-    )
+    vision = transformers.Florence2VisionConfig(**VISION)
+    config = transformers.Florence2Config(text_config=text, vision_config=vision, image_token_id=4)
     torch.manual_seed(7)
     model = transformers.Florence2ForConditionalGeneration(config)
     with torch.no_grad():

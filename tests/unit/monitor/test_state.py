@@ -40,9 +40,8 @@ def test_a_copy_of_a_run_goes_on_by_itself_and_leaves_the_training_of_the_other_
     folder, copy = tmp_path / "cat", tmp_path / "dog"
     record = AttemptRecord("boot", 3, "token", "/tmp/x", 10, 1.5, (7, 8.0))
     folder.mkdir()
-    saved = RunState(
-        State.RUNNING, 3, current=record, shutdown=Shutdown("stopped"), snapshots="/dev/shm/x", best_step=9
-    )
+    more = {"shutdown": Shutdown("stopped"), "snapshots": "/dev/shm/x", "best_step": 9}
+    saved = RunState(State.RUNNING, 3, current=record, **more)
     assert saved.save(RunFolder(folder))
     shutil.copytree(folder, copy)
     found = RunState.load(RunFolder(copy))

@@ -91,10 +91,8 @@ def test_captions_come_from_the_image_or_the_text_file_then_the_trigger_then_the
     assert read == {"0": "from the file\n", "1": "zwölf Boxkämpfer 🥊\n", "2": "ohwx\n"}
     (images / "0.txt").write_bytes("caf\xe9".encode("latin-1"))
     assert refused(images) == "0.txt: the caption is not UTF-8 text (byte 3); save the file as UTF-8"
-    given = [
-        *sources([images / "2.png"], {"2.png": "of\nthe image"}),
-        dataset.Source(images / "1.png", "a.png", "", "5_dog"),
-    ]
+    in_a_folder = dataset.Source(images / "1.png", "a.png", "", "5_dog")
+    given = [*sources([images / "2.png"], {"2.png": "of\nthe image"}), in_a_folder]
     assert [one.caption for one in dataset.gather(given)] == ["of the image", "dog"]
     (tmp_path / "taken").rename(tmp_path / "before")  # sd-scripts stops at an empty file: library/train_util.py
     folder, notes = take(tmp_path, [images / "2.png"])

@@ -130,10 +130,9 @@ def test_a_mask_that_is_gone_is_an_error_with_the_name_of_its_image(tmp_path):
 
 def test_images_with_a_weight_get_a_subset_with_more_repeats(tmp_path):
     given = [("", 1), ("", 3), ("10_cat", 1), ("10_cat", 2), ("dogs", 10), ("", 3), ("weight-3", 1), ("weight-3", 3)]
-    sources = [
-        Source(photo(tmp_path / f"{n}.png", n), f"{n}.png", "c", folder, weight=weight)
-        for n, (folder, weight) in enumerate(given)
-    ]
+    shots = [photo(tmp_path / f"{n}.png", n) for n in range(len(given))]
+    each = zip(shots, given, strict=True)
+    sources = [Source(shot, shot.name, "c", folder, weight=weight) for shot, (folder, weight) in each]
     data = written(tmp_path, *sources)
     # folder in the data set: (its images, their weight, the folder that they came from)
     made = {

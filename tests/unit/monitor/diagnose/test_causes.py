@@ -159,9 +159,8 @@ def test_a_kernel_record_of_a_fault_is_kept_if_it_is_new(tmp_path, monkeypatch):
     assert causes.kernel_lines(8.0) == ["NVRM: Xid (PCI:0000:01:00): 79, pid=71"]
     assert causes.kernel_lines(10.0) == []
     now = platform.now()
-    monkeypatch.setattr(
-        platform, "now", lambda: replace(now, boot_s=now.mono_s + 7200)
-    )  # it was suspended for two hours
+    suspended = replace(now, boot_s=now.mono_s + 7200)  # for two hours
+    monkeypatch.setattr(platform, "now", lambda: suspended)
     record.write_text(f"4,812,{int(now.mono_s * 1e6)},-;NVRM: Xid (PCI:0000:01:00): 79, pid=71\n")
     assert hung(attempt(tmp_path, beat())).kernel == ["NVRM: Xid (PCI:0000:01:00): 79, pid=71"]
 
@@ -252,10 +251,7 @@ FATAL = "Fatal Python error: Segmentation fault\n\n" + frames("x.py:f")
 ASIDE = frames("queue.py:get", "trackers.py:_run", main=False) + "\n\n"
 STEP, READ = frames("loop.py:one_step"), frames("zipfile.py:read")
 FOUND = {row.get("what", row.get("error")): evidence(row) for row in TABLE["found"]} | {
-    "a flag that argparse rejects, behind a launcher with a long command": (
-        crash(LONG, exit_code=1, phase="import"),
-        "usage_error",
-    ),
+    "a flag that argparse rejects, behind a long command": (crash(LONG, exit_code=1, phase="import"), "usage_error"),
     "a segfault": (crash(signal=11, stacks={7: FATAL}), "crashed_in_c"),
 }
 INNOCENT = {row["what"]: evidence(row) for row in TABLE["innocent"]} | {
