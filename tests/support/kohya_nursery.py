@@ -19,9 +19,9 @@ import nursery
 
 INSTALLED = """
 torch torch.utils.data torch.utils.tensorboard safetensors.torch accelerate numpy cv2 PIL.Image tqdm huggingface_hub
-transformers.models.clip.modeling_clip transformers.models.t5.modeling_t5 transformers.optimization transformers.pipelines
-diffusers diffusers.models.autoencoders diffusers.optimization diffusers.schedulers diffusers.pipelines.pipeline_utils
-einops imagesize toml voluptuous rich.logging ftfy psutil sentencepiece av
+transformers.models.clip.modeling_clip transformers.models.t5.modeling_t5 transformers.optimization diffusers
+transformers.pipelines diffusers.models.autoencoders diffusers.optimization diffusers.schedulers
+diffusers.pipelines.pipeline_utils einops imagesize toml voluptuous rich.logging ftfy psutil sentencepiece av
 """
 _nurseries: dict[tuple[str, bool, str], nursery.Nursery] = {}
 _starting = threading.Lock()

@@ -417,9 +417,9 @@ def environment(name: str, work: Path, faults: str = "", **extra: str) -> dict[s
 
 
 FLAGS = f"""
-output_name=tiny resolution=64,64 caption_extension=.txt network_dim=4 optimizer_type=AdamW learning_rate=1e-3 lr_scheduler=cosine
-loss_type=l2 mixed_precision=no save_precision=float seed=42 max_data_loader_n_workers=0 max_train_epochs={EPOCHS}
-save_every_n_steps={STATE_EVERY} sample_every_n_steps={SAMPLE_EVERY}
+output_name=tiny resolution=64,64 caption_extension=.txt network_dim=4 optimizer_type=AdamW learning_rate=1e-3
+lr_scheduler=cosine loss_type=l2 mixed_precision=no save_precision=float seed=42 max_data_loader_n_workers=0
+max_train_epochs={EPOCHS} save_every_n_steps={STATE_EVERY} sample_every_n_steps={SAMPLE_EVERY}
 """
 
 

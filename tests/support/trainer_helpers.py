@@ -53,8 +53,9 @@ num_repeats = {repeats}
 
 
 FLAGS = """
-output_name=tiny network_dim=4 optimizer_type=adamw learning_rate=1e-3 timestep_sampling=shift discrete_flow_shift=3.1582
-model_prediction_type=raw guidance_scale=1.0 seed=42 t5xxl_max_token_length=16 max_data_loader_n_workers=0 max_train_steps=3
+output_name=tiny network_dim=4 optimizer_type=adamw learning_rate=1e-3 timestep_sampling=shift seed=42
+discrete_flow_shift=3.1582 model_prediction_type=raw guidance_scale=1.0 t5xxl_max_token_length=16
+max_data_loader_n_workers=0 max_train_steps=3
 """
 
 

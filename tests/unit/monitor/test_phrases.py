@@ -8,8 +8,8 @@ from monitor import phrases
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
-        (0, "0.0 s"), (3.24, "3.2 s"), (59.4, "59.4 s"), (59.6, "1 min 0 s"), (310, "5 min 10 s"), (3599, "59 min 59 s"),
-        (3600, "1 h 0 min"), (7500, "2 h 5 min"), (90_061, "25 h 1 min"),
+        (0, "0.0 s"), (3.24, "3.2 s"), (59.4, "59.4 s"), (59.6, "1 min 0 s"), (310, "5 min 10 s"),
+        (3599, "59 min 59 s"), (3600, "1 h 0 min"), (7500, "2 h 5 min"), (90_061, "25 h 1 min"),
     ],
 )  # fmt: skip
 def test_a_duration_has_at_most_two_units(seconds, text):

@@ -36,11 +36,11 @@ def test_a_checkout_that_lacks_a_flag_of_the_tables_is_named_and_without_one_no_
     check_extra(made("z-image", "musubi", "12G", extra={"dit": "/mine.safetensors"}))
     scripts = tmp_path / "src/musubi_tuner"
     scripts.mkdir(parents=True)
-    switch = ", action='store_true'"
+    switches = dict.fromkeys(("fp8_llm", "skip_existing"), ", action='store_true'")
     for name, flags in (
         ("latents", {"vae": "", "dataset_config": ""}),
-        ("text_encoder_outputs", {"text_encoder": "", "fp8_llm": switch, "batch_size": "", "dataset_config": "", "skip_existing": switch}),
-    ):  # fmt: skip
+        ("text_encoder_outputs", {"text_encoder": "", "batch_size": "", "dataset_config": "", **switches}),
+    ):
         adds = "".join(f"    parser.add_argument('--{flag}'{kind})\n" for flag, kind in flags.items())
         text = f"import argparse\ndef main():\n    parser = argparse.ArgumentParser()\n{adds}    parser.parse_args()\n"
         (scripts / f"zimage_cache_{name}.py").write_text(text)

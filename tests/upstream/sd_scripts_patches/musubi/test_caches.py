@@ -29,7 +29,7 @@ LATENTS = slice(1)
 
 def test_the_caching_commands_write_the_same_files_and_report_their_items(tmp_path):
     caching(tmp_path)
-    files = lambda folder: {path.name: resume_helpers.tensors(path) for path in (folder / "cache").iterdir()}  # noqa: E731
+    files = lambda at: {path.name: resume_helpers.tensors(path) for path in (at / "cache").iterdir()}  # noqa: E731
     plain, patched = files(tiny.workdir()), files(tmp_path)
     assert patched == plain and len(plain) == 14
     for number, phase in enumerate(("cache_latents", "cache_text")):
