@@ -27,6 +27,7 @@ from monitor.attempt import Attempt, Unkillable, kill_processes
 from monitor.detect.probe import Missing, Probe, Sample, growths, take
 from monitor.detect.progress import Watch
 from monitor.diagnose.causes import Evidence
+from monitor.diagnose.incident import RESTARTING
 from monitor.diagnose.slow import Slowdown
 from monitor.ledger import Ledger, amount
 from monitor.process import platform
@@ -289,12 +290,12 @@ class Loop(Run):
             reason = f"{reason}; {unkept}"
         if missing := self.flush_store():
             reason = f"{reason}; {missing}"
-        completed, incident = end.state is State.COMPLETED, self.incident
-        failing = self.state.failing and end.state is not State.UNKILLABLE
-        if incident is not None and (completed or failing):
-            ended = "the run completed" if completed else f"the run ended before the restart: {reason}"
-            incident.close(self.folder, (failing and incident.outcome) or ended, platform.now().utc)
-            self.state.failing = False
+        goes_on = [State.UNKILLABLE, *[State.PREEMPTED] * self.several]  # the next monitor takes up its incident
+        if (incident := self.incident) is not None and end.state not in goes_on:
+            ended = "completed" if end.state is State.COMPLETED else f"ended before it recovered: {reason}"
+            outcome = f"the run {ended}" if incident.outcome == RESTARTING else incident.outcome
+            incident.close(self.folder, outcome, platform.now().utc)
+        self.state.failing &= end.state is State.UNKILLABLE
         self.code, self.state.reason = EXIT_CODES[end.state] if end.code is None else end.code, reason
         self.folder.event(end.state.value, reason, reached=self.view.step if self.view else 0)
         return replace(end, message=reason)
