@@ -5,6 +5,7 @@ import logging
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from sd_scripts_patches import resume, trainer_state
 from sd_scripts_patches.musubi import resume as musubi
@@ -17,7 +18,9 @@ def loaded(tmp_path, shape=(10, 1, 1), state=None, json_step=None, scheduler=Non
     args = argparse.Namespace(**given)
     count = SimpleNamespace(state_dict=lambda: {"last_epoch": scheduler}, split_batches=False)
     run = resume.Run()
-    run.accelerator = SimpleNamespace(num_processes=shape[2], _schedulers=[count] if scheduler is not None else [])
+    run.accelerator = SimpleNamespace(
+        num_processes=shape[2], _schedulers=[count] if scheduler is not None else [], _optimizers=[]
+    )
     run.loaded = state
     assert run.after_load(args, json_step, range(shape[0])) is None
     assert args.initial_step is args.initial_epoch is None and not args.sample_at_first
@@ -48,6 +51,34 @@ def test_other_settings_keep_the_step_and_are_named(tmp_path, caplog):
 )
 def test_of_two_counts_the_higher_one_is_right(tmp_path, json_step, scheduler, step):
     assert loaded(tmp_path, json_step=json_step, scheduler=scheduler).step == step
+
+
+@pytest.mark.parametrize("rates", [(1e-3, 2e-3), (5e-4, 2e-3)])
+def test_a_resumed_run_has_its_own_learning_rate_at_the_same_point_of_the_schedule(tmp_path, rates):
+    """A state holds that of the interrupted run, which a mitigation halves."""
+
+    def made(first, second):
+        groups = [{"params": [torch.zeros(1, requires_grad=True)], "lr": rate} for rate in (first, second)]
+        optimizer = torch.optim.AdamW(groups)
+        return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (step + 2))
+
+    def train(optimizer, scheduler, steps):
+        for _ in range(steps):
+            optimizer.step()
+            scheduler.step()
+        assert scheduler.get_last_lr() == [group["lr"] for group in optimizer.param_groups]
+        return scheduler.get_last_lr()
+
+    before, (optimizer, scheduler) = made(1e-3, 2e-3), made(*rates)
+    train(*before, 3)
+    run = resume.Run()
+    run.accelerator = SimpleNamespace(_optimizers=[optimizer], _schedulers=[SimpleNamespace(scheduler=scheduler)])
+    run._load(tmp_path)
+    for one, saved in zip((optimizer, scheduler), before, strict=True):
+        one.load_state_dict(saved.state_dict())
+    run.keep_rates()
+    for steps in (0, 1):
+        assert train(optimizer, scheduler, steps) == pytest.approx([rate / (5 + steps) for rate in rates])
 
 
 class DataSet:
