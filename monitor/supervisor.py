@@ -32,7 +32,6 @@ from monitor.resume import checkpoints
 from monitor.run_folder import AlreadyWatched, MonitorError, RunFolder, machine_number, wake_queue
 from monitor.state import (
     EXIT_BUDGET,
-    EXIT_CODES,
     EXIT_DONE,
     FINAL,
     WATCHED,
@@ -80,7 +79,7 @@ def supervise(
         keeper, saved = f"{parent.pid} {parent.start}" if parent else "", RunState.load(run_folder)
         ours = restarted and keeper and saved.keeper == keeper
         if ours and saved.state in FINAL and saved.state is not State.UNKILLABLE:
-            return EXIT_CODES[saved.state]  # the monitor before this one saved it, and was killed afterwards
+            return saved.code  # the monitor before this one saved it, and was killed afterwards
         if not restarted:
             run_folder.clear_stop_request(before_s=began_s)  # meant for a monitor of before
         loop = Loop(run_folder, turn, parent_pid, received)

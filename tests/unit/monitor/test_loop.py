@@ -87,7 +87,7 @@ def test_the_end_of_a_run_says_what_is_not_kept_and_closes_its_incident(make_loo
     reason = "40 steps; 3 files" if end.state is State.COMPLETED else f"{end.message}; not kept; 3 files"
     shown = read_status(run.folder.folder)
     assert (shown["state"], shown["reason"], shown["message"]) == (str(end.state), reason, reason)
-    assert run.code == (end.code or (0 if end.state is State.COMPLETED else 3))
+    assert run.state.code == (end.code or (0 if end.state is State.COMPLETED else 3))
     (event,) = events(run.folder.folder, str(end.state))
     assert event["reached"] == 33 and event["message"] == reason
     saved = Incident.load(run.incident.folder)

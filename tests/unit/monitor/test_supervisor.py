@@ -343,8 +343,8 @@ def test_a_monitor_begins_once_and_lets_go_at_the_end(make_loop, monkeypatch, ca
     ours = f"{keeper.pid} {keeper.start}"
     assert loop.state.keeper == ours and loop.signals == [signal.SIGINT]
     assert supervised(True) == 8 and request.exists()
-    for known, code in ((ours, 1), ("7 1.0", 8)):  # the monitor before this one had saved the end
-        assert supervised(True, state=State.FAILED, keeper=known) == code
+    for known, code in ((ours, 4), ("7 1.0", 8)):  # the monitor before this one had saved the end
+        assert supervised(True, state=State.FAILED, code=4, keeper=known) == code
     assert (
         supervised(True, state=State.UNKILLABLE, keeper=ours) == supervised(False, state=State.FAILED, keeper=ours) == 8
     )
