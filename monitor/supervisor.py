@@ -469,6 +469,9 @@ def completed(loop: Loop, note: str = "") -> Transition:
             store_learned(loop.folder, loop.watch.learned())
         except OSError as error:
             loop.folder.log(f"learned durations are not kept: {error}")
+    # Of the attempt that made the LoRA: a smaller batch size can make a run of some epochs shorter.
+    if reached := max(loop.view.step if loop.view else 0, loop.state.resumed_step):
+        loop.state.best_step = reached
     made = (f"; LoRA: {lora.name}" if lora else "") + (f"; {note}" if note else "")
     reason = f"{count(loop.state.best_step, 'step')}, {count(loop.state.restarts, 'restart')}{made}"
     return Transition(State.COMPLETED, reason)
