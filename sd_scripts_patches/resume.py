@@ -260,7 +260,7 @@ class Run:
         self.rates = [_rate(group) for one in self.accelerator._optimizers for group in one.param_groups]
 
     def keep_rates(self) -> None:
-        """After the state is loaded, whose learning rates replaced those of this run: these, at the same point of the schedule."""
+        """After the state is loaded, which replaced them: the learning rates of this run, at this point of its own schedule."""
         groups = [group for optimizer in self.accelerator._optimizers for group in optimizer.param_groups]
         known = [(group, now, _rate(group)) for group, now in zip(groups, self.rates, strict=False)]
         changed = [(group, now, was) for group, now, was in known if now and was and now != was]
@@ -269,9 +269,16 @@ class Run:
             group["lr"] *= now / was
             if "initial_lr" in group:
                 group["initial_lr"] = now
-        for scheduler in [one.scheduler for one in self.accelerator._schedulers] if changed else ():
-            scheduler.base_lrs = [_rate(group) for group in scheduler.optimizer.param_groups]
-            scheduler._last_lr = [group["lr"] for group in scheduler.optimizer.param_groups]
+        for scheduler in [one.scheduler for one in self.accelerator._schedulers]:
+            by_step = type(scheduler).__name__ == "LambdaLR"  # all of transformers' but Adafactor's own
+            if not (changed or by_step):
+                continue
+            groups = scheduler.optimizer.param_groups
+            scheduler.base_lrs = [_rate(group) for group in groups]
+            if by_step:
+                for group, factor in zip(groups, scheduler.lr_lambdas, strict=True):
+                    group["lr"] = _rate(group) * factor(scheduler.last_epoch)
+            scheduler._last_lr = [group["lr"] for group in groups]
 
     def _save(self, folder: Path) -> None:
         if self.loader is not None:
