@@ -33,6 +33,7 @@ from guards.reading import moved_bytes
 T = TypeVar("T")
 POLL_S = 0.5  # between two calls of `waiting`
 WATCH_POLL_S = 0.1  # between two looks at all deadlines, at most
+STOPPED_S = 5.0  # a look that comes so much later: the process was stopped, as by Slurm's suspend or docker pause
 READS = ("import", "load", "hash")  # phases that are silent while they read large files
 READ = ("rchar", "read_bytes")  # by calls, and from the disk: only the latter counts what is read through a mapping
 LEAST_READ_BYTES = 1 << 20  # read between two looks: fewer are no progress
@@ -54,16 +55,21 @@ def expire(seconds: float, what: str) -> None:
     crash.exit_now(crash.EXIT_DEADLINE)
 
 
-_open: dict[Deadline, float] = {}  # of this process → when it expires
+_open: dict[Deadline, float] = {}  # of this process → when it expires, not counting `_stopped_s`
+_stopped_s = 0.0  # for which this process was stopped
 _thread: threading.Thread | None = None
 
 
 def _watch() -> None:
     """The thread that looks for deadlines that have expired."""
+    global _stopped_s
     while True:
-        left_s = min(list(_open.values()), default=math.inf) - time.monotonic()
+        began_s = time.monotonic()
+        left_s = min(list(_open.values()), default=math.inf) + _stopped_s - began_s
         time.sleep(min(max(left_s, 0.0), WATCH_POLL_S))  # to the moment: torch's own limits may be the same
-        now_s = time.monotonic()
+        took_s = time.monotonic() - began_s
+        _stopped_s += took_s if took_s > STOPPED_S else 0.0
+        now_s = time.monotonic() - _stopped_s
         for deadline, expires_s in list(_open.items()):
             if expires_s <= now_s and _open.pop(deadline, None) is not None:
                 deadline.action(deadline.seconds, deadline.what)
@@ -93,7 +99,7 @@ class Deadline:
     def __enter__(self) -> Deadline:
         global _thread
         if self.seconds:
-            _open[self] = time.monotonic() + self.seconds
+            _open[self] = time.monotonic() - _stopped_s + self.seconds
             if _thread is None:
                 _thread = threading.Thread(target=_watch, name="hangproof-deadline", daemon=True)
                 _thread.start()
@@ -118,8 +124,7 @@ def call(
     """
     if seconds <= 0:
         return function(*args, **kwargs)
-    outcome: list[T] = []
-    failure: list[BaseException] = []
+    outcome, failure = list[T](), list[BaseException]()
 
     def run() -> None:
         try:

@@ -22,11 +22,8 @@ BELOW_AMX = "AVX512_CORE_BF16"
 def has_broken_amx(cpuinfo: str) -> bool:
     """Whether a processor, described as in /proc/cpuinfo, announces AMX and has no leaf for its tiles."""
     level = re.search(r"^cpuid level\s*: (\d+)", cpuinfo, re.MULTILINE)
-    return (
-        level is not None
-        and int(level[1]) < 0x1D
-        and re.search(r"^flags\s*:.*\bamx_tile\b", cpuinfo, re.MULTILINE) is not None
-    )
+    tiles = re.search(r"^flags\s*:.*\bamx_tile\b", cpuinfo, re.MULTILINE)
+    return level is not None and int(level[1]) < 0x1D and tiles is not None
 
 
 def avoid_amx() -> str:

@@ -104,18 +104,16 @@ class StateSaves(contextlib.AbstractContextManager["StateSaves"]):
         """
         for path in self._copies():
             guard, wrong = checkpoint.guard_of(path), checkpoint.problems(path)
-            # Of this run, with these settings, since the machine was started.
-            ours = (
-                guard if guard and self.snapshots.identity.items() <= guard.items() and guard["step"] <= step else None
-            )
-            if ours is not None:
+            if guard and not (self.snapshots.identity.items() <= guard.items() and guard["step"] <= step):
+                guard = None  # of another run, of other settings, of another boot, or of a step that comes again
+            if guard is not None:
                 outcome = f"is lost: {'; '.join(wrong)}" if wrong else "is completed"
-                print(f"hangproof: {ours['name']} was being saved when the training ended; it {outcome}", flush=True)
-            if ours is None or wrong:
+                print(f"hangproof: {guard['name']} was being saved when the training ended; it {outcome}", flush=True)
+            if guard is None or wrong:
                 shutil.rmtree(path)
                 continue
-            self._step = ours["step"]
-            self._put(ours["name"], partial(self._write_copy, path, partial(write, ours)))
+            self._step = guard["step"]
+            self._put(guard["name"], partial(self._write_copy, path, partial(write, guard)))
 
     def then(self, what: str, function: Callable[[], object]) -> None:
         """Call `function` after the saves so far: in the thread while they are under way, else at once."""

@@ -27,6 +27,7 @@ from monitor.attempt import Attempt, Unkillable, kill_processes
 from monitor.detect.probe import Missing, Probe, Sample, growths, take
 from monitor.detect.progress import Watch
 from monitor.diagnose.causes import Evidence
+from monitor.diagnose.incident import RESTARTING
 from monitor.diagnose.slow import Slowdown
 from monitor.ledger import Ledger, amount
 from monitor.process import platform
@@ -34,7 +35,7 @@ from monitor.process.platform import Moment
 from monitor.recovery import Interrupted, Run
 from monitor.resume import checkpoints
 from monitor.run_folder import STATUS, Notifier, RunFolder, machines, print_line, read_json
-from monitor.state import EXIT_CODES, EXIT_FAILED, FINAL, WATCHED, Observation, State, Transition, load_learned
+from monitor.state import EXIT_CODES, FINAL, WATCHED, Observation, State, Transition, load_learned
 from runs.staging import drop_copied
 
 IDLE_POLL_S = 0.2  # between two steps of a run that has no living attempt
@@ -80,7 +81,6 @@ class Loop(Run):
         self.state.ledger = max(self.state.ledger, shown, key=lambda one: one.wall_s)
         self.state.ledger.price_per_hour = amount(folder.spec.get("price_per_hour"))
         self.state.ledger.follows()
-        self.code = EXIT_FAILED
         self.probe: Probe | None = None
         self.slow_reason = ""  # why the current suspicion was judged slow
         self.calm_since_s = -math.inf  # when the last suspicion proved wrong
@@ -103,7 +103,7 @@ class Loop(Run):
                     continue
                 except Exception:  # noqa: BLE001 - the top of the loop: logged, and the next turn tries again
                     self.unexpected()
-            return self.code
+            return self.state.code
         finally:
             self.close()
 
@@ -289,13 +289,13 @@ class Loop(Run):
             reason = f"{reason}; {unkept}"
         if missing := self.flush_store():
             reason = f"{reason}; {missing}"
-        completed, incident = end.state is State.COMPLETED, self.incident
-        failing = self.state.failing and end.state is not State.UNKILLABLE
-        if incident is not None and (completed or failing):
-            ended = "the run completed" if completed else f"the run ended before the restart: {reason}"
-            incident.close(self.folder, (failing and incident.outcome) or ended, platform.now().utc)
-            self.state.failing = False
-        self.code, self.state.reason = EXIT_CODES[end.state] if end.code is None else end.code, reason
+        goes_on = [State.UNKILLABLE, *[State.PREEMPTED] * self.several]  # the next monitor takes up its incident
+        if (incident := self.incident) is not None and end.state not in goes_on:
+            ended = "completed" if end.state is State.COMPLETED else f"ended before it recovered: {reason}"
+            outcome = f"the run {ended}" if incident.outcome == RESTARTING else incident.outcome
+            incident.close(self.folder, outcome, platform.now().utc)
+        self.state.failing &= end.state is State.UNKILLABLE
+        self.state.code, self.state.reason = EXIT_CODES[end.state] if end.code is None else end.code, reason
         self.folder.event(end.state.value, reason, reached=self.view.step if self.view else 0)
         return replace(end, message=reason)
 

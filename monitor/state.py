@@ -266,6 +266,7 @@ class RunState:
     started_at: str | None = None
     keeper: str = ""  # (pid, start) of the process that restarts the monitor which saved this
     reason: str | None = None
+    code: int = EXIT_FAILED  # of `monitor run`, once the run has ended
     history: History = field(default_factory=History)
     changes: list[dict[str, Any]] = field(default_factory=list)  # mitigations in force: {"name", "sentence", "patch"}
     changes_at_save: list[str] = field(default_factory=list)  # mitigations in force when the states were saved

@@ -32,7 +32,6 @@ from monitor.resume import checkpoints
 from monitor.run_folder import AlreadyWatched, MonitorError, RunFolder, machine_number, wake_queue
 from monitor.state import (
     EXIT_BUDGET,
-    EXIT_CODES,
     EXIT_DONE,
     FINAL,
     WATCHED,
@@ -80,7 +79,7 @@ def supervise(
         keeper, saved = f"{parent.pid} {parent.start}" if parent else "", RunState.load(run_folder)
         ours = restarted and keeper and saved.keeper == keeper
         if ours and saved.state in FINAL and saved.state is not State.UNKILLABLE:
-            return EXIT_CODES[saved.state]  # the monitor before this one saved it, and was killed afterwards
+            return saved.code  # the monitor before this one saved it, and was killed afterwards
         if not restarted:
             run_folder.clear_stop_request(before_s=began_s)  # meant for a monitor of before
         loop = Loop(run_folder, turn, parent_pid, received)
@@ -470,6 +469,9 @@ def completed(loop: Loop, note: str = "") -> Transition:
             store_learned(loop.folder, loop.watch.learned())
         except OSError as error:
             loop.folder.log(f"learned durations are not kept: {error}")
+    # Of the attempt that made the LoRA: a smaller batch size can make a run of some epochs shorter.
+    if reached := max(loop.view.step if loop.view else 0, loop.state.resumed_step):
+        loop.state.best_step = reached
     made = (f"; LoRA: {lora.name}" if lora else "") + (f"; {note}" if note else "")
     reason = f"{count(loop.state.best_step, 'step')}, {count(loop.state.restarts, 'restart')}{made}"
     return Transition(State.COMPLETED, reason)

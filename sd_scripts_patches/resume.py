@@ -67,6 +67,7 @@ class Run:
         self.epoch_start: dict[str, Any] | None = None
         self.fetch: dict[str, Any] | None = None
         self.loaded: TrainerState | None = None  # as read from the state folder
+        self.rates: list[Any] = []  # of this run, by group of parameters
         self.resume_from: TrainerState | None = None  # until the resumed epoch has started
         self.replay: TrainerState | None = None  # set while the generators are set before single reads
         self.order: str | None = None  # the generator from which the order of the next epoch is drawn
@@ -84,6 +85,7 @@ class Run:
         """After the state is loaded: replace sd-scripts' own count, which gets None. Raises ResumeError."""
         if not args.resume:
             return steps_from_state
+        self.keep_rates()
         shape = (len(loader), args.gradient_accumulation_steps, self.accelerator.num_processes)
         requested = legacy_state.requested_step(args, math.ceil(shape[0] / shape[1]))
         state = self.loaded
@@ -255,6 +257,28 @@ class Run:
 
     def _load(self, folder: Path) -> None:
         self.loaded = trainer_state.read(folder)
+        self.rates = [_rate(group) for one in self.accelerator._optimizers for group in one.param_groups]
+
+    def keep_rates(self) -> None:
+        """After the state is loaded, which replaced them: the learning rates of this run, at this point of its own schedule."""
+        groups = [group for optimizer in self.accelerator._optimizers for group in optimizer.param_groups]
+        known = [(group, now, _rate(group)) for group, now in zip(groups, self.rates, strict=False)]
+        changed = [(group, now, was) for group, now, was in known if now and was and now != was]
+        for group, now, was in changed:
+            logger.info(f"hangproof: resumed with learning rate {now:g} instead of {was:g}")
+            group["lr"] *= now / was
+            if "initial_lr" in group:
+                group["initial_lr"] = now
+        for scheduler in [one.scheduler for one in self.accelerator._schedulers]:
+            by_step = type(scheduler).__name__ == "LambdaLR"  # all of transformers' but Adafactor's own
+            if not (changed or by_step):
+                continue
+            groups = scheduler.optimizer.param_groups
+            scheduler.base_lrs = [_rate(group) for group in groups]
+            if by_step:
+                for group, factor in zip(groups, scheduler.lr_lambdas, strict=True):
+                    group["lr"] = _rate(group) * factor(scheduler.last_epoch)
+            scheduler._last_lr = [group["lr"] for group in groups]
 
     def _save(self, folder: Path) -> None:
         if self.loader is not None:
@@ -359,6 +383,11 @@ def _in_shape(state: TrainerState, shape: tuple[int, int, int]) -> TrainerState:
         "the order of the images are computed from it"
     )
     return legacy_state.state_at_step(state.step, shape, epoch_over=False, now=state.now, losses={})
+
+
+def _rate(group: dict[str, Any]) -> Any:
+    """The learning rate of a group of parameters, which its schedule multiplies."""
+    return group.get("initial_lr", group["lr"])
 
 
 def _generators(now: dict[str, Any] | None) -> dict[str, Any]:

@@ -103,12 +103,10 @@ def _ask(folder: RunFolder, request: dict[str, Any], timeout_s: float, pause: Pa
     """What the subprocess answers. MonitorError: the spec is wrong. OSError: the subprocess could not do its work."""
     job = _job(folder, request, timeout_s)
     job.wait(pause)
-    answer = job.answer()
-    if answer is None and job.code != 1:
-        raise OSError(job.error or "rendering the script gave no result")
-    if answer is None:
-        raise MonitorError(job.error.removeprefix("render: ") or "rendering the script gave no result")
-    return answer
+    if (answer := job.answer()) is not None:
+        return answer
+    reason = job.error.removeprefix("render: ") or "rendering the script gave no result"
+    raise MonitorError(reason) if job.code == 1 else OSError(reason)
 
 
 class Prewarm:
@@ -412,15 +410,16 @@ def respond(folder: Path, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> int:
-    """The subprocess. Exit code 1 with the reason on standard error when the spec or a mitigation is wrong."""
+    """The subprocess. Exit codes, with the reason on standard error: 1 the spec or a mitigation is wrong; 3 a disk error."""
     from presets import PresetError
     from runs import RunError
 
+    request = json.load(sys.stdin)
     try:
-        print(json.dumps(respond(Path(sys.argv[1]), json.load(sys.stdin))))
+        print(json.dumps(respond(Path(sys.argv[1]), request)))
     except (RunError, PresetError) as error:
         print(f"render: {error}", file=sys.stderr)
-        return 1
+        return 3 if request["want"] == "script" and isinstance(error.__cause__, OSError) else 1
     return 0
 
 

@@ -50,6 +50,7 @@ class Run(resume.Run):
         """After the state is loaded, before anything uses the position. Raises ResumeError."""
         if not args.resume:
             return
+        self.keep_rates()
         shape = (len(loader), args.gradient_accumulation_steps, self.accelerator.num_processes)
         state = self.loaded
         if state is None:

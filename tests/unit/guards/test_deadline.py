@@ -84,3 +84,19 @@ def test_a_process_ends_when_its_phase_brings_no_progress_for_longer_than_its_li
         deadline.watch_phases(beat)
     assert clock.now_s == ends_s
     assert expire.call_args_list == ([((20, f"any progress in phase {phase}"),)] if ends_s < 100 else [])
+
+
+@pytest.mark.parametrize(("stops_s", "ends_s"), [(0, 20), (300, 320)])
+def test_a_deadline_does_not_count_the_time_for_which_the_process_was_stopped(monkeypatch, stops_s, ends_s):
+    """As by Slurm's suspend or `docker pause`, which stop what it waits for as well."""
+    clock = SimpleNamespace(now_s=0.0)
+
+    def sleep(seconds):
+        clock.now_s += max(seconds, 0.1) + (stops_s if clock.now_s < 10 <= clock.now_s + seconds else 0)
+
+    monkeypatch.setattr(deadline, "time", SimpleNamespace(monotonic=lambda: clock.now_s, sleep=sleep))
+    for name, value in (("_open", {}), ("_stopped_s", 0.0), ("_thread", "in its place")):
+        monkeypatch.setattr(deadline, name, value)
+    with deadline.Deadline(20, "a batch", action=Mock(side_effect=InterruptedError)), pytest.raises(InterruptedError):
+        deadline._watch()
+    assert clock.now_s == pytest.approx(ends_s, abs=0.3)

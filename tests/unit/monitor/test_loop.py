@@ -14,7 +14,7 @@ from monitor_helpers import events
 
 from guards import step_requests
 from monitor import config, loop
-from monitor.diagnose.incident import Incident
+from monitor.diagnose.incident import RESTARTING, Incident
 from monitor.process import platform
 from monitor.recovery import Interrupted
 from monitor.state import Observation, RunState, Shutdown, State, Transition, read_status
@@ -70,14 +70,14 @@ def test_a_process_that_cannot_be_killed_is_waited_for_and_then_named(make_loop)
     ("end", "failing", "outcome"),
     [
         (Transition(State.COMPLETED, "40 steps"), False, "the run completed"),
-        (Transition(State.STOPPED, "stopped"), True, "the run ended before the restart: stopped; not kept; 3 files"),
+        (Transition(State.STOPPED, "stopped"), True, "the run ended before it recovered: stopped; not kept; 3 files"),
         (Transition(State.FAILED, "no", code=4), True, "gave up"),
-        (Transition(State.STOPPED, "stopped"), False, None),
+        (Transition(State.STOPPED, "stopped"), False, "the run ended before it recovered: stopped; not kept; 3 files"),
     ],
 )
 def test_the_end_of_a_run_says_what_is_not_kept_and_closes_its_incident(make_loop, monkeypatch, end, failing, outcome):
     run = make_loop()
-    open_incident(run).outcome = "gave up" if end.code else ""
+    open_incident(run).outcome = "gave up" if end.code == 4 else RESTARTING
     run.state.failing = failing
     run.view = Observation(0.0, 0.0, (beat(step=33),))
     monkeypatch.setattr(loop.checkpoints, "keep_newest", lambda run, pause: "not kept")
@@ -87,11 +87,11 @@ def test_the_end_of_a_run_says_what_is_not_kept_and_closes_its_incident(make_loo
     reason = "40 steps; 3 files" if end.state is State.COMPLETED else f"{end.message}; not kept; 3 files"
     shown = read_status(run.folder.folder)
     assert (shown["state"], shown["reason"], shown["message"]) == (str(end.state), reason, reason)
-    assert run.code == (end.code or (0 if end.state is State.COMPLETED else 3))
+    assert run.state.code == (end.code or (0 if end.state is State.COMPLETED else 3))
     (event,) = events(run.folder.folder, str(end.state))
     assert event["reached"] == 33 and event["message"] == reason
     saved = Incident.load(run.incident.folder)
-    assert (saved.outcome if saved.ended_at else None) == outcome
+    assert saved.outcome == outcome and saved.ended_at
     assert RunState.load(run.folder).state is end.state and not run.state.failing
     run.close()
     assert step_requests.waiting(run.folder.folder) == () and len(events(run.folder.folder, "ledger")) == 1

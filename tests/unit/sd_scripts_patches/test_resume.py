@@ -5,6 +5,7 @@ import logging
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from sd_scripts_patches import resume, trainer_state
 from sd_scripts_patches.musubi import resume as musubi
@@ -15,9 +16,11 @@ def loaded(tmp_path, shape=(10, 1, 1), state=None, json_step=None, scheduler=Non
     given = {"resume": str(tmp_path / "x-step00000012-state"), "resume_from_huggingface": False}
     given |= {"initial_step": None, "initial_epoch": None, "gradient_accumulation_steps": shape[1], **args}
     args = argparse.Namespace(**given)
-    count = SimpleNamespace(state_dict=lambda: {"last_epoch": scheduler}, split_batches=False)
+    count = SimpleNamespace(state_dict=lambda: {"last_epoch": scheduler}, split_batches=False, scheduler=None)
     run = resume.Run()
-    run.accelerator = SimpleNamespace(num_processes=shape[2], _schedulers=[count] if scheduler is not None else [])
+    run.accelerator = SimpleNamespace(
+        num_processes=shape[2], _schedulers=[count] if scheduler is not None else [], _optimizers=[]
+    )
     run.loaded = state
     assert run.after_load(args, json_step, range(shape[0])) is None
     assert args.initial_step is args.initial_epoch is None and not args.sample_at_first
@@ -48,6 +51,34 @@ def test_other_settings_keep_the_step_and_are_named(tmp_path, caplog):
 )
 def test_of_two_counts_the_higher_one_is_right(tmp_path, json_step, scheduler, step):
     assert loaded(tmp_path, json_step=json_step, scheduler=scheduler).step == step
+
+
+@pytest.mark.parametrize(("rates", "steps"), [((1e-3, 2e-3), 10), ((5e-4, 2e-3), 10), ((1e-3, 2e-3), 20)])
+def test_a_resumed_run_has_the_learning_rates_of_its_own_settings_and_schedule(tmp_path, rates, steps):
+    """A state holds those of the interrupted run. A mitigation halves them, and a longer training has a longer schedule."""
+
+    def made(first, second, steps=10):
+        groups = [{"params": [torch.zeros(1, requires_grad=True)], "lr": rate} for rate in (first, second)]
+        optimizer = torch.optim.AdamW(groups)
+        return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
+
+    def train(optimizer, scheduler, steps):
+        for _ in range(steps):
+            optimizer.step()
+            scheduler.step()
+        assert scheduler.get_last_lr() == [group["lr"] for group in optimizer.param_groups]
+        return scheduler.get_last_lr()
+
+    before, (optimizer, scheduler) = made(1e-3, 2e-3), made(*rates, steps)
+    train(*before, 3)
+    run = resume.Run()
+    run.accelerator = SimpleNamespace(_optimizers=[optimizer], _schedulers=[SimpleNamespace(scheduler=scheduler)])
+    run._load(tmp_path)
+    for one, saved in zip((optimizer, scheduler), before, strict=True):
+        one.load_state_dict(saved.state_dict())
+    run.keep_rates()
+    for more in (0, 1):
+        assert train(optimizer, scheduler, more) == [rate * (1 - (3 + more) / steps) for rate in rates]
 
 
 class DataSet:

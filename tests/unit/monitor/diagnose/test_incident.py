@@ -77,10 +77,12 @@ def test_an_error_is_shown_once_and_a_launchers_own_traceback_not_at_all():
 
 
 def test_what_was_done_and_what_it_cost_agree():
-    assert "from step 0, because there was no checkpoint yet." in text_of(hang(**SLEEPS), resumed_from=0)
+    over = text_of(
+        hang(**SLEEPS), resumed_from=0, changed=["the training starts over: its checkpoints are incompatible"]
+    )
+    assert "from step 0, because there was no checkpoint to resume from." in over
     bad = text_of(hang(**SLEEPS), resumed_from=0, bad_checkpoints=["toy-step00000008-state.bad (truncated)"])
     assert "- Checkpoint set aside as damaged: toy-step00000008-state.bad (truncated).\n" in bad
-    assert "from step 0, because no usable checkpoint was left." in bad
     assert "No step was trained twice." in text_of(hang(**SLEEPS), steps_repeated=0)
     early = text_of(hang(**SLEEPS), from_memory=True, standby=True)
     assert "from its snapshot in memory of step 8, in an attempt that had been started early." in early

@@ -1,6 +1,9 @@
 """When the next attempt's script is rendered, from what, what a failure of that costs; the subprocess is replaced."""
 
+import io
+import json
 import os
+import sys
 from unittest.mock import Mock
 
 import pytest
@@ -82,6 +85,17 @@ def test_what_the_subprocess_refuses_is_said_and_what_it_cannot_do_is_tried_agai
     assert next_attempt.next_change(folder, ["two"], [], 9.0, None) == {}
     log = (folder.folder / "monitor.log").read_text()
     assert "not_mitigated: one: edited" in log and "the run is not changed: no tier" in log
+
+
+def test_a_script_that_the_disk_does_not_take_is_tried_again(data, tmp_path, monkeypatch, capsys):
+    folder = folder_of(tmp_path)
+    (folder / "train.attempt-2.sh").mkdir()
+    request = {"want": "script", "number": 2, "resume": None, "changes": [], "was": []}
+    monkeypatch.setattr(sys, "argv", ["", str(folder)])
+    for number, name, code in ((2, "", 3), (3, "", 0), (3, "no_such", 1)):
+        changes = [{"name": name}] if name else []
+        monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(request | {"number": number, "changes": changes})))
+        assert next_attempt.main() == code, capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
