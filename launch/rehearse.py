@@ -331,12 +331,8 @@ class Trial:
 
     def image_s(self) -> float:
         """Seconds that each further image costs: from the first item to the last one, in each phase that encodes."""
-        visits = (
-            (items[0], items[-1])
-            for (_, phase), items in self._items.items()
-            if STAGE_OF.get(phase) == "cache" and items
-        )
-        spans = [(last_s - first_s, last - first) for (first, first_s), (last, last_s) in visits]
+        visits = [items for (_, phase), items in self._items.items() if STAGE_OF.get(phase) == "cache" and items]
+        spans = [(items[-1][1] - items[0][1], items[-1][0] - items[0][0]) for items in visits]
         return round(sum(seconds / count for seconds, count in spans if count > 0), 4)
 
 

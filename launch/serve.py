@@ -48,6 +48,7 @@ STOP_AGAIN_S = 300.0  # between two tries to stop a pod whose provider refuses
 STARTED, STORE = "HANGPROOF_START_RUN", "HANGPROOF_START_STORE"
 STOP_POD, STOP_AFTER = "HANGPROOF_STOP_POD", "HANGPROOF_STOP_AFTER_S"
 PRIVATE = ("HANGPROOF_AUTH",)  # for the page only, not for the trainings
+LEFT = {State.STOPPED, State.PAUSED}  # by the user
 
 
 def observe() -> tuple[dict[str, str], set[str]]:
@@ -71,10 +72,12 @@ class Idle:
 
         states, under_way: what `observe` returns. waiting: a run is still being fetched or started.
         """
-        self.seen |= under_way
-        ended = {name: states.get(name, "") for name in self.seen}
+        # A run that was deleted does not count, nor one that the user stopped before another went on.
+        gone = {name for name in self.seen if name not in states or (under_way and states[name] in LEFT)}
+        self.seen = (self.seen - gone) | under_way
+        ended = {name: states[name] for name in self.seen}
         replaced = any(state not in FINAL for state in ended.values())  # a monitor, which is being replaced
-        stopped = self.rule != "always" and {State.STOPPED, State.PAUSED} & {*ended.values()}
+        stopped = self.rule != "always" and LEFT & {*ended.values()}
         if not self.rule or waiting or under_way or replaced or stopped:
             self.since_s = None
             return ""
@@ -204,12 +207,9 @@ def check_folders() -> None:
             with tempfile.TemporaryFile(dir=folder):
                 pass
         except OSError as error:
-            who = f"user {os.getuid()}" if hasattr(os, "getuid") else "this user"
-            what = (
-                f"{folder} cannot be written by {who} ({error.strerror or error}); give the volume to that user (chown)"
-            )
-            more = "set HANGPROOF_DATA to another folder, or build the image with --build-arg USER_ID=NUMBER"
-            raise LaunchError(f"{what}, {more}") from error
+            what = f"{folder} cannot be written by user {os.getuid()} ({error.strerror or error})"
+            fix = "give the volume to that user (chown), set HANGPROOF_DATA to another folder"
+            raise LaunchError(f"{what}; {fix}, or build the image with --build-arg USER_ID=NUMBER") from error
 
 
 def preempt(folder: Path) -> None:

@@ -23,6 +23,8 @@ def runs(**states: str) -> tuple[dict[str, str], set[str]]:
 TRAINS = (0.0, runs(a="RUNNING"))
 DONE, STOPPED = runs(a="completed"), runs(a="stopped")
 NEXT_STARTS = runs(a="completed", b="STARTING")
+OTHER, LAST = runs(a="stopped", b="RUNNING"), runs(a="stopped", b="failed")
+B = runs(b="completed")  # a was deleted
 
 
 @pytest.mark.parametrize(
@@ -37,6 +39,8 @@ NEXT_STARTS = runs(a="completed", b="STARTING")
         ("1", (TRAINS, (10.0, runs(a="running")), (1e6, runs(a="running"))), False),  # its monitor is being replaced
         ("1", (TRAINS, (10.0, DONE), (60.0, NEXT_STARTS), (120.0, runs(a="completed", b="failed"))), False),
         ("1", (TRAINS, (10.0, STOPPED), (1e6, STOPPED)), False),  # the user stopped it
+        ("1", (TRAINS, (10.0, STOPPED), (20.0, OTHER), (30.0, LAST), (31.0 + GRACE_S, LAST)), True),  # and another ran
+        ("1", (TRAINS, (10.0, DONE), (20.0, runs()), (30.0, runs(b="RUNNING")), (40.0, B), (41.0 + GRACE_S, B)), True),
         ("always", (TRAINS, (10.0, STOPPED), (1e6, STOPPED)), True),
         ("1", ((0.0, DONE), (IDLE_S - 1, DONE), (IDLE_S + 1, DONE)), True),  # started for a finished run
     ],
