@@ -65,6 +65,7 @@ class Idle:
     grace_s: float = GRACE_S
     failed: str = ""  # what could not be started
     seen: set[str] = field(default_factory=set)  # runs that were under way since this process started
+    alone_s: dict[str, float] = field(default_factory=dict)  # since when a run under way has no monitor
     since_s: float | None = None
 
     def reason(self, states: Mapping[str, str], under_way: AbstractSet[str], now_s: float, waiting: bool) -> str:
@@ -76,7 +77,9 @@ class Idle:
         gone = {name for name in self.seen if name not in states or (under_way and states[name] in LEFT)}
         self.seen = (self.seen - gone) | under_way
         ended = {name: states[name] for name in self.seen}
-        replaced = any(state not in FINAL for state in ended.values())  # a monitor, which is being replaced
+        alone = {name for name, state in ended.items() if state not in FINAL} - under_way
+        self.alone_s = {name: self.alone_s.get(name, now_s) for name in alone}
+        replaced = any(now_s - since_s < IDLE_S for since_s in self.alone_s.values())
         stopped = self.rule != "always" and LEFT & {*ended.values()}
         if not self.rule or waiting or under_way or replaced or stopped:
             self.since_s = None
@@ -107,6 +110,7 @@ class Container:
         self.task: subprocess.Popen[bytes] | None = None  # of `_bring`
         self.bringing = threading.Thread(target=self._bring, daemon=True)
         self.stop_at_s = 0.0
+        self.resumed_s: dict[str, float] = {}  # when the monitor of a run was started again
         self.signals: list[int] = []
 
     def serve(self) -> int:
@@ -120,7 +124,7 @@ class Container:
         self.bringing.start()
         while not self.signals:
             self._keep_page()
-            self._stop_when_idle()
+            self._look()
             time.sleep(POLL_S)
         return self.leave()
 
@@ -163,11 +167,16 @@ class Container:
                 self.idle.failed = f"{self.run_name} cannot {name}"
                 return
 
-    def _stop_when_idle(self) -> None:
+    def _look(self) -> None:
+        """Continue a run whose keeper was killed with its monitor, or gave up; stop the pod when nothing is left."""
         now_s = time.monotonic()
-        if not self.idle.rule or self.pod is None or now_s < self.stop_at_s:
-            return
-        if reason := self.idle.reason(*observe(), now_s, self.bringing.is_alive()):
+        reason = self.idle.reason(*observe(), now_s, self.bringing.is_alive())
+        for name, since_s in self.idle.alone_s.items():
+            if now_s - max(since_s, self.resumed_s.get(name, 0.0)) >= GRACE_S:
+                say(f"{name}: its monitor is gone; starting it again")
+                self.resumed_s[name] = now_s
+                subprocess.Popen(python("monitor", "start", name), cwd=ROOT, env=self.quiet)
+        if reason and self.pod is not None and now_s >= self.stop_at_s:
             self.stop_at_s = now_s + STOP_AGAIN_S
             for line in endings(self.idle.seen):
                 say(line)
