@@ -92,8 +92,10 @@ class Ledger:
 
     def follows(self) -> None:
         """Another monitor goes on. Nobody trained since the machine or container of the last one was switched off."""
-        if self.boot != platform.boot_id() and self.state not in ("", "waiting"):
-            self.state, self.paid = "lost", False
+        same = self.boot == platform.boot_id()
+        self.paid = self.paid and same
+        if not same and self.state not in ("", "waiting"):
+            self.state = "lost"
             self.passes("recovering")
             self.fails(0.0)
         else:
