@@ -164,7 +164,8 @@ class Loop(Run):
     def activity(self) -> str:
         """The state of the ledger that the time from now on belongs to."""
         at, known = self.at, self.state.ledger
-        if at.state in (State.OPENING, State.STOPPING) or at.state in FINAL:
+        adopted = at.state is State.RUNNING and self.view is None
+        if adopted or at.state in (State.OPENING, State.STOPPING) or at.state in FINAL:
             return known.state
         if at.state is State.QUEUED or (at.state is State.BACKOFF and time.monotonic() < at.due_s):
             return "waiting"
