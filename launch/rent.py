@@ -215,10 +215,9 @@ def run(args: argparse.Namespace) -> int:
         answer = create(account, spec, args, names)
     made = str(answer.get("id", ""))
     secrets = ["HANGPROOF_AUTH", *travel.secrets(spec, args)]
+    said = f"{path}\nMake these secrets in RunPod's console first: {', '.join(secrets)}"
     if made:
         cost = f"{answer.get('cost', '?')} USD an hour (price_per_hour of a spend limit)"
         said = f"pod {made}: {cost}; its page: https://{made}-7860.proxy.runpod.net"
-    else:
-        said = f"{path}\nMake these secrets in RunPod's console first: {', '.join(secrets)}"
     value = {"file": str(path), "secrets": secrets, "gpus": names, "submitted": args.submit, "pod": made or None}
     return common.report(args, said, value)
