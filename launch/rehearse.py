@@ -139,9 +139,8 @@ def read(folder: Path) -> Rehearsal | None:
 def objection(folder: Path, spec: RunSpec) -> str:
     """Why the run should not be started unasked: its last rehearsal failed with these settings. "" for no objection."""
     found = read(folder)
-    if found is None or found.state != FAILED or found.digest != digest(spec):
-        return ""
-    if FAILED not in {stage.state for stage in found.stages}:  # it could not be tried
+    tried = found is not None and FAILED in {stage.state for stage in found.stages}
+    if found is None or not tried or found.state != FAILED or found.digest != digest(spec):
         return ""
     return f"The rehearsal failed at “{found.problem['stage']}”: {found.problem['title'].rstrip('.')}."
 

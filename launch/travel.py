@@ -21,7 +21,7 @@ from monitor.run_folder import RunFolder
 from monitor.store import LeaseState, StoreAgent
 from presets.estimate import estimate
 from runs.env_file import read
-from runs.files import atomic_write
+from runs.files import atomic_write, checksum
 from runs.spec import RunSpec
 
 # Variables with which the libraries of a store log in; others, such as a key file, are named with --secret.
@@ -123,9 +123,11 @@ def fetches_files(spec: RunSpec) -> bool:
 
 
 def name_there(spec: RunSpec, most: int = 60) -> str:
-    """The name of the machine or job: letters, digits and `-`, starting with a letter."""
+    """The name of the machine or job, which no other run has: letters, digits and `-`, starting with a letter."""
     text = re.sub(r"[^a-z0-9]+", "-", spec.slug.lower()).strip("-")
-    return f"hangproof-{text}"[:most].rstrip("-")
+    if text != spec.slug or len(text) > most - 10:
+        text = f"{text[: most - 19].rstrip('-')}-{checksum(spec.slug.encode())[:8]}"
+    return f"hangproof-{text}"
 
 
 def upload(folder: Path) -> str:

@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -44,6 +46,15 @@ def test_one_pod_is_no_place_for_a_run_of_two_machines(data, clean):
         done = call("launch", command, folder.name, "--image", "me/h:1")
         assert done.returncode == 1 and "set nodes to 1" in done.stderr, command
     assert [path.name for path in folder.glob("*.json")] == ["job.json"] and not (folder / "docker.yaml").exists()
+
+
+def test_a_container_or_job_has_a_name_that_no_other_run_has():
+    """Compose would stop the one that has the name."""
+    slugs = ["cat", "cat-v1", "cat_v1", "Cat-v1", *(f"{'portrait-' * 7}lr-{rate}e-4" for rate in (1, 2))]
+    for most in (50, 60):
+        names = [travel.name_there(SimpleNamespace(slug=slug), most) for slug in slugs]
+        assert names[:2] == ["hangproof-cat", "hangproof-cat-v1"] and len({*names}) == len(slugs)
+        assert all(re.fullmatch("[a-z][a-z0-9-]*[a-z0-9]", name) and len(name) <= most for name in names)
 
 
 def test_a_secret_is_a_name_only(clean, monkeypatch):
