@@ -489,7 +489,5 @@ def run(args: argparse.Namespace) -> int:
 def failure_lines(found: Rehearsal) -> list[str]:
     """Where it failed, why, and what to change."""
     problem = found.problem
-    return [
-        f"Failed at “{problem.get('stage', '')}”: {problem.get('title', '').rstrip('.')}.",
-        *filter(None, (problem.get("text", ""), problem.get("change", ""))),
-    ]
+    head = f"Failed at “{problem['stage']}”: {problem['title'].rstrip('.')}."
+    return [head, *filter(None, (problem["text"], problem["change"]))]

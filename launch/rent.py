@@ -136,8 +136,7 @@ def create(account: str, spec: RunSpec, args: argparse.Namespace, names: list[st
             if error.status not in (400, 403):
                 raise
             refused = error
-    tried = ", ".join(names)
-    raise LaunchError(f"RunPod has none of these GPUs now: {tried}. Try later, or name another with --gpu ({refused})")
+    raise LaunchError(f"RunPod has none of these GPUs now: {', '.join(names)}. Wait, or change --gpu ({refused})")
 
 
 def _find(account: str, name: str, lost: ApiError) -> dict[str, Any]:

@@ -51,12 +51,11 @@ def address(spec: RunSpec) -> str:
 
     Raises LaunchError: it has none, or a folder of this machine.
     """
-    example = "hf://buckets/ME/runs or s3://BUCKET/runs"
-    if not spec.store:
-        lost = "a rented machine loses its disk"
-        raise LaunchError(f"{spec.slug} has no store, and {lost}; set `store` in its run.toml, such as {example}")
-    if own_folder(spec.store):
-        raise LaunchError(f"{spec.slug}: the store {spec.store} is a folder of this machine; use one such as {example}")
+    own = own_folder(spec.store)
+    if own or not spec.store:
+        what = f"its store {own} is a folder of this machine" if own else "it has no store"
+        fix = "a rented machine loses its disk; set `store` in run.toml to hf://buckets/ME/runs or s3://BUCKET/runs"
+        raise LaunchError(f"{spec.slug}: {what}, and {fix}")
     return spec.store
 
 
@@ -133,11 +132,16 @@ def name_there(spec: RunSpec, most: int = 60) -> str:
 def upload(folder: Path) -> str:
     """Copy the run and its data set into its store, by the process that copies a training; a sentence that says so.
 
-    What is newer in the store is fetched first. Raises LaunchError: a machine trains the run, or the store failed.
+    What is newer there is fetched first. Raises LaunchError: it trains here, needs other files here, or the store fails.
     """
     if is_held(folder / LOCK):
         raise LaunchError(f"{folder.name} trains on this machine; stop it first: python -m monitor stop {folder.name}")
     agent = StoreAgent(RunFolder(folder), config.load().store)
+    fields = agent.folder.spec
+    named = [os.path.expanduser(str(one)) for one in (fields.get("control_dir"), *fields.get("extra", {}).values())]
+    here = next((path for path in named if os.path.isabs(path) and os.path.exists(path)), "")
+    if here and not any(folder.glob("*-state")):  # a checkpoint has what the run began with
+        raise LaunchError(f"{folder.name} needs {here}, which no store carries; train it here, or without that")
 
     def left_s() -> float:
         over = agent.view.lease in (LeaseState.REFUSED, LeaseState.LOST, LeaseState.UNUSABLE)

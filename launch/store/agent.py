@@ -155,10 +155,8 @@ class Agent:
             alive = self.lease.seen_alive and state == lease.WAITING
             watched_s = (watched_s or now_s) if alive else None
             if state == lease.LOST or (alive and self.adopted):
-                text = (
-                    f"{holder} took the lease of this run, so it was stopped here; the next start fetches what is newer"
-                )
-                self.report.set(lease=LeaseState.LOST, ready=False, holder=holder, message=text)
+                text = "took the lease of this run, so it was stopped here; the next start fetches what is newer"
+                self.report.set(lease=LeaseState.LOST, ready=False, holder=holder, message=f"{holder} {text}")
                 return
             if state == lease.HELD:
                 if not self.held.is_set():

@@ -40,6 +40,21 @@ def test_a_rented_machine_needs_a_store_that_it_can_reach():
     assert travel.address(spec(store="hf://buckets/me/runs")) == "hf://buckets/me/runs"
 
 
+@pytest.mark.parametrize("field", ["control_dir", "extra"])
+def test_a_run_that_needs_files_of_this_machine_is_not_sent_to_a_rented_one_before_it_has_a_checkpoint(
+    data, tmp_path, monkeypatch, field
+):
+    own = str(pictures(tmp_path / "own"))
+    folder = a_run(
+        data, store=str(tmp_path / "store"), **{field: own if field == "control_dir" else {"network_weights": own}}
+    )
+    with pytest.raises(LaunchError, match=f"needs {own}, which no store carries"):
+        travel.upload(folder)
+    monkeypatch.setattr(travel.StoreAgent, "flush", lambda *words: "")
+    (folder / f"{folder.name}-step00000010-state").mkdir()
+    assert travel.upload(folder).startswith(f"{folder.name} is in ")
+
+
 def test_one_pod_is_no_place_for_a_run_of_two_machines(data, clean):
     folder = a_run(data, nodes=2)
     for command in ("runpod", "vast", "docker"):
