@@ -131,6 +131,14 @@ def boot_id() -> str:
     return f"{machine}-{first.start}" if first and first.start > _BOOT_S * _TICKS else machine
 
 
+def process_space(pid: int | str = "self") -> str:
+    """The kernel's name of a process's PID namespace: in a container, the same PID is another process. "": unknown."""
+    try:
+        return os.readlink(f"/proc/{pid}/ns/pid")
+    except OSError:
+        return ""
+
+
 def environ_of(pid: int) -> dict[str, str]:
     """The environment that it was started with; {} when it is gone or not ours. OSError: it cannot be read now."""
     try:
