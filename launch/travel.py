@@ -20,17 +20,19 @@ from monitor.process.platform import LOCK, is_held
 from monitor.run_folder import RunFolder
 from monitor.store import LeaseState, StoreAgent
 from presets.estimate import estimate
-from runs.env_file import read
+from runs.env_file import is_secret, read
 from runs.files import atomic_write, checksum
 from runs.spec import RunSpec
 
 # Variables with which the libraries of a store log in; others, such as a key file, are named with --secret.
 STORE_SECRETS = {
-    "s3": ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"),
+    "s3": ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"),
     "az": ("AZURE_STORAGE_CONNECTION_STRING",),
     "hf": ("HF_TOKEN",),
 }
-STORE_SETTINGS = ("AWS_ENDPOINT_URL", "AWS_REGION", "AWS_DEFAULT_REGION", "HF_ENDPOINT")  # no secrets; copied
+OPTIONAL = ("AWS_SESSION_TOKEN",)  # temporary keys have one, and are none without it
+# Copied, but for an address with a password, which is a secret.
+STORE_SETTINGS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION", "HF_ENDPOINT")
 NEEDS_GPU = "HANGPROOF_NEEDS_GPU"  # read by monitor/recovery.py: without its GPU the run does not start
 DISK_GB = 200
 CUDA = "13.0"  # of PyTorch's wheels on PyPI, in the image (pytorch/pytorch, RELEASE.md): older drivers cannot run them
@@ -94,7 +96,9 @@ def secrets(spec: RunSpec, args: argparse.Namespace) -> list[str]:
         first = wrong[0].partition("=")[0]
         raise LaunchError(f"--secret {first}: write the name of a variable only; its value stays here")
     model = ("HF_TOKEN",) if presets.models()[spec.model]["gated"] else ()
-    store = STORE_SECRETS.get(urlsplit(spec.store).scheme, ())
+    keys = STORE_SECRETS.get(urlsplit(spec.store).scheme, ())
+    store = [name for name in keys if name not in OPTIONAL or os.environ.get(name)]
+    store += [name for name in STORE_SETTINGS if is_secret(name, os.environ.get(name, ""))]
     return [*dict.fromkeys((*store, *model, *spec.secrets, *args.secret))]
 
 
@@ -111,7 +115,8 @@ def environment(folder: Path, secrets: list[str]) -> dict[str, str]:
 
 def variables(spec: RunSpec) -> dict[str, str]:
     """The variables that are no secret."""
-    found = {name: os.environ[name] for name in STORE_SETTINGS if os.environ.get(name)}
+    known = {name: os.environ[name] for name in STORE_SETTINGS if os.environ.get(name)}
+    found = {name: value for name, value in known.items() if not is_secret(name, value)}
     return found | ({NEEDS_GPU: "1"} if needed_gb(spec) else {})
 
 

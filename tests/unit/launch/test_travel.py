@@ -85,6 +85,11 @@ def test_a_secret_is_a_name_only(clean, monkeypatch):
         assert "https://s3.example.org" in text
         with pytest.raises(LaunchError, match="name of a variable only"):
             travel.secrets(made, arguments(module, *words, "--secret", "A=sesame"))
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "temporary")
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "https://me:sesame@s3.example.org")
+    text = json.dumps(rent.body(made, args, "NVIDIA L4"))
+    assert "{{ RUNPOD_SECRET_AWS_SESSION_TOKEN }}" in text and "{{ RUNPOD_SECRET_AWS_ENDPOINT_URL_S3 }}" in text
+    assert "sesame" not in text and "temporary" not in text
 
 
 def test_the_compose_file_mounts_what_the_run_uses_and_docker_alone_has_its_secrets(data, tmp_path, clean, monkeypatch):
