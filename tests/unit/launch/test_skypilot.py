@@ -92,6 +92,7 @@ def test_skypilot_is_submitted_once_the_run_is_in_its_store(data, tmp_path, clea
     args = arguments(skypilot, "--gpu", "L4", "--submit", run=folder.name, command="vast")
     with pytest.raises(LaunchError, match="HF_TOKEN: set in the environment first"):
         skypilot.run(args)
+    assert not store.exists(), "that is said before the run is copied"
     monkeypatch.setenv("HF_TOKEN", "hf_sesame")
     assert skypilot.run(args) == 0
     job = yaml.safe_load((folder / "skypilot.yaml").read_text())
