@@ -33,7 +33,6 @@ MOST_STORES = 50
 THREADS = 8  # calls to one store at the same time
 STATUS_BYTES = 256 << 10
 SLUG = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9_-]{{0,{MAX_SLUG - 1}}}")
-STATES = [state.value for state in State]
 WORDS = ("name", "message", "reason", "phase")
 NUMBERS = ("step", "planned_steps", "epoch", "loss", "step_s", "eta_s", "restarts", "incidents", "elapsed_s")
 
@@ -120,7 +119,7 @@ def status(data: bytes, slug: str) -> dict[str, Any]:
     found["name"] = found.get("name") or slug
     numbers = {key: values[key] for key in NUMBERS if type(values.get(key)) in (int, float)}
     found |= {key: value for key, value in numbers.items() if abs(value) < 1e15}  # False for NaN
-    found["state"] = values["state"] if values.get("state") in STATES else "unknown"
+    found["state"] = values["state"] if values.get("state") in [*State] else "unknown"
     checkpoint = values.get("checkpoint")
     step = checkpoint.get("step") if isinstance(checkpoint, dict) else None
     found["checkpoint_step"] = step if isinstance(step, int) and 0 <= step < 10**12 else None

@@ -70,10 +70,8 @@ def of(
 def _warnings(found: Mapping[str, Any], spec: RunSpec) -> list[str]:
     said = []
     if found["disk_bytes"] > found["free_bytes"]:
-        free = size_text(found["free_bytes"])
-        said.append(
-            f"The run writes about {size_text(found['disk_bytes'])}, and {free} are free. Free some disk space."
-        )
+        needed, free = size_text(found["disk_bytes"]), size_text(found["free_bytes"])
+        said.append(f"The run writes about {needed}, and {free} are free. Free some disk space.")
     used, total = found["gpu_bytes"] or 0, found["gpu_total_bytes"] or 0
     if total and used > FULL * total:
         full = f"The GPU's memory was nearly full: {size_text(used)} of {size_text(total)}"

@@ -137,9 +137,8 @@ def read(folder: Path) -> Rehearsal | None:
 def objection(folder: Path, spec: RunSpec) -> str:
     """Why the run should not be started unasked: its last rehearsal failed with these settings. "" for no objection."""
     found = read(folder)
-    if found is None or found.state != FAILED or found.digest != digest(spec):
-        return ""
-    if FAILED not in {stage.state for stage in found.stages}:  # it could not be tried
+    tried = found is not None and FAILED in {stage.state for stage in found.stages}
+    if found is None or not tried or found.state != FAILED or found.digest != digest(spec):
         return ""
     return f"The rehearsal failed at “{found.problem['stage']}”: {found.problem['title'].rstrip('.')}."
 
@@ -329,12 +328,8 @@ class Trial:
 
     def image_s(self) -> float:
         """Seconds that each further image costs: from the first item to the last one, in each phase that encodes."""
-        visits = (
-            (items[0], items[-1])
-            for (_, phase), items in self._items.items()
-            if STAGE_OF.get(phase) == "cache" and items
-        )
-        spans = [(last_s - first_s, last - first) for (first, first_s), (last, last_s) in visits]
+        visits = [items for (_, phase), items in self._items.items() if STAGE_OF.get(phase) == "cache" and items]
+        spans = [(items[-1][1] - items[0][1], items[-1][0] - items[0][0]) for items in visits]
         return round(sum(seconds / count for seconds, count in spans if count > 0), 4)
 
 
@@ -492,7 +487,5 @@ def run(args: argparse.Namespace) -> int:
 def failure_lines(found: Rehearsal) -> list[str]:
     """Where it failed, why, and what to change."""
     problem = found.problem
-    return [
-        f"Failed at “{problem.get('stage', '')}”: {problem.get('title', '').rstrip('.')}.",
-        *filter(None, (problem.get("text", ""), problem.get("change", ""))),
-    ]
+    head = f"Failed at “{problem['stage']}”: {problem['title'].rstrip('.')}."
+    return [head, *filter(None, (problem["text"], problem["change"]))]

@@ -39,12 +39,11 @@ LOOKS_COUNT, LOOK_S = 5, 3.0  # at the list of pods for one whose creation nobod
 
 
 class ApiError(LaunchError):
-    """RunPod refused. `status`: of HTTP, 0 without an answer; `unknown`: it may have done what was asked, because the
-    answer was lost, or a server on the way failed."""
+    """RunPod refused. `status`: of HTTP. 0 (the answer was lost) and 500 or more: it may have done what was asked."""
 
-    def __init__(self, message: str, status: int = 0, unknown: bool = False):
+    def __init__(self, message: str, status: int = 0):
         super().__init__(message)
-        self.status, self.unknown = status, unknown
+        self.status = status
 
 
 def call(own_key: str, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -58,14 +57,14 @@ def call(own_key: str, method: str, path: str, body: dict[str, Any] | None = Non
     parts = urllib.parse.urlsplit(url)
     loopback = parts.hostname in ("127.0.0.1", "localhost", "::1")
     if parts.scheme != "https" and not loopback:
-        raise ApiError(f"{url}: the key is sent over https only; fix the address")
+        raise ApiError(f"{url}: the key is sent over https only; fix the address", 426)
     headers = {"Authorization": f"Bearer {own_key}", "Accept": "application/json", "User-Agent": "hangproof"}
     try:
         with httpx.Client(timeout=TIMEOUT_S, trust_env=not loopback, follow_redirects=False) as client:
             reply = client.request(method, url + path, json=body, headers=headers)
     except httpx.HTTPError as error:
-        message = f"RunPod does not answer ({method} {path}: {error or type(error).__name__}); check the network"
-        raise ApiError(message, unknown=True) from None
+        why = f"{method} {path}: {error or type(error).__name__}"
+        raise ApiError(f"RunPod does not answer ({why}); check the network") from None
     if not reply.is_success:
         status, why = reply.status_code, " ".join(reply.text.replace(own_key or "\0", "…").split())[:500]
         what = {
@@ -74,11 +73,11 @@ def call(own_key: str, method: str, path: str, body: dict[str, Any] | None = Non
             403: f"RunPod: the key may not do this ({method} {path}); make one with write access",
             429: "RunPod: too many requests; try again in a minute",
         }.get(status, f"RunPod refused {method} {path}")
-        raise ApiError(f"{what} (HTTP {status}{': ' + why if why else ''})", status, unknown=status >= 500)
+        raise ApiError(f"{what} (HTTP {status}{': ' + why if why else ''})", status)
     try:
         value = json.loads(reply.content or b"{}")
     except ValueError:
-        raise ApiError("the answer is not JSON; a proxy may stand in between", unknown=True) from None
+        raise ApiError("the answer is not JSON; a proxy may stand in between") from None
     return value if isinstance(value, dict) else {"items": value}
 
 
@@ -132,13 +131,12 @@ def create(account: str, spec: RunSpec, args: argparse.Namespace, names: list[st
         try:
             return call(account, "POST", "/v2/pods", {**body(spec, args, name), "name": own})
         except ApiError as error:
-            if error.unknown:
+            if not 0 < error.status < 500:
                 return _find(account, own, error)
             if error.status not in (400, 403):
                 raise
             refused = error
-    tried = ", ".join(names)
-    raise LaunchError(f"RunPod has none of these GPUs now: {tried}. Try later, or name another with --gpu ({refused})")
+    raise LaunchError(f"RunPod has none of these GPUs now: {', '.join(names)}. Wait, or change --gpu ({refused})")
 
 
 def _find(account: str, name: str, lost: ApiError) -> dict[str, Any]:
@@ -216,10 +214,9 @@ def run(args: argparse.Namespace) -> int:
         answer = create(account, spec, args, names)
     made = str(answer.get("id", ""))
     secrets = ["HANGPROOF_AUTH", *travel.secrets(spec, args)]
+    said = f"{path}\nMake these secrets in RunPod's console first: {', '.join(secrets)}"
     if made:
         cost = f"{answer.get('cost', '?')} USD an hour (price_per_hour of a spend limit)"
         said = f"pod {made}: {cost}; its page: https://{made}-7860.proxy.runpod.net"
-    else:
-        said = f"{path}\nMake these secrets in RunPod's console first: {', '.join(secrets)}"
     value = {"file": str(path), "secrets": secrets, "gpus": names, "submitted": args.submit, "pod": made or None}
     return common.report(args, said, value)

@@ -47,6 +47,7 @@ STOP_AGAIN_S = 300.0  # between two tries to stop a pod whose provider refuses
 STARTED, STORE = "HANGPROOF_START_RUN", "HANGPROOF_START_STORE"
 STOP_POD, STOP_AFTER = "HANGPROOF_STOP_POD", "HANGPROOF_STOP_AFTER_S"
 PRIVATE = ("HANGPROOF_AUTH",)  # for the page only, not for the trainings
+LEFT = {State.STOPPED, State.PAUSED}  # by the user
 
 
 def observe() -> tuple[dict[str, str], set[str]]:
@@ -63,6 +64,7 @@ class Idle:
     grace_s: float = GRACE_S
     failed: str = ""  # what could not be started
     seen: set[str] = field(default_factory=set)  # runs that were under way since this process started
+    alone_s: dict[str, float] = field(default_factory=dict)  # since when a run under way has no monitor
     since_s: float | None = None
 
     def reason(self, states: Mapping[str, str], under_way: AbstractSet[str], now_s: float, waiting: bool) -> str:
@@ -70,10 +72,14 @@ class Idle:
 
         states, under_way: what `observe` returns. waiting: a run is still being fetched or started.
         """
-        self.seen |= under_way
-        ended = {name: states.get(name, "") for name in self.seen}
-        replaced = any(state not in FINAL for state in ended.values())  # a monitor, which is being replaced
-        stopped = self.rule != "always" and {State.STOPPED, State.PAUSED} & {*ended.values()}
+        # A run that was deleted does not count, nor one that the user stopped before another went on.
+        gone = {name for name in self.seen if name not in states or (under_way and states[name] in LEFT)}
+        self.seen = (self.seen - gone) | under_way
+        ended = {name: states[name] for name in self.seen}
+        alone = {name for name, state in ended.items() if state not in FINAL} - under_way
+        self.alone_s = {name: self.alone_s.get(name, now_s) for name in alone}
+        replaced = any(now_s - since_s < IDLE_S for since_s in self.alone_s.values())
+        stopped = self.rule != "always" and LEFT & {*ended.values()}
         if not self.rule or waiting or under_way or replaced or stopped:
             self.since_s = None
             return ""
@@ -103,6 +109,7 @@ class Container:
         self.task: subprocess.Popen[bytes] | None = None  # of `_bring`
         self.bringing = threading.Thread(target=self._bring, daemon=True)
         self.stop_at_s = 0.0
+        self.resumed_s: dict[str, float] = {}  # when the monitor of a run was started again
         self.signals: list[int] = []
 
     def serve(self) -> int:
@@ -116,7 +123,7 @@ class Container:
         self.bringing.start()
         while not self.signals:
             self._keep_page()
-            self._stop_when_idle()
+            self._look()
             time.sleep(POLL_S)
         return self.leave()
 
@@ -159,11 +166,16 @@ class Container:
                 self.idle.failed = f"{self.run_name} cannot {name}"
                 return
 
-    def _stop_when_idle(self) -> None:
+    def _look(self) -> None:
+        """Continue a run whose keeper was killed with its monitor, or gave up; stop the pod when nothing is left."""
         now_s = time.monotonic()
-        if not self.idle.rule or self.pod is None or now_s < self.stop_at_s:
-            return
-        if reason := self.idle.reason(*observe(), now_s, self.bringing.is_alive()):
+        reason = self.idle.reason(*observe(), now_s, self.bringing.is_alive())
+        for name, since_s in self.idle.alone_s.items():
+            if now_s - max(since_s, self.resumed_s.get(name, 0.0)) >= GRACE_S:
+                say(f"{name}: its monitor is gone; starting it again")
+                self.resumed_s[name] = now_s
+                subprocess.Popen(python("monitor", "start", name), cwd=ROOT, env=self.quiet)
+        if reason and self.pod is not None and now_s >= self.stop_at_s:
             self.stop_at_s = now_s + STOP_AGAIN_S
             for line in endings(self.idle.seen):
                 say(line)
@@ -203,12 +215,9 @@ def check_folders() -> None:
             with tempfile.TemporaryFile(dir=folder):
                 pass
         except OSError as error:
-            who = f"user {os.getuid()}" if hasattr(os, "getuid") else "this user"
-            what = (
-                f"{folder} cannot be written by {who} ({error.strerror or error}); give the volume to that user (chown)"
-            )
-            more = "set HANGPROOF_DATA to another folder, or build the image with --build-arg USER_ID=NUMBER"
-            raise LaunchError(f"{what}, {more}") from error
+            what = f"{folder} cannot be written by user {os.getuid()} ({error.strerror or error})"
+            fix = "give the volume to that user (chown), set HANGPROOF_DATA to another folder"
+            raise LaunchError(f"{what}; {fix}, or build the image with --build-arg USER_ID=NUMBER") from error
 
 
 def preempt(folder: Path) -> None:

@@ -112,6 +112,7 @@ def run(args: argparse.Namespace) -> int:
     travel.write_yaml(path, head, document(spec, args))
     if args.submit:
         program()
+        travel.environment(folder, secrets)  # a missing secret is reported before a long copy
         print(travel.upload(folder))
         submit(path, travel.name_there(spec), secrets)
     said = f"submitted {path}" if args.submit else f"{path}"

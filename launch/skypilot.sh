@@ -23,6 +23,10 @@ export HANGPROOF_MAIN_ADDRESS
 rm -rf -- "$HANGPROOF_DATA"/outputs/@NAME@
 #]
 #[run
-.venv/bin/python -m launch store restore @STORE@ @NAME@
+for pause in 30 60 120 240 450 0; do # as long as a run waits for its store
+  .venv/bin/python -m launch store restore @STORE@ @NAME@ && break
+  [ "$pause" != 0 ] || exit 1
+  sleep "$pause"
+done
 exec .venv/bin/python -m monitor run @NAME@
 #]

@@ -82,9 +82,7 @@ def complete(spec: RunSpec | None, args: argparse.Namespace) -> None:
 
 def render(folder: Path, spec: RunSpec | None, args: argparse.Namespace) -> str:
     """The text of the script. args: as `complete` leaves them. Raises LaunchError: a value cannot be in it."""
-    if any(
-        c in str(folder) for c in "%\\"
-    ):  # in --output, Slurm replaces % and drops \, escaped or not (22.05, measured)
+    if {*"%\\"} & {*str(folder)}:  # in --output, Slurm replaces % and drops \, escaped or not (22.05, measured)
         raise LaunchError(f"Slurm cannot write into {folder}: the path has % or \\; set another HANGPROOF_DATA")
     options = {
         "job-name": job_name(folder),

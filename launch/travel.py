@@ -20,17 +20,19 @@ from monitor.process.platform import LOCK, is_held
 from monitor.run_folder import RunFolder
 from monitor.store import LeaseState, StoreAgent
 from presets.estimate import estimate
-from runs.env_file import read
-from runs.files import atomic_write
+from runs.env_file import is_secret, read
+from runs.files import atomic_write, checksum
 from runs.spec import RunSpec
 
 # Variables with which the libraries of a store log in; others, such as a key file, are named with --secret.
 STORE_SECRETS = {
-    "s3": ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"),
+    "s3": ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"),
     "az": ("AZURE_STORAGE_CONNECTION_STRING",),
     "hf": ("HF_TOKEN",),
 }
-STORE_SETTINGS = ("AWS_ENDPOINT_URL", "AWS_REGION", "AWS_DEFAULT_REGION", "HF_ENDPOINT")  # no secrets; copied
+OPTIONAL = ("AWS_SESSION_TOKEN",)  # temporary keys have one, and are none without it
+# Copied, but for an address with a password, which is a secret.
+STORE_SETTINGS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION", "HF_ENDPOINT")
 NEEDS_GPU = "HANGPROOF_NEEDS_GPU"  # read by monitor/recovery.py: without its GPU the run does not start
 DISK_GB = 200
 CUDA = "13.0"  # of PyTorch's wheels on PyPI, in the image (pytorch/pytorch, RELEASE.md): older drivers cannot run them
@@ -51,12 +53,11 @@ def address(spec: RunSpec) -> str:
 
     Raises LaunchError: it has none, or a folder of this machine.
     """
-    example = "hf://buckets/ME/runs or s3://BUCKET/runs"
-    if not spec.store:
-        lost = "a rented machine loses its disk"
-        raise LaunchError(f"{spec.slug} has no store, and {lost}; set `store` in its run.toml, such as {example}")
-    if own_folder(spec.store):
-        raise LaunchError(f"{spec.slug}: the store {spec.store} is a folder of this machine; use one such as {example}")
+    own = own_folder(spec.store)
+    if own or not spec.store:
+        what = f"its store {own} is a folder of this machine" if own else "it has no store"
+        fix = "a rented machine loses its disk; set `store` in run.toml to hf://buckets/ME/runs or s3://BUCKET/runs"
+        raise LaunchError(f"{spec.slug}: {what}, and {fix}")
     return spec.store
 
 
@@ -95,7 +96,9 @@ def secrets(spec: RunSpec, args: argparse.Namespace) -> list[str]:
         first = wrong[0].partition("=")[0]
         raise LaunchError(f"--secret {first}: write the name of a variable only; its value stays here")
     model = ("HF_TOKEN",) if presets.models()[spec.model]["gated"] else ()
-    store = STORE_SECRETS.get(urlsplit(spec.store).scheme, ())
+    keys = STORE_SECRETS.get(urlsplit(spec.store).scheme, ())
+    store = [name for name in keys if name not in OPTIONAL or os.environ.get(name)]
+    store += [name for name in STORE_SETTINGS if is_secret(name, os.environ.get(name, ""))]
     return [*dict.fromkeys((*store, *model, *spec.secrets, *args.secret))]
 
 
@@ -112,7 +115,8 @@ def environment(folder: Path, secrets: list[str]) -> dict[str, str]:
 
 def variables(spec: RunSpec) -> dict[str, str]:
     """The variables that are no secret."""
-    found = {name: os.environ[name] for name in STORE_SETTINGS if os.environ.get(name)}
+    known = {name: os.environ[name] for name in STORE_SETTINGS if os.environ.get(name)}
+    found = {name: value for name, value in known.items() if not is_secret(name, value)}
     return found | ({NEEDS_GPU: "1"} if needed_gb(spec) else {})
 
 
@@ -123,19 +127,26 @@ def fetches_files(spec: RunSpec) -> bool:
 
 
 def name_there(spec: RunSpec, most: int = 60) -> str:
-    """The name of the machine or job: letters, digits and `-`, starting with a letter."""
+    """The name of the machine or job, which no other run has: letters, digits and `-`, starting with a letter."""
     text = re.sub(r"[^a-z0-9]+", "-", spec.slug.lower()).strip("-")
-    return f"hangproof-{text}"[:most].rstrip("-")
+    if text != spec.slug or len(text) > most - 10:
+        text = f"{text[: most - 19].rstrip('-')}-{checksum(spec.slug.encode())[:8]}"
+    return f"hangproof-{text}"
 
 
 def upload(folder: Path) -> str:
     """Copy the run and its data set into its store, by the process that copies a training; a sentence that says so.
 
-    What is newer in the store is fetched first. Raises LaunchError: a machine trains the run, or the store failed.
+    What is newer there is fetched first. Raises LaunchError: it trains here, needs other files here, or the store fails.
     """
     if is_held(folder / LOCK):
         raise LaunchError(f"{folder.name} trains on this machine; stop it first: python -m monitor stop {folder.name}")
     agent = StoreAgent(RunFolder(folder), config.load().store)
+    fields = agent.folder.spec
+    named = [os.path.expanduser(str(one)) for one in (fields.get("control_dir"), *fields.get("extra", {}).values())]
+    here = next((path for path in named if os.path.isabs(path) and os.path.exists(path)), "")
+    if here and not any(folder.glob("*-state")):  # a checkpoint has what the run began with
+        raise LaunchError(f"{folder.name} needs {here}, which no store carries; train it here, or without that")
 
     def left_s() -> float:
         over = agent.view.lease in (LeaseState.REFUSED, LeaseState.LOST, LeaseState.UNUSABLE)

@@ -11,7 +11,7 @@ Every moment between a start and an end belongs to one state:
     waiting     for a GPU, for the pause before a restart, and after a pre-emption for the next machine
     recovering  from the detection of a failure to the first step after it, loading again included
     lost        from the last progress to the detection; the first training of steps that had to be trained twice; and the
-                time from the last trace of a run on a machine that was switched off to its next start
+                time from the last trace of a run on a machine or in a container that was switched off to its next start
 
 The pause after a completed, failed or stopped run is not part of it. Money is counted while the run has a machine: not
 between two machines. Within one boot, intervals are differences of the monotonic clock; UTC is only used between boots
@@ -79,7 +79,7 @@ class Ledger:
 
     def passes(self, state: str) -> None:
         """The time until now belongs to the state so far, and from now on to `state`."""
-        now, boot = platform.now(), platform.boot_id()[:8]
+        now, boot = platform.now(), platform.boot_id()
         same = bool(boot) and self.boot == boot
         passed_s = max(0.0, now.mono_s - self.mono_s if same else now.wall_s - self.utc_s)
         if self.state:
@@ -91,9 +91,11 @@ class Ledger:
         self.state, self.utc_s, self.mono_s, self.boot = state, now.wall_s, now.mono_s, boot
 
     def follows(self) -> None:
-        """Another monitor goes on. Nobody trained since the machine of the last one was switched off."""
-        if self.boot != platform.boot_id()[:8] and self.state not in ("", "waiting"):
-            self.state, self.paid = "lost", False
+        """Another monitor goes on. Nobody trained since the machine or container of the last one was switched off."""
+        same = self.boot == platform.boot_id()
+        self.paid = self.paid and same
+        if not same and self.state not in ("", "waiting"):
+            self.state = "lost"
             self.passes("recovering")
             self.fails(0.0)
         else:

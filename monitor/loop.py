@@ -164,7 +164,7 @@ class Loop(Run):
     def activity(self) -> str:
         """The state of the ledger that the time from now on belongs to."""
         at, known = self.at, self.state.ledger
-        if at.state in (State.OPENING, State.STOPPING) or at.state in FINAL:
+        if at.state in (State.OPENING, State.STOPPING, *FINAL) or (at.state is State.RUNNING and self.view is None):
             return known.state
         if at.state is State.QUEUED or (at.state is State.BACKOFF and time.monotonic() < at.due_s):
             return "waiting"

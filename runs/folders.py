@@ -49,6 +49,8 @@ def create(
 
     check_extra(spec)
     samples(spec)
+    if spec.store and "://" not in spec.store and not spec.store.startswith("~"):  # what copies works in another folder
+        spec = spec.changed(store=os.path.abspath(spec.store))
     folder, data = outputs_dir() / spec.slug, datasets_dir() / spec.slug
     reuse = isinstance(images, str | Path) and data.is_dir() and Path(images).resolve() == data.resolve()
     with explained(f"create the run {spec.slug}"):

@@ -104,9 +104,6 @@ class Agent:
     moved_s: float = 0.0  # when a restore fetched something last
     copier: Copier | None = None
 
-    def __post_init__(self) -> None:
-        self.folders = result_folders(self.folder)  # a mitigation may add one
-
     # ---- the monitor's orders ----
 
     def serve(self) -> int:
@@ -158,10 +155,8 @@ class Agent:
             alive = self.lease.seen_alive and state == lease.WAITING
             watched_s = (watched_s or now_s) if alive else None
             if state == lease.LOST or (alive and self.adopted):
-                text = (
-                    f"{holder} took the lease of this run, so it was stopped here; the next start fetches what is newer"
-                )
-                self.report.set(lease=LeaseState.LOST, ready=False, holder=holder, message=text)
+                text = "took the lease of this run, so it was stopped here; the next start fetches what is newer"
+                self.report.set(lease=LeaseState.LOST, ready=False, holder=holder, message=f"{holder} {text}")
                 return
             if state == lease.HELD:
                 if not self.held.is_set():
@@ -234,7 +229,6 @@ class Agent:
         wait_s, next_s, copied_s = RETRY_S, 0.0, -1e9
         while True:
             order, final = wanted = self.orders, self.final
-            self.folders = result_folders(self.folder)
             newest, now_s = self.signature(), time.monotonic()
             self.report.set(pending=self.pending())
             due = newest != seen or now_s - copied_s >= self.limits.copy_s
@@ -305,7 +299,7 @@ class Agent:
     def signature(self) -> list[tuple[str, int]]:
         """Changes with each new complete state and LoRA."""
         found = []
-        for folder in self.folders:
+        for folder in result_folders(self.folder):
             for path in [*folder.glob(f"[!.]*-state/{checkpoint.GUARD}"), *folder.glob("[!.]*.safetensors")]:
                 with contextlib.suppress(OSError):
                     found.append((str(path), path.stat().st_mtime_ns))
@@ -313,14 +307,14 @@ class Agent:
 
     def pending(self) -> str:
         """What the store lacks: "the checkpoint of step 120, the LoRA"; "" for neither."""
-        parts, steps = [], list[int]()
-        for folder in self.folders:
+        parts, steps, folders = [], list[int](), result_folders(self.folder)
+        for folder in folders:
             with contextlib.suppress(OSError):
                 steps += [step for step in checkpoint.states(folder, self.folder.name).values() if step >= 0]
         last, lora = self.copier.last if self.copier else None, f"{self.folder.name}.safetensors"
         if steps and max(steps) > (last.step if last else -1):
             parts.append(f"the checkpoint of step {max(steps)}")
-        if not (last and f"run/{lora}" in last.files) and any((one / lora).is_file() for one in self.folders):
+        if not (last and f"run/{lora}" in last.files) and any((one / lora).is_file() for one in folders):
             parts.append("the LoRA")
         return ", ".join(parts)
 

@@ -14,6 +14,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,8 @@ from launch.common import plain_files
 from launch.store.copies import each_manifest
 from launch.store.manifest import RENDERED, Manifest, Member, Memory, linked, newest_state, result_folders, state_of
 from launch.store.places import Place, StoreError, Unavailable
-from monitor.run_folder import read_json
+from monitor.ledger import Ledger
+from monitor.run_folder import STATUS, read_json
 from runs.dataset import images_in
 from runs.files import atomic_write, explained
 from runs.paths import datasets_dir, outputs_dir
@@ -218,7 +220,7 @@ class Restored:
             if not state_of(name) and name not in (SPEC, MONITOR) and (self.staging / name).exists():
                 self._move(name)
         if MONITOR in wanted:
-            _forget_processes(self.staging / MONITOR)
+            self._leave_machine(self.staging / MONITOR)
             self._move(MONITOR)
         if SPEC in wanted or (wanted and has_run):
             self._render(SPEC in wanted, JOB in wanted)
@@ -255,6 +257,22 @@ class Restored:
         shutil.move(self.staging / name, target)
         checkpoint.fsync_path(target.parent)
 
+    def _leave_machine(self, path: Path) -> None:
+        """Remove from monitor.json what was true on the other machine only: its processes, its clock, its local folder.
+        What the run cost since it was written is in the status, which is copied more often."""
+        values = read_json(path)
+        if values is None:
+            path.unlink(missing_ok=True)
+            return
+        with contextlib.suppress(StoreError, ValueError, AttributeError, RecursionError):
+            known = Ledger.of(values), Ledger.of(json.loads(self.place.read(STATUS)))
+            values["ledger"] = asdict(max(known, key=lambda one: one.wall_s))
+        values |= {key: None for key in FORGOTTEN if key in values}
+        values |= {"save_dir": ""} if "save_dir" in values else {}
+        if values.get("state") not in ENDED:
+            values["state"] = "opening"
+        atomic_write(path, json.dumps(values, ensure_ascii=False, indent=1) + "\n")
+
     def _render(self, fetched_spec: bool, fetched_job: bool) -> None:
         """Write the script and the data-set file for this machine, from the run's job.
 
@@ -283,16 +301,3 @@ def _read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError):
         return {}
-
-
-def _forget_processes(path: Path) -> None:
-    """Remove from monitor.json what was true on the other machine only: its processes, its clock, its local folder."""
-    values = read_json(path)
-    if values is None:
-        path.unlink(missing_ok=True)
-        return
-    values |= {key: None for key in FORGOTTEN if key in values}
-    values |= {"save_dir": ""} if "save_dir" in values else {}
-    if values.get("state") not in ENDED:
-        values["state"] = "opening"
-    atomic_write(path, json.dumps(values, ensure_ascii=False, indent=1) + "\n")

@@ -27,7 +27,8 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
-from guards.reading import boot_id as boot_id, read_bytes, read_text
+from guards import reading
+from guards.reading import read_bytes, read_text
 
 LINUX = sys.platform.startswith("linux")
 WINDOWS = sys.platform == "win32"
@@ -36,6 +37,7 @@ CGROUP = "/sys/fs/cgroup"
 OOM_COUNTERS = (f"{CGROUP}/memory.events", "/proc/vmstat")
 PRIVATE = "hangproof-"  # begins the names of private folders
 _TICKS = os.sysconf("SC_CLK_TCK") if LINUX else 0  # of the kernel's clock in a second
+_BOOT_S = 60.0  # from the boot to the machine's own process 1; that of a container starts later
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _GONE = (errno.ENOENT, errno.ESRCH, errno.EPERM)  # EPERM: another user's, hidden by `hidepid` or by the system
 _STATES = {"running": "R", "stopped": "T", "zombie": "Z", "disk-sleep": "D"}  # psutil.STATUS_*
@@ -114,6 +116,27 @@ def alive(pid: int, start: float) -> bool:
     """Whether exactly this process runs. A zombie is dead, although `kill(pid, 0)` succeeds on it. OSError: unknown."""
     found = process_info(pid)
     return found is not None and found.start == start and not found.dead
+
+
+def boot_id() -> str:
+    """A name for this boot of the machine, or for this start of the container; "" where that is not known.
+
+    Nothing that ran before it lives on; and while a container is stopped, it has no machine.
+    """
+    machine = reading.boot_id()
+    try:
+        first = process_info(1) if machine else None
+    except OSError:
+        return ""
+    return f"{machine}-{first.start}" if first and first.start > _BOOT_S * _TICKS else machine
+
+
+def process_space(pid: int | str = "self") -> str:
+    """The kernel's name of a process's PID namespace: in a container, the same PID is another process. "": unknown."""
+    try:
+        return os.readlink(f"/proc/{pid}/ns/pid")
+    except OSError:
+        return ""
 
 
 def environ_of(pid: int) -> dict[str, str]:

@@ -131,9 +131,16 @@ def orphans() -> list[str]:
 
 
 def unwatched() -> list[tuple[ProcessInfo, Path]]:
-    """The processes of runs that no monitor watches, each with its run's folder. OSError: see `with_environment`."""
-    found = ((process, Path(folder)) for process, folder in _values(RUN) if folder)
-    return [(process, folder) for process, folder in found if not is_held(folder / LOCK)]
+    """The processes of runs that no monitor watches, each with its run's folder. OSError: see `with_environment`.
+
+    Not those of a container, whose folder has another path here.
+    """
+    found, here = ((process, Path(folder)) for process, folder in _values(RUN) if folder), platform.process_space()
+    return [
+        (process, folder)
+        for process, folder in found
+        if not is_held(folder / LOCK) and (folder.is_dir() or platform.process_space(process.pid) == here)
+    ]
 
 
 @contextlib.contextmanager

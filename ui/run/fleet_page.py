@@ -95,6 +95,9 @@ class Fleet:
             if not store.error:
                 store.runs = [one for one in answers[address]["runs"] if isinstance(one, dict) and "slug" in one]
                 store.read_at = datetime.now(UTC).isoformat(timespec="seconds")
+                for one in store.runs:
+                    if one.get("state") in FINAL:  # it can be stopped again when it is started again
+                        store.stops.pop(str(one["slug"]), None)
 
 
 def _reason(job: Subjob) -> str:

@@ -19,7 +19,9 @@ from urllib.parse import quote
 import gradio as gr
 
 import runs
+from launch import skypilot
 from launch.__main__ import COMMANDS
+from launch.common import LaunchError
 from runs.dataset import counts
 from runs.files import RunError
 from runs.manage import size_text
@@ -72,7 +74,12 @@ def missing(place: Place) -> str:
     """Why a run cannot be submitted from this machine; "" where it can be tried."""
     if place.needs.isupper() and not os.environ.get(place.needs):
         return f"Set {place.needs} before you start Hangproof to start it from here."
-    if place.needs and not place.needs.isupper() and shutil.which(place.needs) is None:
+    if place.needs == "sky":
+        try:
+            skypilot.program()
+        except LaunchError as error:
+            return f"{error}."
+    elif place.needs and not place.needs.isupper() and shutil.which(place.needs) is None:
         return f"{place.needs} is not installed on this machine. Copy the files to one that has it."
     return ""
 

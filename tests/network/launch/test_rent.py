@@ -179,11 +179,11 @@ def test_a_provider_that_refuses_to_stop_the_pod_is_asked_again(tmp_path, monkey
         monkeypatch.setenv("HANGPROOF_RUNPOD_URL", double.url)
         container = Container(1, {**RUNPOD, "HANGPROOF_STOP_POD": "1", "HANGPROOF_STOP_AFTER_S": "0"})
         container.idle.failed = "cat cannot start"
-        container._stop_when_idle()
+        container._look()
         assert "still costs money" in capsys.readouterr().err and len(double.requests) == 1
-        container._stop_when_idle()
+        container._look()
         assert len(double.requests) == 1, "not before five minutes have passed"
         container.stop_at_s = 0.0
-        container._stop_when_idle()
+        container._look()
         said = capsys.readouterr().err
         assert len(double.requests) == 2 and "cat cannot start" in said and KEY not in said

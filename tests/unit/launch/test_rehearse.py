@@ -199,7 +199,7 @@ def test_the_file_says_how_it_ended(data, monkeypatch, end, state):
         work.found.measured |= {"state_bytes": 1, "lora_bytes": 1, "cache_bytes": 1}
         assert (data / rehearse.SCRATCH / "models.toml").is_file() and made.max_train_steps == 2
         if isinstance(end, str):
-            work.found.problem = {"stage": "Draw a sample", "title": "It hung.", "text": end}
+            work.found.problem = {"stage": "Draw a sample", "title": "It hung.", "text": end, "change": ""}
         elif end:
             raise end("no disk")
 

@@ -23,6 +23,8 @@ def runs(**states: str) -> tuple[dict[str, str], set[str]]:
 TRAINS = (0.0, runs(a="RUNNING"))
 DONE, STOPPED = runs(a="completed"), runs(a="stopped")
 NEXT_STARTS = runs(a="completed", b="STARTING")
+ALONE, OTHER, LAST = runs(a="running"), runs(a="stopped", b="RUNNING"), runs(a="stopped", b="failed")
+B = runs(b="completed")  # a was deleted
 
 
 @pytest.mark.parametrize(
@@ -34,9 +36,12 @@ NEXT_STARTS = runs(a="completed", b="STARTING")
         ],
         ("", (TRAINS, (10.0, DONE), (1e6, DONE)), False),
         ("1", ((0.0, runs(a="RUNNING", b="completed")), (1e6, runs(a="RUNNING", b="completed"))), False),
-        ("1", (TRAINS, (10.0, runs(a="running")), (1e6, runs(a="running"))), False),  # its monitor is being replaced
+        ("1", (TRAINS, (10.0, ALONE), (9.0 + IDLE_S, ALONE), (9.9 + IDLE_S, ALONE)), False),  # started again
+        ("1", (TRAINS, (10.0, ALONE), (11.0 + IDLE_S, ALONE), (12.0 + IDLE_S + GRACE_S, ALONE)), True),  # in vain
         ("1", (TRAINS, (10.0, DONE), (60.0, NEXT_STARTS), (120.0, runs(a="completed", b="failed"))), False),
         ("1", (TRAINS, (10.0, STOPPED), (1e6, STOPPED)), False),  # the user stopped it
+        ("1", (TRAINS, (10.0, STOPPED), (20.0, OTHER), (30.0, LAST), (31.0 + GRACE_S, LAST)), True),  # and another ran
+        ("1", (TRAINS, (10.0, DONE), (20.0, runs()), (30.0, runs(b="RUNNING")), (40.0, B), (41.0 + GRACE_S, B)), True),
         ("always", (TRAINS, (10.0, STOPPED), (1e6, STOPPED)), True),
         ("1", ((0.0, DONE), (IDLE_S - 1, DONE), (IDLE_S + 1, DONE)), True),  # started for a finished run
     ],
@@ -52,6 +57,20 @@ def test_a_pod_waits_for_its_run_and_stops_a_minute_after_it_could_not_be_starte
     assert not idle.reason(*runs(), 0.0, True) and not idle.reason(*runs(), -1e6, True)
     assert not idle.reason(*runs(), 0.0, False)
     assert "cat cannot start" in idle.reason(*runs(), GRACE_S + 1, False)
+
+
+def test_a_run_whose_monitor_and_keeper_are_gone_is_continued_after_a_minute_and_again(data, monkeypatch, capsys):
+    monkeypatch.setattr(serve, "python", command(data / "log"))
+    container = Container(1, {"PATH": os.environ["PATH"]})
+    for at_s, state in ((0, "RUNNING"), *((after_s, "running") for after_s in (5, 60, 66, 67, 130))):
+        now = SimpleNamespace(monotonic=lambda at_s=at_s: 1000.0 + at_s)
+        monkeypatch.setattr(serve, "time", now)
+        monkeypatch.setattr(serve, "observe", lambda state=state: runs(cat=state))
+        container._look()
+    assert capsys.readouterr().err.count("cat: its monitor is gone; starting it again") == 2
+    while len(asked := (data / "log").read_text().splitlines() if (data / "log").exists() else []) < 2:
+        time.sleep(0.01)
+    assert asked == [START, START]
 
 
 def test_a_wrong_variable_is_reported():

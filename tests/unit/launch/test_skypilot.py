@@ -12,7 +12,7 @@ from runs_helpers import PROJECT, executable
 
 import presets
 from launch import skypilot, travel
-from launch.common import LaunchError
+from launch.common import LaunchError, fill
 from launch.store.copies import newest_manifest
 from launch.store.places import open_place
 
@@ -27,9 +27,8 @@ def test_the_skypilot_job_of_each_family(clean):
         recovery = {"strategy": "EAGER_NEXT_REGION", "max_restarts_on_errors": 0, "recover_on_exit_codes": [5]}
         assert job["resources"]["job_recovery"] == recovery
         assert "MOUNT" not in str(job) and "file_mounts" not in job
-        lines = job["run"].splitlines()
-        restore = next(i for i, line in enumerate(lines) if "store restore s3://bucket/runs my-lora" in line)
-        assert lines[restore + 1 :] == ["exec .venv/bin/python -m monitor run my-lora"]
+        assert "store restore s3://bucket/runs my-lora" in job["run"]
+        assert job["run"].splitlines()[-1] == "exec .venv/bin/python -m monitor run my-lora"
         assert ("fetch-model" in job["setup"]) == (made.backend != "diffusers")
         assert (f"./start.sh {made.backend}" in job["setup"]) == (made.backend != "diffusers")
         assert all(value is None for value in job["secrets"].values())
@@ -46,6 +45,21 @@ def test_a_skypilot_job_of_several_nodes_and_one_of_an_image(clean):
     assert "cd /hangproof\nexport HANGPROOF_DATA=/data\n" in job["run"]
     assert job["run"].index("rm -rf") < job["run"].index("store restore") < job["run"].index("monitor run my-lora")
     assert job["resources"]["job_recovery"]["recover_on_exit_codes"] == [5, 6]
+
+
+@pytest.mark.parametrize(("failures", "waits", "code"), [(0, [], 0), (2, [30, 60], 0), (9, [30, 60, 120, 240, 450], 1)])
+def test_the_job_waits_for_a_store_that_does_not_answer_and_not_for_ever(tmp_path, failures, waits, code):
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    answers = 'echo "$@" >> asked; [ "$2" = monitor ] || [ "$(wc -l < asked)" -gt "$FAILURES" ]'
+    executable(tmp_path / ".venv" / "bin" / "python", f"#!/bin/sh\n{answers}\n")
+    executable(tmp_path / "sleep", '#!/bin/sh\necho "$1" >> slept\n')
+    script = fill("skypilot.sh", "run", root=str(tmp_path), data="data", store="s3://b/x", name="cat")
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "FAILURES": str(failures)}
+    assert subprocess.run(["bash", "-c", script], env=env).returncode == code
+    slept = tmp_path / "slept"
+    assert (slept.read_text().split() if slept.exists() else []) == [str(one) for one in waits]
+    trains = (tmp_path / "asked").read_text().splitlines()[-1] == "-m monitor run cat"
+    assert trains == (code == 0)
 
 
 def test_skypilot_itself_takes_the_job_of_every_choice(tmp_path):
@@ -78,6 +92,7 @@ def test_skypilot_is_submitted_once_the_run_is_in_its_store(data, tmp_path, clea
     args = arguments(skypilot, "--gpu", "L4", "--submit", run=folder.name, command="vast")
     with pytest.raises(LaunchError, match="HF_TOKEN: set in the environment first"):
         skypilot.run(args)
+    assert not store.exists(), "that is said before the run is copied"
     monkeypatch.setenv("HF_TOKEN", "hf_sesame")
     assert skypilot.run(args) == 0
     job = yaml.safe_load((folder / "skypilot.yaml").read_text())

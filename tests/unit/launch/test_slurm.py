@@ -84,6 +84,25 @@ def test_bash_accepts_the_script(nodes, tmp_path):
     assert ("export HANGPROOF_NODE=" in text) == ("HANGPROOF_MAIN_PORT" in text) == ("$starts" in text) == (nodes == 2)
 
 
+def test_a_job_that_never_gets_to_a_checkpoint_is_requeued_ten_times_at_most(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for name, does in (("srun", "exit 5"), ("squeue", "echo RUNNING n1"), ("scontrol", ":"), ("flock", ":")):
+        executable(tmp_path / name, f"#!/bin/sh\n{does}\n")
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "SLURMD_NODENAME": "n1"}
+
+    def start(**more: str) -> tuple[int, str]:
+        done = subprocess.run(["bash"], input=rendered(folder, None), env=env | more, capture_output=True, text=True)
+        return done.returncode, done.stdout
+
+    for state in ("run-step00000010-state", "run-step00000020-state"):
+        assert [start()[0] for _ in range(9)] == [5] * 9
+        (folder / state).mkdir()
+    ends = [start() for _ in range(10)]
+    assert [code for code, _ in ends] == [5] * 9 + [4] and "submit it again with more time" in ends[-1][1]
+    assert start(SLURM_JOB_ID="8")[0] == 5
+
+
 def test_a_value_that_the_script_cannot_hold_is_refused(tmp_path):
     with pytest.raises(LaunchError, match="--account: .* line break"):
         rendered(tmp_path / "run", None, "--account", "me\n#SBATCH --uid=0")

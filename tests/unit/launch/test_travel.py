@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -38,12 +40,36 @@ def test_a_rented_machine_needs_a_store_that_it_can_reach():
     assert travel.address(spec(store="hf://buckets/me/runs")) == "hf://buckets/me/runs"
 
 
+@pytest.mark.parametrize("field", ["control_dir", "extra"])
+def test_a_run_that_needs_files_of_this_machine_is_not_sent_to_a_rented_one_before_it_has_a_checkpoint(
+    data, tmp_path, monkeypatch, field
+):
+    own = str(pictures(tmp_path / "own"))
+    folder = a_run(
+        data, store=str(tmp_path / "store"), **{field: own if field == "control_dir" else {"network_weights": own}}
+    )
+    with pytest.raises(LaunchError, match=f"needs {own}, which no store carries"):
+        travel.upload(folder)
+    monkeypatch.setattr(travel.StoreAgent, "flush", lambda *words: "")
+    (folder / f"{folder.name}-step00000010-state").mkdir()
+    assert travel.upload(folder).startswith(f"{folder.name} is in ")
+
+
 def test_one_pod_is_no_place_for_a_run_of_two_machines(data, clean):
     folder = a_run(data, nodes=2)
     for command in ("runpod", "vast", "docker"):
         done = call("launch", command, folder.name, "--image", "me/h:1")
         assert done.returncode == 1 and "set nodes to 1" in done.stderr, command
     assert [path.name for path in folder.glob("*.json")] == ["job.json"] and not (folder / "docker.yaml").exists()
+
+
+def test_a_container_or_job_has_a_name_that_no_other_run_has():
+    """Compose would stop the one that has the name."""
+    slugs = ["cat", "cat-v1", "cat_v1", "Cat-v1", *(f"{'portrait-' * 7}lr-{rate}e-4" for rate in (1, 2))]
+    for most in (50, 60):
+        names = [travel.name_there(SimpleNamespace(slug=slug), most) for slug in slugs]
+        assert names[:2] == ["hangproof-cat", "hangproof-cat-v1"] and len({*names}) == len(slugs)
+        assert all(re.fullmatch("[a-z][a-z0-9-]*[a-z0-9]", name) and len(name) <= most for name in names)
 
 
 def test_a_secret_is_a_name_only(clean, monkeypatch):
@@ -59,6 +85,11 @@ def test_a_secret_is_a_name_only(clean, monkeypatch):
         assert "https://s3.example.org" in text
         with pytest.raises(LaunchError, match="name of a variable only"):
             travel.secrets(made, arguments(module, *words, "--secret", "A=sesame"))
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "temporary")
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "https://me:sesame@s3.example.org")
+    text = json.dumps(rent.body(made, args, "NVIDIA L4"))
+    assert "{{ RUNPOD_SECRET_AWS_SESSION_TOKEN }}" in text and "{{ RUNPOD_SECRET_AWS_ENDPOINT_URL_S3 }}" in text
+    assert "sesame" not in text and "temporary" not in text
 
 
 def test_the_compose_file_mounts_what_the_run_uses_and_docker_alone_has_its_secrets(data, tmp_path, clean, monkeypatch):

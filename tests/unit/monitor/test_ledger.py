@@ -176,6 +176,11 @@ def test_the_hours_by_state_are_those_that_passed(parts, every, step_s, first):
     with pytest.MonkeyPatch.context() as monkeypatch:
         world = a_world(monkeypatch)
         world.passes(first, "waiting")
+        world.ledger.passes("waiting")  # the last that is known of a machine that vanished while it loaded
+        world.reboots()
+        world.utc_s, world.unpaid = world.utc_s + step_s, step_s
+        world.truth["waiting"] += step_s
+        world.is_followed()
         world.starts()
         loading = "loading"
         for end, load, steps, jump, one, two in parts:

@@ -33,6 +33,7 @@ END = config.load().end
         (State.BACKOFF, -1, "", True, "recovering", 0.0),
         (State.STARTING, 0, "load", False, "loading", 0.2),
         (State.STARTING, 0, "load", True, "recovering", 0.2),
+        (State.RUNNING, 0, "", False, "so far", None),  # adopted, and not seen yet
         (State.RUNNING, 0, "step", True, "training", None),
         (State.SUSPECT, 0.02, "first_step", False, "training", 0.025),
         (State.RECOVERING, 0, "step", True, "recovering", 0.0),
@@ -43,6 +44,7 @@ def test_each_state_has_its_activity_and_pace(make_loop, monkeypatch, state, due
     monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: 1000.0))
     run.state.ledger.state, run.state.ledger.pending = "so far", pending
     run.status.note_phase([beat(phase=phase)] if phase else [])
+    run.view = Mock() if phase else None
     run.at = Transition(state, due_s=1000.0 + due_s)
     assert run.activity() == activity
     assert run.poll_s() == pytest.approx(run.watch.poll_s() if poll_s is None else poll_s)

@@ -25,6 +25,7 @@ def test_an_empty_machine_gets_the_run_as_it_was(run, place, other, tmp_path):
     pushed = Copier(place, run, held(place)).push()
     assert pushed.manifest.name == "manifests/000001-000001.json" and pushed.manifest.step == 10 and not pushed.notes
     before, images = belonging(run), contents(datasets_dir() / run.name)
+    place.put("status.json", json.dumps({"ledger": {"seconds": {"training": 60.0}, "state": "training"}}).encode())
     outputs = other()
     done = restore(place, run.name)
     assert done.step == 10 and done.notes == []
@@ -32,6 +33,7 @@ def test_an_empty_machine_gets_the_run_as_it_was(run, place, other, tmp_path):
     assert contents(datasets_dir() / run.name) == images
     assert [path.name for path in outputs.iterdir()] == [run.name], "nothing is left of the fetching"
     saved = json.loads((outputs / run.name / "monitor.json").read_text())
+    assert saved.pop("ledger")["seconds"]["training"] == 60.0, "what it cost since its last checkpoint"
     assert saved == {"version": 2, "state": "opening", "attempt": 3, "current": None}
     script = (outputs / run.name / runs.script_name()).read_text()
     assert str(outputs / run.name) in script and str(tmp_path / "home") not in script

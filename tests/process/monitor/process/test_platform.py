@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from unittest.mock import Mock
 
 import children
@@ -143,6 +144,14 @@ def test_an_environment_that_cannot_be_read_is_not_an_empty_one(monkeypatch, chi
             read()
     failing(monkeypatch, "", errno.ENOENT)
     assert platform.boot_id() == "", "and a boot whose name cannot be read is unknown"
+
+
+def test_a_container_that_is_started_again_is_another_boot_of_its_machine(monkeypatch):
+    machine, first, names = platform.reading.boot_id(), platform.process_info(os.getpid()), []
+    for start in (20, 900_000, 950_000):
+        monkeypatch.setattr(platform, "process_info", lambda pid, start=start: replace(first, start=start))
+        names.append(platform.boot_id())
+    assert names[0] == machine and len({*names}) == 3 and all(name[:8] == machine[:8] for name in names)
 
 
 def test_a_private_folder_is_ours_alone_and_listed_without_what_others_made(tmp_path, monkeypatch):

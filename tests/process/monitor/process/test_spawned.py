@@ -106,7 +106,7 @@ def test_pids_named_for_it_are_killed_without_a_sigterm(spawn):
 
 
 @linux
-def test_orphans_are_named_with_what_to_do(tmp_path, spawn):
+def test_orphans_are_named_with_what_to_do(tmp_path, spawn, monkeypatch):
     process = spawn(**{spawned.RUN: str(tmp_path), spawned.TOKEN: "0" * 32})
     (sentence,) = [s for s in spawned.orphans() if str(tmp_path) in s]
     assert f"1 process of {tmp_path} (sleep {process.pid})" in sentence and f"monitor start {tmp_path}" in sentence
@@ -114,6 +114,11 @@ def test_orphans_are_named_with_what_to_do(tmp_path, spawn):
     assert lock.acquire()
     assert not [s for s in spawned.orphans() if str(tmp_path) in s], "it has a monitor"
     lock.release()
+    spawn(**{spawned.RUN: str(tmp_path / "gone"), spawned.TOKEN: "0" * 32})
+    assert any("gone" in s for s in spawned.orphans())
+    with monkeypatch.context() as patched:
+        patched.setattr(platform, "process_space", lambda pid="self": str(pid))
+        assert not [s for s in spawned.orphans() if "gone" in s], "a container's, whose folder has another path"
     assert spawned.with_environment(spawned.RUN, str(tmp_path))[0].pid == process.pid
     assert not spawned.with_environment(spawned.RUN, str(tmp_path) + "x")
     (tmp_path / "link").symlink_to(tmp_path)  # a data folder on another disk

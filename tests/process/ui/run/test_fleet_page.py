@@ -69,6 +69,23 @@ def test_a_store_that_is_added_or_removed_during_a_reading_stays_so(data, tmp_pa
     assert list(one.stores) == [added]
 
 
+def test_a_run_that_was_stopped_here_and_trains_again_can_be_stopped_again(data, tmp_path, monkeypatch):
+    store, shown = str(tmp_path / "store"), []
+    put_run(tmp_path / "store")
+    fleet.add(store)
+    monkeypatch.setattr(fleet_page, "FLEET", one := fleet_page.Fleet())
+    for state in ("running", "stopped", "running"):
+        (tmp_path / "store" / "far-cat" / "status.json").write_text(json.dumps({"state": state}))
+        one.read_s = None
+        until(lambda: one.look() and one.read_s is not None, "the next answer")
+        shown.append("Stop" if ">Stop<" in fleet_page.html() else "")
+        if len(shown) == 1:
+            fleet_page.change("stop", store, "far-cat")
+            until(one.stores[store].stops["far-cat"].done, "the request")
+            (tmp_path / "store" / "far-cat" / "requests" / "stop.json").unlink()
+    assert shown == ["Stop", "", "Stop"]
+
+
 @pytest.mark.parametrize("address", ["", " ", "a" * 501, "a\nb", "s3://me:password@bucket"])
 def test_addresses_that_are_none_change_nothing(data, address):
     with pytest.raises(fold.ERRORS):

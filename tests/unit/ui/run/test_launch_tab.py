@@ -3,6 +3,7 @@
 import importlib
 
 import pytest
+from runs_helpers import executable
 from ui_helpers import watched
 
 import runs
@@ -18,6 +19,15 @@ def test_each_place_shows_options_of_its_command_and_asks_for_the_required_ones(
     assert bool(launch_tab.PLACES[kind].needs) == ("--submit" in [row[0] for row in module.OPTIONS])
     required = {words.partition(" ")[0] for words, default, _ in module.OPTIONS if default is ...}
     assert required <= launch_tab.PLACES[kind].labels.keys()
+
+
+def test_skypilot_is_found_where_its_command_finds_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("SKYPILOT_VENV", str(tmp_path / "venv"))
+    assert "set SKYPILOT_VENV" in launch_tab.missing(launch_tab.PLACES["skypilot"])
+    (tmp_path / "venv" / "bin").mkdir(parents=True)
+    executable(tmp_path / "venv" / "bin" / "sky", "#!/bin/sh\n")
+    assert launch_tab.missing(launch_tab.PLACES["vast"]) == ""
 
 
 def test_a_typed_value_is_never_another_option():
