@@ -1,7 +1,7 @@
 """Endpoints of runs: what the tab Runs shows and does."""
 
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
 import runs
 from runs import manage
@@ -156,8 +156,8 @@ def run_charts(run: str) -> dict[str, Any]:
     return {"revision": found["revision"], "lines": found.get("lines", []), "marks": found.get("marks", [])}
 
 
-def run_log(run: str, text: str = "", level: str = "", lines: int = 200) -> list[str]:
-    """The last lines of the log; with `text` or a `level` ("warning", "error"), those that it finds."""
+def run_log(run: str, text: str = "", level: Literal["", "warning", "error"] = "", lines: int = 200) -> list[str]:
+    """The last lines of the log; with `text` or a `level`, those that it finds."""
     folder = view.folder_of(run)
     found = log_view.find(folder, text, level)[0] if text or level else log_view.tail(folder)
     shown = [line for _, line in found]

@@ -134,7 +134,7 @@ def folder_of(name: object) -> Path:
     except (OSError, ValueError):  # too long, or with a null character
         known = False
     if not known:
-        raise RunError(f"There is no run {name[:100]!r}. Reload the page.")
+        raise RunError(f"There is no run {name[:100]!r}. It may have been deleted.")
     return folder
 
 
