@@ -78,8 +78,7 @@ class Loop(Run):
         self.learned = {} if folder.foreign else load_learned(folder.folder, folder.spec)
         shown = Ledger.of(read_json(folder.own / STATUS))  # of each second; monitor.json is saved when much changes
         self.state.ledger = max(self.state.ledger, shown, key=lambda one: one.wall_s)
-        self.state.ledger.price_per_hour = amount(folder.spec.get("price_per_hour"))
-        self.state.ledger.follows()
+        self.state.ledger.follows(amount(folder.spec.get("price_per_hour")))
         self.code = EXIT_FAILED
         self.probe: Probe | None = None
         self.slow_reason = ""  # why the current suspicion was judged slow
