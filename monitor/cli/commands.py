@@ -312,7 +312,7 @@ def diagnose(args: argparse.Namespace) -> Answer:
 
     process: platform.ProcessInfo | None = None
     limits, found = config.load(), Evidence("hang")
-    if args.run.isdigit() and not Path(args.run).exists():
+    if args.run.isdigit() and not any((base / args.run).exists() for base in (Path(), outputs_dir())):
         process = explain.checked(args.run)  # an attempt without heartbeats
         known = AttemptRecord(
             "", 0, "", os.devnull, 0, time.monotonic(), (process.pid, process.start), platform.oom_kills()

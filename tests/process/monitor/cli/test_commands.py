@@ -55,7 +55,11 @@ def test_a_run_is_shown_in_one_line(changed, expected):
     assert not expected.startswith(tuple("rfb")) or shown == f"toy: {expected}"
 
 
-def test_what_is_asked_of_a_run_that_cannot_do_it_is_refused_with_the_reason(tmp_path):
+def test_what_is_asked_of_a_run_that_cannot_do_it_is_refused_with_the_reason(tmp_path, monkeypatch):
+    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path))
+    year = toy_run(tmp_path / "outputs" / "2026")
+    with pytest.raises(MonitorError, match="2026: nothing of it runs"):  # a run, not the process of that number
+        commands.diagnose(argparse.Namespace(run=year.name))
     folder = toy_run(tmp_path / "toy")
     with pytest.raises(MonitorError, match="toy: a checkpoint can be made while it trains, but it is never started"):
         commands.request(folder, "save")
