@@ -69,13 +69,15 @@ def test_what_is_asked_of_a_run_that_cannot_do_it_is_refused_with_the_reason(tmp
     with pytest.raises(MonitorError, match=r"watches it \(stopped: no reason is recorded\)"):
         commands.ask_to_end(folder, {})
     (folder / "status.json").unlink()
-    (folder / "run.toml").write_text('name = "toy"\n')
     (folder / "sample_prompts.txt").write_text(" \n")
     lock = Lock(folder / "monitor.lock")
     assert lock.acquire()
     try:
-        for state, kind, why in (("failed", "save", "but it is failed"), ("stopping", "save", "is stopping: so far"),
-                                 ("running", "sample", "has no prompts for sample images")):  # fmt: skip
+        for every, state, kind, why in (
+            (9, "failed", "save", "but it is failed"), (9, "stopping", "save", "is stopping: so far"),
+            (9, "running", "sample", "no sample images; set prompts in"), (0, "running", "sample", "prompts and sample_every_n_steps"),
+        ):  # fmt: skip
+            (folder / "run.toml").write_text(f'name = "toy"\nsample_every_n_steps = {every}\n')
             RunFolder(folder).write_status({**STATUS, "state": state, "message": "so far"})
             with pytest.raises(MonitorError, match=why):
                 commands.request(folder, kind)
