@@ -171,6 +171,11 @@ class Ledger:
         since = (self.machine_s - self.charged_s) / 3600 * self.price_per_hour
         return self.charged + since if self.price_per_hour else None
 
+    @property
+    def rate(self) -> str:
+        """The price, as a phrase."""
+        return f"{'now ' if self.charged else ''}at {self.price_per_hour:g} per hour"
+
     def over(self, limit: float, stop_s: float) -> str:
         """Why the run must stop before it costs more than `limit`; "" while it may go on, or has no limit or price.
 
@@ -180,9 +185,8 @@ class Ledger:
         if cost is None or not limit or cost < limit - reserve:
             return ""
         return (
-            f"the spend limit of {limit:g} is reached: {cost:.2f} spent in {self.machine_s / 3600:.2f} hours, now at "
-            f"{self.price_per_hour:g} an hour, and a checkpoint takes time. Raise spend_limit in run.toml and start the run "
-            "again to go on"
+            f"the spend limit of {limit:g} is reached: {cost:.2f} spent in {self.machine_s / 3600:.2f} hours "
+            f"{self.rate}, and a checkpoint takes time. Raise spend_limit in run.toml and start the run again to go on"
         )
 
     def values(self) -> dict[str, Any]:
@@ -212,7 +216,7 @@ class Ledger:
     def line(self) -> str:
         """The ledger in one line."""
         parts = [f"{state} {duration(self.seconds[state])}" for state in STATES if self.seconds[state] >= 0.05]
-        spent = f"; cost {self.cost:,.2f} at {self.price_per_hour:g} per hour" if self.cost is not None else ""
+        spent = f"; cost {self.cost:,.2f} {self.rate}" if self.cost is not None else ""
         saved = f"; {self.saved()}" if self.failures else ""
         twice = f"{count(self.repeated, 'step')} trained twice"
         return f"{duration(self.wall_s)}: {', '.join(parts) or 'nothing yet'}; {twice}{spent}{saved}"

@@ -170,6 +170,7 @@ def test_another_price_such_as_that_of_the_next_machine_counts_from_then_on():
         found.seconds["training"] += hours * 3600
         found = Ledger.of(json.loads(json.dumps({"ledger": asdict(found)})))
         assert (found.cost or 0) == pytest.approx(cost)
+    assert "cost 10.00 now at 1 per hour" in found.line()
 
 
 SECONDS = st.floats(0.1, 500)
