@@ -64,7 +64,7 @@ def change_queue(args: argparse.Namespace) -> int:
     if action == "work":
         return queue.work()
     if action != "list" and not word:
-        raise MonitorError(f"name the run: python -m jobs queue {action} RUN")
+        parser().error(f"name the run: python -m jobs queue {action} RUN")
     if action == "add":
         folder = find(word)
         print(f"{folder.name}: position {queue.add(folder)} in the queue")
@@ -76,7 +76,7 @@ def change_queue(args: argparse.Namespace) -> int:
         print(f"{folder.name}: {waits or watched or nothing_left(folder)}")
     elif action == "move":
         if args.position is None:
-            raise MonitorError(f"name the position, from 1: python -m jobs queue move {word} 1")
+            parser().error(f"name the position, from 1: python -m jobs queue move {word} 1")
         print(f"{word}: position {queue.move(_name(word), args.position)} in the queue")
         queue.ensure_worker()
     elif action == "cancel":

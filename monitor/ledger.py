@@ -20,7 +20,6 @@ and machines.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,6 +44,8 @@ class Ledger:
     made_steps: int = 0  # steps of all attempts, and the training time that they took, saves and samples included
     made_s: float = 0.0
     price_per_hour: float = 0.0
+    charged: float = 0.0  # money for the first `charged_s` of `machine_s`, which had another price
+    charged_s: float = 0.0
     state: str = ""  # what the time from now on belongs to; "": a pause that is not part of the run
     paid: bool = True  # the run has a machine
     pending: int = 0  # failures that no later step has answered yet
@@ -90,8 +91,8 @@ class Ledger:
             self.made_s += passed_s
         self.state, self.utc_s, self.mono_s, self.boot = state, now.wall_s, now.mono_s, boot
 
-    def follows(self) -> None:
-        """Another monitor goes on. Nobody trained since the machine or container of the last one was switched off."""
+    def follows(self, price_per_hour: float) -> None:
+        """Another monitor goes on, at this price. While the machine or container was switched off, nobody trained."""
         same = self.boot == platform.boot_id()
         self.paid = self.paid and same
         if not same and self.state not in ("", "waiting"):
@@ -101,6 +102,9 @@ class Ledger:
         else:
             self.passes(self.state)
         self.paid = True
+        if self.price_per_hour not in (0.0, price_per_hour):
+            self.charged, self.charged_s = self.cost or 0.0, self.machine_s
+        self.price_per_hour = price_per_hour
 
     def starts(self, resumed: int) -> None:
         """The next attempt begins after step `resumed`: what was trained beyond that is trained twice."""
@@ -166,20 +170,25 @@ class Ledger:
     @property
     def cost(self) -> float | None:
         """Money so far, None without a price."""
-        return self.machine_s / 3600 * self.price_per_hour if self.price_per_hour else None
+        since = (self.machine_s - self.charged_s) / 3600 * self.price_per_hour
+        return self.charged + since if self.price_per_hour else None
+
+    @property
+    def rate(self) -> str:
+        """The price, as a phrase."""
+        return f"{'now ' if self.charged else ''}at {self.price_per_hour:g} per hour"
 
     def over(self, limit: float, stop_s: float) -> str:
         """Why the run must stop before it costs more than `limit`; "" while it may go on, or has no limit or price.
 
         It stops earlier by `stop_s`, which a stop with a checkpoint takes, or by a tenth of the limit if that is less.
         """
-        limit_s = limit / self.price_per_hour * 3600 if self.price_per_hour and limit else math.inf
-        if self.cost is None or self.machine_s < limit_s - min(stop_s, RESERVE_SHARE * limit_s):
+        cost, reserve = self.cost, min(stop_s / 3600 * self.price_per_hour, RESERVE_SHARE * limit)
+        if cost is None or not limit or cost < limit - reserve:
             return ""
         return (
-            f"the spend limit of {limit:g} is reached: {self.cost:.2f} spent in {self.machine_s / 3600:.2f} hours at "
-            f"{self.price_per_hour:g} an hour, and a checkpoint takes time. Raise spend_limit in run.toml and start the run "
-            "again to go on"
+            f"the spend limit of {limit:g} is reached: {cost:.2f} spent in {self.machine_s / 3600:.2f} hours "
+            f"{self.rate}, and a checkpoint takes time. Raise spend_limit in run.toml and start the run again to go on"
         )
 
     def values(self) -> dict[str, Any]:
@@ -209,7 +218,7 @@ class Ledger:
     def line(self) -> str:
         """The ledger in one line."""
         parts = [f"{state} {duration(self.seconds[state])}" for state in STATES if self.seconds[state] >= 0.05]
-        spent = f"; cost {self.cost:,.2f} at {self.price_per_hour:g} per hour" if self.cost is not None else ""
+        spent = f"; cost {self.cost:,.2f} {self.rate}" if self.cost is not None else ""
         saved = f"; {self.saved()}" if self.failures else ""
         twice = f"{count(self.repeated, 'step')} trained twice"
         return f"{duration(self.wall_s)}: {', '.join(parts) or 'nothing yet'}; {twice}{spent}{saved}"

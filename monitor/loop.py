@@ -52,8 +52,8 @@ ACTIVE = (State.STARTING, State.RUNNING, State.SUSPECT, State.SLOW, State.STOPPI
 class Loop(Run):
     """One run until it reaches a final state.
 
-    `trial`: its attempt is only tried (launch/rehearse.py). A failure ends it, nothing hangs without evidence, signals end
-    the process, and nobody is notified. `evidence`: of its failure. `on_view`: called with each observation.
+    `trial`: its attempt is only tried (launch/rehearse.py). A failure ends it, nothing hangs without evidence, signals
+    end the process, and nobody is notified. `evidence`: of its failure. `on_view`: called with each observation.
     """
 
     def __init__(
@@ -79,8 +79,7 @@ class Loop(Run):
         self.learned = {} if folder.foreign else load_learned(folder.folder, folder.spec)
         shown = Ledger.of(read_json(folder.own / STATUS))  # of each second; monitor.json is saved when much changes
         self.state.ledger = max(self.state.ledger, shown, key=lambda one: one.wall_s)
-        self.state.ledger.price_per_hour = amount(folder.spec.get("price_per_hour"))
-        self.state.ledger.follows()
+        self.state.ledger.follows(amount(folder.spec.get("price_per_hour")))
         self.probe: Probe | None = None
         self.slow_reason = ""  # why the current suspicion was judged slow
         self.calm_since_s = -math.inf  # when the last suspicion proved wrong
@@ -313,12 +312,14 @@ class Loop(Run):
 
         def limit_s() -> float:
             nonlocal until_s
-            numbers = list(self.signals)
+            numbers, request = list(self.signals), self.folder.stop_request()
             del self.signals[: len(numbers)]
             if signal.SIGTERM in numbers:
                 until_s = min(until_s, time.monotonic() + self.config.end.preempt_total_s)
-            if self.folder.stop_request() is not None or any(number != signal.SIGTERM for number in numbers):
+            if request is not None:
                 self.folder.clear_stop_request()
+            pauses = request is None or request.get("pause") is True  # for another run, which can wait
+            if not pauses or any(number != signal.SIGTERM for number in numbers):
                 until_s = 0.0
             return min(until_s - time.monotonic(), self.remaining_s() - limits.release_s)
 

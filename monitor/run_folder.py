@@ -215,14 +215,15 @@ class RunFolder:
         """The last `limit` bytes of training.log, none of them from before byte `since`, without the run's secrets."""
         try:
             with open(self.own / TRAINING_LOG, "rb") as file:
-                file.seek(max(since, file.seek(0, os.SEEK_END) - limit))
+                start = max(since, file.seek(0, os.SEEK_END) - limit)
+                file.seek(start)
                 text = file.read(limit)
         except OSError:
             return ""
         if self.spec.get("secrets"):
             from runs import env_file  # only here: most runs have none
 
-            text = env_file.masking(self.folder)(text)
+            text = env_file.masked_end(self.folder, text, start > since)
         return text.decode("utf-8", "replace")
 
     def write_status(self, values: dict[str, Any]) -> bool:

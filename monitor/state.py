@@ -33,7 +33,7 @@ from guards.heartbeat import Beat
 from guards.reading import read_bytes
 from monitor import gpu
 from monitor.config import Section
-from monitor.ledger import Ledger
+from monitor.ledger import Ledger, amount
 from monitor.process import platform
 from monitor.process.platform import LOCK, is_held
 from monitor.run_folder import JOB, STATE, STATUS, MonitorError, RunFolder, read_json
@@ -351,7 +351,7 @@ class RunState:
         for name in CARRIED:
             setattr(self, name, getattr(before, name))
         self.best_before = self.best_step
-        self.ledger.follows()
+        self.ledger.follows(amount(folder.spec.get("price_per_hour")))
         self.save(folder)
         same = before.spec_hash == spec_hash(folder.folder)
         if before.state is State.COMPLETED and same and folder.lora is not None:

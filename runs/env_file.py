@@ -129,6 +129,13 @@ def masking(folder: Path) -> Callable[[bytes], bytes]:
     return masked
 
 
+def masked_end(folder: Path, data: bytes, begun: bool) -> bytes:
+    """The end of a log without the values of secrets. begun: it may begin within a secret, so what is before its first line end, or
+    state of a progress bar, is left out."""
+    first = re.search(rb"[\r\n]+(?=.)", data, re.DOTALL) if begun else None
+    return masking(folder)(data[first.end() if first else 0 :])
+
+
 def with_values(spec: "RunSpec", values: Mapping[str, str]) -> "RunSpec":
     """The spec with more secrets."""
     if not values:

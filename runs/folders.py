@@ -56,6 +56,7 @@ def create(
     with explained(f"create the run {spec.slug}"):
         if fault := name_fault(spec, data if reuse else None):
             raise RunError([fault])
+        spec = with_own_save_dir(spec)
         if reuse:
             found = dataset.images_in(data)
             if not found:
@@ -102,6 +103,18 @@ def name_fault(spec: "RunSpec", own_data: Path | None = None) -> Fault | None:
                 shown = spec.name if taken == spec.slug else taken
                 return Fault("name", f"A {kind} named {shown!r} already exists{why}")
     return None
+
+
+def with_own_save_dir(spec: "RunSpec") -> "RunSpec":
+    """The spec with a folder of its own in `save_dir`: the runs of a sweep would resume and copy each other's states."""
+    if not spec.save_dir or spec.edited:  # an edited script names the folder itself
+        return spec
+    given = Path(spec.save_dir)
+    # The run that it was made from has its own folder there.
+    own = (given.parent if (outputs_dir() / given.name).is_dir() else given) / spec.slug
+    if entries(own):
+        raise RunError([Fault("save_dir", f"{own} has files already; delete them, or choose another name for the run")])
+    return spec.changed(save_dir=str(own))
 
 
 def planned_steps(spec: "RunSpec", images: Images) -> int:

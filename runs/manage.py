@@ -105,10 +105,14 @@ def delete(name: str | Path, idle: Idle, images: bool = False) -> int:
             if not free:
                 raise RunError(f"{folder.name} is running; stop it first: python -m monitor stop {folder.name}")
             os.rename(folder, outputs_dir() / trash)
-        fsync_path(outputs_dir())
-        if images:
-            os.rename(data, datasets_dir() / trash)
-            fsync_path(datasets_dir())
+        try:
+            if images:
+                os.rename(data, datasets_dir() / trash)
+        except OSError:  # a mount, or on Windows an image that a program has open
+            os.rename(outputs_dir() / trash, folder)
+            raise
+        for parent in (outputs_dir(), *[datasets_dir()] * images):
+            fsync_path(parent)
         env_file.forget(folder)
         staging.sweep()
         for parent in (outputs_dir(), datasets_dir()):

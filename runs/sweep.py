@@ -188,17 +188,32 @@ def link_tree(source: Path, target: Path, wanted: Callable[[Path], bool]) -> int
 def share_caches(run: str) -> int:
     """Link the caches that earlier runs of its sweep have made, for a run that is about to start; how many files.
 
-    Only runs with its resolution share them. A cache that does not fit is made again by the trainer.
+    Only runs with its resolution and its images share them: a new run can have the name of a deleted one of the sweep.
     """
     count, outputs, datasets = 0, outputs_dir(), datasets_dir()
     for sweep in all_sweeps():
         made_for = {name: values.get("resolution") for name, values in sweep.runs}
         for other in made_for:
             if run in made_for and other != run and made_for[other] == made_for[run]:
-                with contextlib.suppress(OSError):
-                    count += link_tree(datasets / other, datasets / run, _is_cache)
-                    count += link_tree(outputs / other / "cache", outputs / run / "cache", lambda path: True)
+                with contextlib.suppress(OSError):  # such as of an image that the other run does not have
+                    if all(
+                        _stamp(path) == _stamp(datasets / other / inside) for inside, path in _files(datasets / run)
+                    ):
+                        count += link_tree(datasets / other, datasets / run, _is_cache)
+                        count += link_tree(outputs / other / "cache", outputs / run / "cache", lambda path: True)
     return count
+
+
+def _files(data: Path) -> list[tuple[Path, Path]]:
+    """(path inside, path) of the images and captions of a data set."""
+    found = ((path.relative_to(data), path) for path in data.rglob("*") if path.is_file())
+    return [one for one in found if not _is_cache(one[0])]
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    """What two links to a file, and a copy that link_tree made, have in common."""
+    found = path.stat()
+    return found.st_size, found.st_mtime_ns
 
 
 def _is_cache(path: Path) -> bool:

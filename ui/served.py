@@ -11,7 +11,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 import anyio
 from starlette.requests import Request
@@ -150,7 +150,7 @@ def archive(folder: Path) -> "ZipStream":
 
 async def respond_archive(request: Request) -> Response:
     """The archive that a request names; 404 with the reason where there is none."""
-    name = unquote(request.scope["path"].removeprefix(ARCHIVES))
+    name = request.scope["path"].removeprefix(ARCHIVES)
     try:
         if not name.endswith(".zip"):
             raise RunError("Hangproof has no such page.")

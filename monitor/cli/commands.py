@@ -247,11 +247,14 @@ def request(folder: Path, kind: str) -> str:
     if status["state"] == State.STOPPING:
         raise MonitorError(f"{folder.name} is stopping: {status['message']}")
     spec = RunFolder(folder).spec
-    if kind == "sample" and spec and not (folder / "sample_prompts.txt").read_text(encoding="utf-8").strip():
-        raise MonitorError(
-            f"{folder.name} has no prompts for sample images; add prompts to run.toml, write it again with "
-            f"`python -m runs render {folder.name}`, then start it again"
-        )
+    if kind == "sample" and spec:
+        none = not (folder / "sample_prompts.txt").read_text(encoding="utf-8").strip()
+        lacks = ["prompts"] * none + ["sample_every_n_steps (not 0)"] * (spec.get("sample_every_n_steps") == 0)
+        if lacks:
+            raise MonitorError(
+                f"{folder.name} makes no sample images; set {' and '.join(lacks)} in run.toml, write it again with "
+                f"`python -m runs render {folder.name}`, then start it again"
+            )
     return step_requests.ask(folder, kind)
 
 
@@ -312,7 +315,7 @@ def diagnose(args: argparse.Namespace) -> Answer:
 
     process: platform.ProcessInfo | None = None
     limits, found = config.load(), Evidence("hang")
-    if args.run.isdigit() and not Path(args.run).exists():
+    if args.run.isdigit() and not any((base / args.run).exists() for base in (Path(), outputs_dir())):
         process = explain.checked(args.run)  # an attempt without heartbeats
         known = AttemptRecord(
             "", 0, "", os.devnull, 0, time.monotonic(), (process.pid, process.start), platform.oom_kills()

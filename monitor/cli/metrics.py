@@ -5,7 +5,6 @@ a run whose monitor is dead is reported too.
 """
 
 import http.server
-import json
 from datetime import datetime
 from typing import Any
 
@@ -26,6 +25,7 @@ METRICS = {  # name: (key of the status, what it is)
     "last_progress_timestamp_seconds": ("last_progress_at", "When the run last made progress."),
     "updated_timestamp_seconds": ("updated_at", "When the monitor last wrote the status."),
 }
+ESCAPED = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})  # of a label; another escape ends a scrape
 
 
 def text(runs: list[dict[str, Any]]) -> str:
@@ -39,7 +39,7 @@ def text(runs: list[dict[str, Any]]) -> str:
 
 
 def _samples(key: str, run: dict[str, Any]) -> list[str]:
-    label, value = f"run={json.dumps(run['name'], ensure_ascii=False)}", run[key]  # Prometheus escapes as JSON does
+    label, value = f'run="{str(run["name"]).translate(ESCAPED)}"', run[key]
     if key == "state":
         return [f'{{{label},state="{s}"}} {int(value == s)}' for s in State if s is not State.OPENING]
     return [f"{{{label}}} {datetime.fromisoformat(value).timestamp() if isinstance(value, str) else value:.15g}"]

@@ -2,7 +2,7 @@
 
 import secrets
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import presets
 from runs.files import RunError
@@ -54,13 +54,17 @@ def review_draft(draft_id: str) -> dict[str, Any]:
     return {"settings": found.values, "problems": problems, "warnings": [form.shown(fault) for fault in found.warnings]}
 
 
-def list_images(draft_id: str, first: int = 0, count: int = PAGE, filter: str = "") -> dict[str, Any]:
+def list_images(
+    draft_id: str,
+    first: int = 0,
+    count: int = PAGE,
+    filter: Literal["", "no_caption", "warned", "small", "sideways", "near", "model", "edited"] = "",
+) -> dict[str, Any]:
     """Images of a draft from number `first`: id, file, subset, size, caption, warnings.
 
-    filter: "" for all, or one of the page's, such as "no_caption".
+    filter: "" for all, or one of the page's. "model": their caption is a model's.
     """
-    query = images.query_of({"query": {"kind": filter}})
-    found = query.found(draft.items(_known(draft_id)))
+    found = images.Query(filter).found(draft.items(_known(draft_id)))
     shown = found[max(0, first) : max(0, first) + max(1, min(count, MOST_LISTED))]
     return {
         "total": len(found),
@@ -141,12 +145,16 @@ def image_report(draft_id: str) -> dict[str, Any]:
 
 
 def write_captions(
-    draft_id: str, options: dict, which: str = "empty", images: list | None = None, overwrite: bool = False
+    draft_id: str,
+    options: dict,
+    which: Literal["empty", "model", "all"] = "empty",
+    images: list | None = None,
+    overwrite: bool = False,
 ) -> dict[str, Any]:
     """Write captions in the background; `caption_status` shows the progress.
 
     options: {"engine": "florence", "tagger" or "endpoint", "model", …} as `python -m captions --help` names them.
-    which: "empty", "model" or "all". A caption that a person wrote is replaced only with "all" and `overwrite`.
+    A caption that a person wrote is replaced only with "all" and `overwrite`.
     """
     ids = None if images is None else [str(one) for one in images]
     return {"images": captioning.start(_known(draft_id), options, which, ids, overwrite)}

@@ -1,9 +1,11 @@
 """Endpoints of runs: what the tab Runs shows and does."""
 
 from datetime import UTC, datetime
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import runs
+from monitor.state import nothing_left
 from runs import manage
 from runs.results import Prompt, Sample
 from ui import jobs
@@ -49,7 +51,12 @@ def run_status(run: str) -> dict[str, Any]:
 
 def start_run(run: str) -> dict[str, Any]:
     """Start a run, or continue it from its last checkpoint. While the GPU is busy, it waits in the queue."""
-    folder = view.folder_of(run)
+    return _started(view.folder_of(run))
+
+
+def _started(folder: Path) -> dict[str, Any]:
+    if done := nothing_left(folder):
+        raise runs.RunError(f"{folder.name} is {done}")
     actions.start(folder)
     return _row(view.read(folder))
 
@@ -82,8 +89,7 @@ def train_longer(run: str, total: int) -> dict[str, Any]:
     if view.read(folder).running:
         raise runs.RunError(f"{run} is under way. Wait until it is completed, or stop it first.")
     runs.train_longer(folder, total)
-    actions.start(folder)
-    return _row(view.read(folder))
+    return _started(folder)
 
 
 def delete_run(run: str, images: bool = False) -> dict[str, Any]:
@@ -156,8 +162,8 @@ def run_charts(run: str) -> dict[str, Any]:
     return {"revision": found["revision"], "lines": found.get("lines", []), "marks": found.get("marks", [])}
 
 
-def run_log(run: str, text: str = "", level: str = "", lines: int = 200) -> list[str]:
-    """The last lines of the log; with `text` or a `level` ("warning", "error"), those that it finds."""
+def run_log(run: str, text: str = "", level: Literal["", "warning", "error"] = "", lines: int = 200) -> list[str]:
+    """The last lines of the log; with `text` or a `level`, those that it finds."""
     folder = view.folder_of(run)
     found = log_view.find(folder, text, level)[0] if text or level else log_view.tail(folder)
     shown = [line for _, line in found]

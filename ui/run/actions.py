@@ -175,8 +175,9 @@ def act(run: str, action: str) -> dict[str, Any]:
                 paused = run_queue.run_now(run)
                 return {"paused": paused, "message": f"Pausing {', '.join(paused)} first." if paused else ""}
             case "cancel":
-                run_queue.cancel(run)
-                return {"message": f"{run} left the queue. The run and its files stay."}
+                stopped = run_queue.cancel(run)  # of a sweep
+                also = f" Stopping {', '.join(stopped)}." if stopped else ""
+                return {"message": f"{run} left the queue.{also} All files stay."}
             case "up" | "down" | "retry":
                 order = [one.run for one in queue.entries()]
                 place = order.index(run) + 1 if run in order else 0

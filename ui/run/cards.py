@@ -218,7 +218,7 @@ def ledger(view: View) -> str:
     ]
     rows.append(("Trained twice", count(found.repeated, "step"), "Steps since the last checkpoint, after a failure"))
     if found.cost is not None:
-        at = f"At {found.price_per_hour:g} per hour, in the currency of the price"
+        at = f"{found.rate[:1].upper()}{found.rate[1:]}, in the currency of the price"
         rows.append(("Cost", f"{found.cost:,.2f}", at))
     saved = ""
     if found.failures:

@@ -13,7 +13,7 @@ from typing import Any
 import gradio as gr
 
 from monitor.run_folder import TRAINING_LOG
-from runs.env_file import masking
+from runs.env_file import masked_end
 from runs.files import RunError
 from runs.growing import LINE_BYTES
 from runs.manage import size_text
@@ -65,18 +65,12 @@ def last_state(line: bytes) -> bytes:
     return line[line.rfind(b"\r", 0, len(line.rstrip(b"\r"))) + 1 :]
 
 
-def masked(folder: Path, data: bytes, begun: bool) -> bytes:
-    """The end of a log without the values of secrets. begun: it may begin within a secret, so its first line is left out."""
-    first = data.find(b"\n") + 1 if begun else 0
-    return masking(folder)(data[first:])
-
-
 def tail(folder: Path) -> list[Line]:
     """The end of the log without the values of secrets; the same object until the log changes."""
 
     def made() -> list[Line]:
         data = end_of(folder / TRAINING_LOG, LOG_BYTES)
-        shown = masked(folder, data, len(data) == LOG_BYTES).rstrip().split(b"\n")
+        shown = masked_end(folder, data, len(data) == LOG_BYTES).rstrip().split(b"\n")
         lines = [styled(last_state(line)[-LINE_BYTES:]) for line in shown[-SHOWN:]]
         return [(level_of(line), line) for line in lines] if any(lines) else []
 
@@ -99,7 +93,7 @@ def find(folder: Path, text: str, level: str = "") -> tuple[list[Line], float]:
             size = file.seek(0, 2)
             searched = min(size, SEARCHED_BYTES)
             file.seek(size - searched)
-            data = masked(folder, file.read(searched), searched < size)  # what is hidden is not found either
+            data = masked_end(folder, file.read(searched), searched < size)  # what is hidden is not found either
     except OSError as error:
         raise RunError(f"{TRAINING_LOG} cannot be read: {error.strerror}") from error
 

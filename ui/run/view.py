@@ -134,7 +134,7 @@ def folder_of(name: object) -> Path:
     except (OSError, ValueError):  # too long, or with a null character
         known = False
     if not known:
-        raise RunError(f"There is no run {name[:100]!r}. Reload the page.")
+        raise RunError(f"There is no run {name[:100]!r}. It may have been deleted.")
     return folder
 
 
@@ -189,14 +189,20 @@ def read_all() -> list[View]:
 
 # The selected run -------------------------------------------------------------------------------------------------------
 
-# What grows is read from where the last look ended. The readers are used with the lock.
-_metrics = functools.lru_cache(READ_RUNS)(lambda folder: Metrics(folder / METRICS))
+# What grows is read from where the last look ended. The readers are used with the lock. A new run of a deleted one's name has
+# another run.toml, while ext4 gives its files the inodes of the deleted ones.
+_reader = functools.lru_cache(READ_RUNS)(lambda folder, made: Metrics(folder / METRICS))
+
+
+def _metrics(folder: Path) -> Metrics:
+    """The run's numbers, read up to now."""
+    return _reader(folder, stamp(folder / "run.toml")).update()
 
 
 def with_metrics(folder: Path, use: Callable[[Metrics], T]) -> T:
     """What `use` makes of the run's numbers, which do not change meanwhile."""
     with _lock:
-        return use(_metrics(folder).update())
+        return use(_metrics(folder))
 
 
 def evolution(folder: Path) -> snapshots.Evolution:
@@ -205,7 +211,7 @@ def evolution(folder: Path) -> snapshots.Evolution:
 
     def made() -> snapshots.Evolution:
         prompts, samples = results.read_prompts(folder / PROMPTS), results.read_samples(folder / SAMPLES)
-        return snapshots.table(prompts, samples, found, _metrics(folder).update())
+        return snapshots.table(prompts, samples, found, _metrics(folder))
 
     with _lock:
         return kept("evolution", folder, [*files, *(one.path for one in found)], made, young=True)

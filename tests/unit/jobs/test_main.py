@@ -1,4 +1,4 @@
-"""`python -m jobs sweep`: the runs of a sweep are one entry of the queue."""
+"""`python -m jobs`: the runs of a sweep are one entry of the queue; a word that is missing is wrong usage."""
 
 import json
 
@@ -13,3 +13,10 @@ def test_the_command_queues_the_sweep_unless_it_shall_not(base, monkeypatch, cap
     assert commands.main(["sweep", "cat", "--set", "rank=8,16", "--json", *words]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["sweep"] == "cat-sweep"
     assert [entry.run for entry in queue.read().entries] == ([] if words else ["cat-sweep"])
+
+
+@pytest.mark.parametrize("words, missing", [(["add"], "name the run"), (["move", "cat"], "name the position")])
+def test_a_missing_word_is_wrong_usage(capsys, words, missing):
+    with pytest.raises(SystemExit, match="2"):
+        commands.main(["queue", *words])
+    assert missing in capsys.readouterr().err

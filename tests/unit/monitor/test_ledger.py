@@ -46,7 +46,7 @@ class World:
     def is_followed(self) -> None:
         """By another monitor, which knows what the last one wrote."""
         self.ledger = Ledger.of(json.loads(json.dumps({"ledger": asdict(self.ledger)})))
-        self.ledger.follows()
+        self.ledger.follows(0.0)
 
     def starts(self) -> None:
         """What was trained since the last checkpoint has to be trained again."""
@@ -160,6 +160,16 @@ def test_the_spend_limit_is_price_times_time_with_a_reserve_for_the_checkpoint(h
     assert bool(text) == over
     if over:
         assert text.startswith(f"the spend limit of {limit:g} is reached: {found.cost:.2f} spent in {hours:.2f} hours")
+
+
+def test_another_price_such_as_that_of_the_next_machine_counts_from_then_on():
+    found = Ledger()
+    for price, hours, cost in ((0.0, 1, 0), (0.5, 9, 5), (3.0, 1, 8), (0.0, 1, 0), (1.0, 1, 10)):
+        found.follows(price)
+        found.seconds["training"] += hours * 3600
+        found = Ledger.of(json.loads(json.dumps({"ledger": asdict(found)})))
+        assert (found.cost or 0) == pytest.approx(cost)
+    assert "cost 10.00 now at 1 per hour" in found.line()
 
 
 SECONDS = st.floats(0.1, 500)

@@ -103,12 +103,13 @@ def test_the_end_of_a_run_says_what_is_not_kept_and_closes_its_incident(make_loo
 @pytest.mark.parametrize(
     ("signals", "stop", "shutdown", "left_s"),
     [
-        ([], False, None, 900),
-        ([], True, None, 0),
-        ([signal.SIGINT], False, None, 0),
-        ([signal.SIGTERM], False, None, END.preempt_total_s),
-        ([], False, Shutdown("stopped", now=True), 0),
-        ([], False, Shutdown("preempted", gone_by_s=time.monotonic() + 1e6), 900),
+        ([], "", None, 900),
+        ([], "{}", None, 0),
+        ([], '{"pause": true}', None, 900),  # "Run now" of another run
+        ([signal.SIGINT], "", None, 0),
+        ([signal.SIGTERM], "", None, END.preempt_total_s),
+        ([], "", Shutdown("stopped", now=True), 0),
+        ([], "", Shutdown("preempted", gone_by_s=time.monotonic() + 1e6), 900),
     ],
 )
 def test_the_last_copy_to_the_store_has_its_time_which_a_second_stop_ends(make_loop, signals, stop, shutdown, left_s):
@@ -117,7 +118,7 @@ def test_the_last_copy_to_the_store_has_its_time_which_a_second_stop_ends(make_l
     run.store = Mock(holds=True, flush=lambda limit_s, pause: left.append(limit_s()) or "rest", summary=dict)
     run.signals, run.state.shutdown = signals, shutdown
     if stop:
-        (run.folder.folder / "stop.request").write_text("{}")
+        (run.folder.folder / "stop.request").write_text(stop)
     assert run.flush_store() == "rest" and not run.signals and run.folder.stop_request() is None
     assert run.at.state is State.STOPPING
     assert left[0] == pytest.approx(left_s, abs=5) if left_s else left[0] <= 0

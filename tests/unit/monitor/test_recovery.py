@@ -226,6 +226,12 @@ def test_where_states_are_and_how_long_the_machine_stays(make_loop, tmp_path):
     assert run.state_folders() == [own], "it is not there"
     (tmp_path / "local").mkdir()
     assert run.state_folders() == [own, tmp_path / "local"] and second.state_folders() == [own]
+    saved_state(tmp_path / "local", 90).rename(tmp_path / "local" / "toy-r8-step00000090-state")
+    assert checkpoints.newest(run.state_folders()) is None, (
+        "another run, such as one of the same sweep, has this save_dir too"
+    )
+    mine = saved_state(tmp_path / "local", 20)
+    assert checkpoints.newest(run.state_folders()) == mine
     assert run.remaining_s() == float("inf")
     run.state.shutdown = Shutdown("preempted", gone_by_s=time.monotonic() + 50)
     assert 40 < run.remaining_s() <= 50

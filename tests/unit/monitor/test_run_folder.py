@@ -12,6 +12,7 @@ import pytest
 
 from monitor import run_folder
 from monitor.run_folder import SCRIPT, MonitorError, RunFolder, find, machine_number, machines
+from runs import env_file
 
 NODE = "HANGPROOF_NODE"
 NUMBERS = {  # `nodes` of the spec (None: a script of the user's own), the variable: the machine, or a part of the error
@@ -82,12 +83,17 @@ def test_a_replaced_file_of_a_run_is_synced_with_its_folder(tmp_path, monkeypatc
     assert synced[-1] == str(tmp_path) and len(synced) == 2
 
 
-def test_the_log_of_a_training_is_read_from_its_attempt_on_and_marked(tmp_path):
+def test_the_log_of_a_training_is_read_from_its_attempt_on_and_marked(tmp_path, monkeypatch):
+    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path / "data"))
     folder = RunFolder(tmp_path)
     assert folder.log_size() == 0 and folder.log_tail(0, 100) == ""
     (tmp_path / "training.log").write_bytes(b"before|of this attempt")
     assert folder.log_size() == 22
     assert folder.log_tail(7, 100) == "of this attempt" and folder.log_tail(7, 4) == "empt"
+    (tmp_path / "run.toml").write_text('secrets = ["WANDB_API_KEY"]')
+    env_file.write(tmp_path, {"WANDB_API_KEY": "0123456789abcdef"})
+    (tmp_path / "training.log").write_bytes(b"refused: 0123456789abcdef\n0123456789abcdef")
+    assert RunFolder(tmp_path).log_tail(0, 25) == "(WANDB_API_KEY)", "no rest of one that was cut"
     folder.mark_log("stopped")
     last = (tmp_path / "training.log").read_text().splitlines()[-1]
     assert last.startswith("=== 20") and last.endswith("Z stopped"), "a line of its own"

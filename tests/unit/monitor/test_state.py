@@ -161,7 +161,7 @@ def test_the_state_of_another_machine_is_continued_without_what_depends_on_that_
         State.FAILED, attempt=3, restarts=2, best_step=40, changes=[change], changes_at_save=["batch_1"], failing=True,
         spec_hash=spec_hash(folder), durations={"step": {"n": 3}}, cause_counts={"oom": 1},
     )  # fmt: skip
-    before.ledger.steps = 40
+    before.ledger.steps, before.ledger.price_per_hour = 40, 9.0
 
     def adopted(**changed):
         for name, value in changed.items():
@@ -173,7 +173,8 @@ def test_the_state_of_another_machine_is_continued_without_what_depends_on_that_
 
     reason, state = adopted()
     assert reason == "" and (state.attempt, state.restarts, state.best_step, state.best_before) == (3, 2, 40, 40)
-    assert state.changes == [change] and state.cause_counts == {"oom": 1} and state.ledger.steps == 40
+    assert state.changes == [change] and state.cause_counts == {"oom": 1}
+    assert state.ledger.steps == 40 and state.ledger.price_per_hour == 0.0, "the price is that of this machine"
     assert not state.durations and not state.failing
     (folder / "toy.safetensors").write_bytes(b"x")
     assert adopted()[0] == ""

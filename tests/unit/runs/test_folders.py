@@ -86,6 +86,18 @@ def test_a_name_that_exists_is_refused_and_the_old_run_untouched(tmp_path, data)
     assert again.is_dir() and {k: v for k, v in contents(data).items() if k in before} == before
 
 
+def test_runs_that_are_given_one_save_dir_have_a_folder_each(tmp_path, data):
+    fast, images = tmp_path / "fast", pictures(tmp_path / "in")
+    first = runs.create(spec(name="a", save_dir=str(fast)), images)
+    second = runs.create(runs.load(first).changed(name="b"), images)  # a copy of it, or a run of a sweep
+    for folder in (first, second):
+        assert runs.load(folder).save_dir == str(fast / folder.name)
+        assert f"--output_dir {fast / folder.name} " in (folder / "train.sh").read_text()
+    (fast / "c" / "c-state").mkdir(parents=True)  # of a run that was deleted
+    with pytest.raises(runs.RunError, match="c has files already"):
+        runs.create(spec(name="c", save_dir=str(fast)), images)
+
+
 def test_of_two_that_make_the_same_name_at_once_one_wins_whole(tmp_path, data):
     images = pictures(tmp_path / "in", 8)
     barrier = threading.Barrier(4)

@@ -1,5 +1,6 @@
 """Runs are deleted completely or not at all, and only inside the two folders; a rename is a label."""
 
+import errno
 import json
 import os
 import re
@@ -101,6 +102,20 @@ def test_an_interrupted_deletion_leaves_no_half_run_and_is_completed_later(data,
     manage.empty_trash()
     assert list(runs.outputs_dir().iterdir()) == []
     assert {p.name for p in runs.datasets_dir().iterdir()} == {"light", *(["first-light"] * (not images))}
+
+
+def test_a_run_whose_images_cannot_be_deleted_stays_whole(data, monkeypatch):
+    folder, rename = new_run(), os.rename
+
+    def busy(old: Path, new: Path) -> None:
+        if old.parent == runs.datasets_dir():
+            raise OSError(errno.EBUSY, "Device or resource busy")  # a mount, or on Windows an open file
+        rename(old, new)
+
+    monkeypatch.setattr("os.rename", busy)
+    with pytest.raises(runs.RunError, match="cannot delete first-light: Device or resource busy"):
+        manage.delete("first light", idle, images=True)
+    assert runs.list_runs() == [folder] and list(runs.outputs_dir().iterdir()) == [folder]
 
 
 def test_a_renamed_run_has_another_label_and_keeps_its_files(data):

@@ -122,6 +122,9 @@ def test_only_caches_are_shared_and_a_removed_image_stays_removed(base):
     small, large = (runs.datasets_dir() / run for run, _ in make(base, resolution=[64, 128]).runs)
     (small / "1_flux.npz").write_bytes(b"x")
     assert sweep.share_caches(large.name) == 0, "of another resolution"
+    manage.delete(second.name, idle, images=True)
+    runs.create(runs.make({"name": second.name, **FIELDS}), pictures(second.parent / "other", 2))
+    assert sweep.share_caches(second.name) == 0, "of other images, which have the same names"
 
 
 def test_the_table_has_losses_times_and_loras(base):

@@ -1,10 +1,12 @@
 """A run's LoRAs as one archive."""
 
+import asyncio
 import io
 import os
 import zipfile
 
 import pytest
+from starlette.requests import Request
 from ui_helpers import a_run, lora_file, write_run
 
 import runs
@@ -29,3 +31,11 @@ def test_an_archive_holds_the_complete_loras_and_nothing_from_elsewhere(data):
         assert archive.read(f"{name}/{name}.safetensors") == final.read_bytes()
     with pytest.raises(runs.RunError, match="no LoRA yet"):
         served.archive(write_run(data, "empty"))
+    folder.rename(folder.with_name("a%20b"))
+    scope = {
+        "type": "http",
+        "method": "HEAD",
+        "path": "/downloads/a%20b.zip",
+        "headers": [],
+    }  # as the server has decoded it
+    assert asyncio.run(served.respond_archive(Request(scope))).status_code == 200

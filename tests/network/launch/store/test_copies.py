@@ -241,9 +241,10 @@ def test_a_save_dir_is_copied_as_the_runs_own_and_newer_work_in_it_wins(home, tm
     """It is the spec's, or one that the monitor chose because the run's own disk stalled."""
     local = tmp_path / "fast disk"
     folder = make_run(tmp_path, save_dir="" if mitigated else str(local))
+    local = local if mitigated else local / folder.name  # of this run alone
     (folder / "monitor.json").write_text(json.dumps({"save_dir": str(local)} if mitigated else {}))
     place = open_place(str(tmp_path / "store"), QUICK).under(folder.name)
-    local.mkdir()
+    local.mkdir(parents=True)
 
     def save(step: int) -> None:
         with checkpoint.writing(local / f"{folder.name}-step{step:08}-state", step, 1) as work:

@@ -55,7 +55,11 @@ def test_a_run_is_shown_in_one_line(changed, expected):
     assert not expected.startswith(tuple("rfb")) or shown == f"toy: {expected}"
 
 
-def test_what_is_asked_of_a_run_that_cannot_do_it_is_refused_with_the_reason(tmp_path):
+def test_what_is_asked_of_a_run_that_cannot_do_it_is_refused_with_the_reason(tmp_path, monkeypatch):
+    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path))
+    year = toy_run(tmp_path / "outputs" / "2026")
+    with pytest.raises(MonitorError, match="2026: nothing of it runs"):  # a run, not the process of that number
+        commands.diagnose(argparse.Namespace(run=year.name))
     folder = toy_run(tmp_path / "toy")
     with pytest.raises(MonitorError, match="toy: a checkpoint can be made while it trains, but it is never started"):
         commands.request(folder, "save")
@@ -65,13 +69,15 @@ def test_what_is_asked_of_a_run_that_cannot_do_it_is_refused_with_the_reason(tmp
     with pytest.raises(MonitorError, match=r"watches it \(stopped: no reason is recorded\)"):
         commands.ask_to_end(folder, {})
     (folder / "status.json").unlink()
-    (folder / "run.toml").write_text('name = "toy"\n')
     (folder / "sample_prompts.txt").write_text(" \n")
     lock = Lock(folder / "monitor.lock")
     assert lock.acquire()
     try:
-        for state, kind, why in (("failed", "save", "but it is failed"), ("stopping", "save", "is stopping: so far"),
-                                 ("running", "sample", "has no prompts for sample images")):  # fmt: skip
+        for every, state, kind, why in (
+            (9, "failed", "save", "but it is failed"), (9, "stopping", "save", "is stopping: so far"),
+            (9, "running", "sample", "no sample images; set prompts in"), (0, "running", "sample", "prompts and sample_every_n_steps"),
+        ):  # fmt: skip
+            (folder / "run.toml").write_text(f'name = "toy"\nsample_every_n_steps = {every}\n')
             RunFolder(folder).write_status({**STATUS, "state": state, "message": "so far"})
             with pytest.raises(MonitorError, match=why):
                 commands.request(folder, kind)

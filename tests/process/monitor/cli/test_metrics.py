@@ -23,6 +23,7 @@ def test_prometheus_text_names_every_run_and_escapes_its_name():
     assert "# TYPE hangproof_restarts_total counter\n" in page
     assert 'hangproof_last_progress_timestamp_seconds{run="my \\"lora\\""} 1767323045.5' in page
     assert metrics.text([]) == "\n"
+    assert r'{run="a	b\n\\t"} 12' in metrics.text([{**STATUS, "name": "a\tb\n\\t"}]), "a tab has no escape"
 
 
 def test_metrics_are_served_on_this_machine_only_and_other_paths_say_so(tmp_path):

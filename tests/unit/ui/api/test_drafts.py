@@ -4,6 +4,8 @@ import pytest
 from draft_helpers import add_photos
 
 from runs.files import RunError
+from ui.api import server
+from ui.dataset import images
 from ui.new import form
 
 pytestmark = pytest.mark.usefixtures("no_gpu")
@@ -21,3 +23,13 @@ def test_a_draft_of_the_api_follows_its_model_and_images_as_on_the_page(data, mi
         drafts.set_settings(made, {"rnak": 4})
     with pytest.raises(RunError, match="rank: a setting is a text, a number or null"):
         drafts.set_settings(made, {"rank": [4]})
+
+
+def test_a_filter_that_does_not_exist_does_not_list_all_images(data):
+    import gradio as gr
+
+    list_images, made = server.endpoints()["list_images"], server.endpoints()["new_draft"]()
+    for name in images.FILTERS:
+        assert list_images(made, filter=name)["total"] == 0
+    with pytest.raises(gr.Error, match="Input should be"):
+        list_images(made, filter="no_captions")

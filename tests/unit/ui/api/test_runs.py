@@ -8,7 +8,9 @@ from ui_helpers import lora_file, watched
 from ui_markup import PROMPT
 
 import runs
-from ui.api.runs import run_samples, train_longer
+from monitor.run_folder import RunFolder
+from monitor.state import RunState, State, spec_hash
+from ui.api.runs import run_samples, start_run, train_longer
 from ui.run import blind_vote, cards, view
 
 
@@ -46,3 +48,12 @@ def test_a_run_under_way_is_not_made_longer(data, tmp_path):
     with watched(folder), pytest.raises(runs.RunError, match="is under way"):
         train_longer(folder.name, 6)
     assert runs.load(folder).epochs == 4
+
+
+def test_a_run_with_nothing_left_to_train_is_not_said_to_be_started(data, tmp_path):
+    folder = runs.create(spec(epochs=4), pictures(tmp_path / "in"))
+    RunState(State.COMPLETED, best_step=12, spec_hash=spec_hash(folder)).save(RunFolder(folder))
+    lora_file(folder / f"{folder.name}.safetensors", 12)
+    for start in (start_run, lambda name: train_longer(name, 4)):
+        with pytest.raises(runs.RunError, match=r"is already completed \(12 steps\)"):
+            start(folder.name)

@@ -51,6 +51,8 @@ def test_a_secret_of_the_run_is_neither_shown_nor_found(folder, monkeypatch):
     assert log_view.tail(folder) == [("", "at 89% key=(WANDB_API_KEY)")]
     monkeypatch.setattr(log_view, "SEARCHED_BYTES", 48)
     assert found(folder) == ["at 89% key=(WANDB_API_KEY)"]
+    (folder / "training.log").write_text(f"{key}\r at 90%\r at 91%\n")  # of a progress bar, with the only line end
+    assert found(folder) == [" at 91%"] == [text for _, text in log_view.tail(folder)]
     (folder / "training.log").write_text(key + "." * (log_view.LINE_BYTES - 8))  # of a long line, the end is shown
     monkeypatch.setattr(log_view, "LOG_BYTES", 2 * log_view.LINE_BYTES)
     assert key[-8:] not in log_view.tail(folder)[0][1]

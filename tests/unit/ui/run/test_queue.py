@@ -26,7 +26,7 @@ def order() -> list[str]:
     return [one.run for one in queue.entries()]
 
 
-def test_the_queue_is_shown_in_order_as_text_and_its_buttons_move_and_cancel(waiting):
+def test_the_queue_is_shown_in_order_as_text_and_its_buttons_move_and_cancel(waiting, monkeypatch):
     shown = queue.html(view.read_all())
     places = [shown.index(f'<li class="" data-run="{name}"') for name in ("one", "two", "three")]
     assert "Queue (3)" in shown and places == sorted(places)
@@ -41,6 +41,9 @@ def test_the_queue_is_shown_in_order_as_text_and_its_buttons_move_and_cancel(wai
     for run, action in (("one", "up"), ("one", "now"), ("one", "cancel"), ("", "up"), ("two", ""), ("two", "delete")):
         with pytest.raises(RunError):
             actions.act(run, action)
+    with monkeypatch.context() as patch:
+        patch.setattr(run_queue, "cancel", lambda run: ["cat-r8"])
+        assert "Stopping cat-r8." in actions.act("cat-sweep", "cancel")["message"], "the run of a sweep that trains"
     queue.follow_delete("two")
     assert order() == ["three"]
     queue.follow_delete("three")
