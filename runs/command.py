@@ -68,9 +68,12 @@ def model_files(spec: "RunSpec") -> dict[str, str]:
 
 
 def expanded(value: Any) -> Any:
-    """A value with the folder of the user where it starts with ~/, as a shell has it: in the script it is quoted."""
+    """A value with the folder of the user where it starts with ~/, as a shell has it: in the script it is quoted. A whole
+    number has no point, which sd-scripts refuses for steps (--lr_warmup_steps 100.0)."""
     if isinstance(value, list):
         return [expanded(word) for word in value]
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
     return os.path.expanduser(value) if isinstance(value, str) and value.startswith("~/") else value
 
 

@@ -68,9 +68,9 @@ def test_every_rendered_flag_is_one_of_its_parser(backend):
 
 
 def test_extra_flags_win_false_takes_a_flag_away_and_float32_has_no_fp8():
-    extra = {"guidance_scale": 3.5, "highvram": False, "sdpa": False, "xformers": True}
+    extra = {"guidance_scale": 3.5, "highvram": False, "sdpa": False, "xformers": True, "lr_warmup_steps": 9.0}
     words = words_of(spec(extra=extra, mixed_precision="no"))
-    assert words["guidance_scale"] == ["3.5"] and words["xformers"] == []
+    assert words["guidance_scale"] == ["3.5"] and words["xformers"] == [] and words["lr_warmup_steps"] == ["9"]
     assert not {"highvram", "sdpa", "fp8_base"} & set(words) and words["save_precision"] == ["float"]
 
 
