@@ -127,6 +127,7 @@ def test_what_start_refuses_has_a_line_and_a_fix():
         (lambda t: t + t, None, "2 training commands", False),
         (lambda t: t.replace("_dir ", "_dir /elsewhere"), "--output_dir", "--output_dir is /elsewhere", True),
         (lambda t: t.replace("--output_name cat", ""), "flux_train", "--output_name is missing", True),
+        (lambda t: t.replace("as safetensors", "as ckpt"), "as ckpt", "--save_model_as is ckpt", True),
         (lambda t: t.replace("flux_train", "sdxl_train"), "sdxl_train", "need flux_train_network.py", False),
         (lambda t: t.replace("-m sd_scripts_patches ", ""), "flux_train", "Without guards", True),
         (lambda t: t + "\0", None, "NUL", False),
