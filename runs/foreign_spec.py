@@ -38,6 +38,7 @@ for table, outcome in (("by_hangproof", "run"), ("not_here", "unsupported")):
     DECIDED |= {flag: (outcome, reason) for reason, flags in TABLES[table].items() for flag in flags}
 TRAINER_DEFAULTS = {"rank": 4, "alpha": 1.0}  # sd-scripts library/train_util.py, train_network.py
 STEPS = 1600
+NAMING = ("config_file", "dataset_config", "sample_prompts")  # flags that name a file which is imported with them
 MAIN_FLAGS = ("pretrained_model_name_or_path", "dit")  # of the base model's main file
 OPTIMIZER = ("optimizer_args", "lr_scheduler", "max_grad_norm")  # flags of a tier that belong to its optimizer
 
@@ -235,6 +236,8 @@ def _decide(out: Settings, flag: str) -> None:
         _take(out, flag, key, (out.flags.get("network_dim") or [out.fields.get("rank", 4)])[0])
     elif key:
         _take(out, flag, key, re.sub(r"^(\d+)\.0$", r"\1", values[0]))
+    elif flag in NAMING and flag not in out.included:
+        out.take(flag, "unsupported", "What is in this file is not imported; add the file, too")
     elif flag in DECIDED:
         out.take(flag, *DECIDED[flag])
     elif flag == "caption_extension":
