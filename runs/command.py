@@ -166,6 +166,10 @@ def flags(spec: "RunSpec", folder: Path, resume: Path | None = None, platform: s
         out["ddp_timeout"] = presets.defaults()["multi_gpu"]["ddp_timeout"]
     out["resume"] = str(resume) if resume else False
     out |= {flag: expanded(value) for flag, value in spec.extra.items()}
+    own = out.get("network_args")
+    if isinstance(own, list):  # beside the user's, those that the VRAM choice needs, such as split mode
+        named = [word.partition("=")[0] for word in own]
+        out["network_args"] = [*(w for w in memory.get("network_args", []) if w.partition("=")[0] not in named), *own]
     out["persistent_data_loader_workers"] = rules["persistent"]
     return out
 
