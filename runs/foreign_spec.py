@@ -41,6 +41,9 @@ STEPS = 1600
 NAMING = ("config_file", "dataset_config", "sample_prompts")  # flags that name a file which is imported with them
 MAIN_FLAGS = ("pretrained_model_name_or_path", "dit")  # of the base model's main file
 OPTIMIZER = ("optimizer_args", "lr_scheduler", "max_grad_norm")  # flags of a tier that belong to its optimizer
+# Flags of a family that stay where the file has none: about the model, its memory, its precision and the file.
+KEPT = ("model_type", "model_version", "task", "highvram", "no_half_vae", "save_model_as")
+DEFAULT = "The trainer's default; the file has none"
 
 
 def convert(found: Settings, tier: str = "") -> Settings:
@@ -256,8 +259,7 @@ def _length(out: Settings, given: set[str]) -> None:
     if not given & {"max_train_steps", "max_train_epochs"}:
         usual["max_train_steps"] = str(STEPS)
     out.fields |= usual
-    why = "The trainer's default; the file has none"
-    out.rows += [Row(WORDS[key], str(value), "same", why) for key, value in usual.items()]
+    out.rows += [Row(WORDS[key], str(value), "same", DEFAULT) for key, value in usual.items()]
     if "epochs" in out.fields:
         if "max_train_steps" in out.fields:  # sd-scripts: max_train_epochs overrides max_train_steps
             out.notes.append("The file sets epochs and steps; the epochs decide, as in kohya's trainers.")
@@ -283,6 +285,7 @@ def _extra(out: Settings, given: set[str]) -> None:
     ours = ours_of(basic, outputs_dir() / basic.slug)
     known = known_flags(basic.backend, presets.models()[basic.model]["family"])
     extra = out.fields["extra"] = {}
+    optimizer = out.flags.get("optimizer_type")
     for flag in list(out.flags):
         values, entry = out.flags[flag], known.get(flag)
         usual = entry.get("default") if entry and values and flag not in ours else None
@@ -302,9 +305,17 @@ def _extra(out: Settings, given: set[str]) -> None:
                 extra[flag] = value
             out.take(flag, "unsupported" if wrong else "flag", wrong or "Extra trainer options")
     given |= {row.name.removeprefix("--") for row in out.rows}
-    if "optimizer_type" in extra:
+    if "optimizer_type" in extra or (optimizer and _equal(optimizer, ours.get("optimizer_type"))):
         tier = presets.tiers_of(basic.model, basic.backend)[basic.tier]["flags"]
         extra |= {flag: False for flag in OPTIMIZER if flag in tier and flag not in given}
+    for flag in [] if out.kind == "a job of ai-toolkit" else presets.trainer_of(basic.model, basic.backend)["flags"]:
+        usual = known.get(flag, {}).get("default")
+        if flag == "network_train_unet_only" and flag not in given:
+            text = "Not in the file, which trains text encoders, too; Hangproof does not"
+            out.rows.append(Row(f"--{flag}", "on", "changed", text))
+        elif flag not in (*KEPT, *given) and not _equal([number(usual)], ours[flag]):
+            extra[flag] = False
+            out.rows.append(Row(f"--{flag}", "" if usual is None else shown(usual), "same", DEFAULT))
     if extra and not known:
         label = CHECKOUTS[basic.backend].name
         out.notes.append(f"{label} is not installed, so its extra options cannot be checked yet.")
