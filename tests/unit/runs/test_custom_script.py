@@ -114,6 +114,14 @@ def test_a_longer_training_reaches_the_edited_script(tmp_path, monkeypatch):
     path = write_attempt(folder, runs.pinned(folder), 2, folder / "cat-step000005-state")
     assert flags_of(path.read_text())["resume"] and OWN_LINES in path.read_text()
     assert render(folder).read_text() == now
+    (folder / "train.sh").write_text(now.replace("epochs 9", "epochs 9 --max_train_steps 5"))
+    train_longer(folder, 12)
+    assert flags_of((folder / "train.sh").read_text())["max_train_epochs"] == ["12"], "which override the steps"
+    folder = runs.create(spec.changed(name="dog", edited=None, max_train_steps=7), pictures(tmp_path / "in2", 3))
+    now = (folder / "train.sh").read_text()
+    (folder / "train.sh").write_text(now.replace("steps 7", "steps 7 --max_train_epochs 5"))
+    with pytest.raises(RunError, match="edited by hand, and sets epochs"):
+        train_longer(folder, 12)
 
 
 def of_level(text, *levels):
