@@ -322,21 +322,22 @@ def _sd_scripts_dataset(spec: "RunSpec", folders: list[str]) -> dict[str, Any]:
     """The data set for sd-scripts and the built-in trainer: one subset for each folder (runs/dataset.py)."""
     # sd-scripts requires multiples of 64 (train_network.assert_extra_args); small images need finer steps
     step = 64 if spec.backend == "sd-scripts" or spec.resolution >= 256 else 32
-    bucketed = {
+    bucketed: dict[str, Any] = {
         "enable_bucket": spec.resolution >= step,
         "min_bucket_reso": max(step, spec.resolution // 2 // step * step),
         "max_bucket_reso": -(-spec.resolution * 2 // step) * step,
         "bucket_reso_steps": step,
     }
-    shuffled = spec.backend == "diffusers" and bool(spec.extra.get("shuffle_caption"))
     general: dict[str, Any] = {
-        "shuffle_caption": shuffled,
+        "shuffle_caption": False,
         "caption_extension": ".txt",
         "keep_tokens": spec.keep_tokens,
         **spec.written("data set"),
     }
     # What makes a trainer use masks is the same for all subsets, because their images share batches.
     masked = {"alpha_mask": True} if any(map(masks.has_mask, dataset.images_in(datasets_dir() / spec.slug))) else {}
+    # What this file says counts, and not the flag of the same name.
+    general, bucketed = ({k: spec.extra.get(k, value) for k, value in one.items()} for one in (general, bucketed))
     return {
         "general": general,
         "datasets": [

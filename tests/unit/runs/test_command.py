@@ -125,6 +125,9 @@ def test_buckets_are_valid_for_every_resolution(resolution, backend):
     assert table["min_bucket_reso"] % step == table["max_bucket_reso"] % step == 0
     assert not table["enable_bucket"] or 0 < table["min_bucket_reso"] <= resolution <= table["max_bucket_reso"]
     assert table["enable_bucket"] or resolution < 64
+    mine = {"shuffle_caption": True, "enable_bucket": False, "bucket_reso_steps": 128}
+    tables = runs.dataset_tables(spec(resolution=resolution, backend=backend, extra=mine))
+    assert mine.items() <= {**tables["general"], **tables["datasets"][0]}.items(), "an option that this file has, too"
 
 
 def test_toml_readers_read_the_trigger_as_it_is():
