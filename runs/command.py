@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 SAVE_PRECISION = {"bf16": "bf16", "fp16": "fp16", "no": "float"}
 FP8 = ("fp8_base", "fp8_scaled")
+ATTENTION = ("flash_attn", "flash3", "sage_attn", "xformers")  # musubi-tuner uses them only without --sdpa
 STANDALONE = {"PET_STANDALONE": "1", "PET_LOCAL_ADDR": "127.0.0.1"}
 """Options of torchrun, which accelerate calls: the processes of one machine meet at a port that the system chooses.
 
@@ -166,6 +167,8 @@ def flags(spec: "RunSpec", folder: Path, resume: Path | None = None, platform: s
         out["ddp_timeout"] = presets.defaults()["multi_gpu"]["ddp_timeout"]
     out["resume"] = str(resume) if resume else False
     out |= {flag: expanded(value) for flag, value in spec.extra.items()}
+    if spec.backend == "musubi" and "sdpa" not in spec.extra and any(map(spec.extra.get, ATTENTION)):
+        out["sdpa"] = False
     own = out.get("network_args")
     if isinstance(own, list):  # beside the user's, those that the VRAM choice needs, such as split mode
         named = [word.partition("=")[0] for word in own]

@@ -72,6 +72,8 @@ def test_extra_flags_win_false_takes_a_flag_away_and_float32_has_no_fp8():
     words = words_of(spec(extra=extra, mixed_precision="no"))
     assert words["guidance_scale"] == ["3.5"] and words["xformers"] == [] and words["lr_warmup_steps"] == ["9"]
     assert not {"highvram", "sdpa", "fp8_base"} & set(words) and words["save_precision"] == ["float"]
+    words = words_of(spec(model="z-image", backend="musubi", tier="20G", extra={"flash_attn": True}))
+    assert "flash_attn" in words and "sdpa" not in words, "which musubi-tuner would use instead"
     for given in (["rank_dropout=0.1"], ["train_blocks=double"]):
         words = words_of(spec(tier="12G", backend="sd-scripts", extra={"network_args": given}))
         assert words["network_args"] == ["train_blocks=single", *given][-1 if "train" in given[0] else 0 :]
