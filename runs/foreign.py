@@ -182,7 +182,8 @@ def read(files: Sequence[tuple[str, str]]) -> Settings:
 
 
 def _is_prompts(out: Settings, name: str) -> bool:  # by its name: the one in the script, else FluxGym's and ours
-    return file_name(name) == file_name((out.flags.get("sample_prompts") or ["sample_prompts.txt"])[0])
+    wanted = file_name((out.flags.get("sample_prompts") or ["sample_prompts.txt"])[0])
+    return file_name(name) == wanted and not name.endswith((".json", ".toml"))  # of tables, for kohya's trainers
 
 
 def _read_one(out: Settings, name: str, text: str) -> bool:
@@ -298,8 +299,7 @@ def read_dataset(out: Settings, table: Mapping[str, Any]) -> None:
     """Add what a dataset.toml of sd-scripts or musubi-tuner sets."""
     out.kind = out.kind or "a dataset.toml"
     out.included.add("dataset_config")
-    given = table.get("general")
-    general: dict[str, Any] = given if isinstance(given, dict) else {}
+    general: dict[str, Any] = found if isinstance(found := table.get("general"), dict) else {}
     usual = {"num_repeats": 1, **general}  # of both trainers
     full = [({**usual, **one}, tables(one.get("subsets")) or [{}]) for one in tables(table.get("datasets"))]
     subsets = [{**one, **subset} for one, inside in full for subset in inside]

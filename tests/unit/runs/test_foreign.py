@@ -39,6 +39,8 @@ def test_prompts_with_options_are_prompts_and_a_value_of_0_is_one():
             one = imported(*order)
             assert (one.kind, one.fields["backend"], one.fields["rank"]) == ("a script of Hangproof", "diffusers", "8")
             assert one.prompts == ["a cat --n bad --w 512", "#two --d 1"] and one.fields["keep_tokens"] == "0"
+    with pytest.raises(RunError, match="none of kohya_ss"):  # not its lines as prompts
+        imported(("p.json", '{"prompt": "a cat"}'), ("train.sh", f"{script} --sample_prompts p.json"))
 
 
 def test_what_cannot_be_imported_says_why():
