@@ -18,6 +18,7 @@ from presets.syntax import Command, Word
 from presets.training import Flag, Training, file_name
 from runs import env_file
 from runs.command import flags as ours_of
+from runs.command import tier_flags
 from runs.fields import LABELS
 from runs.files import RunError
 from runs.flags import flag_faults, flag_value, known_flags
@@ -41,6 +42,13 @@ STEPS = 1600
 NAMING = ("config_file", "dataset_config", "sample_prompts")  # flags that name a file which is imported with them
 MAIN_FLAGS = ("pretrained_model_name_or_path", "dit")  # of the base model's main file
 OPTIMIZER = ("optimizer_args", "lr_scheduler", "max_grad_norm")  # flags of a tier that belong to its optimizer
+LEARNED = (
+    *OPTIMIZER,
+    "optimizer_type",
+    "network_args",
+    "fp8_base",
+    "quantize",
+)  # of a VRAM choice: they change the LoRA
 # Flags of a family that stay where the file has none: about the model, its memory, its precision and the file.
 KEPT = ("model_type", "model_version", "task", "highvram", "no_half_vae", "save_model_as")
 DEFAULT = "The trainer's default; the file has none"
@@ -285,7 +293,7 @@ def _extra(out: Settings, given: set[str]) -> None:
     ours = ours_of(basic, outputs_dir() / basic.slug)
     known = known_flags(basic.backend, presets.models()[basic.model]["family"])
     extra = out.fields["extra"] = {}
-    optimizer = out.flags.get("optimizer_type")
+    tier, optimizer = tier_flags(basic), out.flags.get("optimizer_type")
     for flag in list(out.flags):
         values, entry = out.flags[flag], known.get(flag)
         usual = entry.get("default") if entry and values and flag not in ours else None
@@ -306,8 +314,11 @@ def _extra(out: Settings, given: set[str]) -> None:
             out.take(flag, "unsupported" if wrong else "flag", wrong or "Extra trainer options")
     given |= {row.name.removeprefix("--") for row in out.rows}
     if "optimizer_type" in extra or (optimizer and _equal(optimizer, ours.get("optimizer_type"))):
-        tier = presets.tiers_of(basic.model, basic.backend)[basic.tier]["flags"]
         extra |= {flag: False for flag in OPTIMIZER if flag in tier and flag not in given}
+    for flag, value in tier.items():
+        if flag.startswith(LEARNED) and flag not in (*given, *extra):
+            text = shown(" ".join(value) if isinstance(value, list) else number(value))
+            out.rows.append(Row(f"--{flag}", text, "changed", "Set by the VRAM choice; the file has none"))
     for flag in [] if out.kind == "a job of ai-toolkit" else presets.trainer_of(basic.model, basic.backend)["flags"]:
         usual = known.get(flag, {}).get("default")
         if flag == "network_train_unet_only" and flag not in given:

@@ -44,7 +44,7 @@ def test_what_a_file_leaves_to_its_trainer_has_the_trainers_default_and_not_the_
     assert spec.tier == "8G" and [spec.extra[flag] for flag in off] == [False] * len(off)
     assert str(spec.extra["max_token_length"]) == "150" and not {"no_half_vae", "save_model_as"} & spec.extra.keys()
     assert "the file has none" in row(one, "min_snr_gamma").text
-    assert row(one, "network_train_unet_only").outcome == "changed"
+    assert row(one, "network_train_unet_only").outcome == row(one, "fp8_base").outcome == "changed"
     one = imported(("job.yaml", example("ai_toolkit.yaml")))
     assert "timestep_sampling" not in one.fields["extra"], "its own defaults are not those of kohya's trainers"
 
