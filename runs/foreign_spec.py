@@ -71,6 +71,8 @@ def convert(found: Settings, tier: str = "") -> Settings:
         _lint(out, out.script or presets.trainer_of(model, backend)["script"])
         out.fields = {"model": model, "backend": backend, "tier": _tier(out, model, backend, tier)}
     given = set(out.flags)
+    if path := (out.flags.get("train_data_dir") or [""])[0]:
+        out.add_folder(path)
     for flag in list(out.flags):
         _decide(out, flag)
     _beside_flags(out)

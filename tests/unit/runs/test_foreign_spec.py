@@ -38,8 +38,11 @@ def test_a_script_of_fluxgym_keeps_its_settings_and_its_vram_choice(tier):
 
 def test_what_a_file_leaves_to_its_trainer_has_the_trainers_default_and_not_the_one_of_the_form():
     script = "python sdxl_train_network.py --pretrained_model_name_or_path sd_xl_base_1.0.safetensors --network_dim 8"
-    one = imported(("t.sh", f"{script} --optimizer_type Adafactor --max_token_length 150"), tier="8G")
+    one = imported(
+        ("t.sh", f"{script} --optimizer_type Adafactor --max_token_length 150 --train_data_dir /cats"), tier="8G"
+    )
     spec = runs.make({**one.fields, "name": "x"})
+    assert [folder.path for folder in one.folders] == ["/cats"]
     off = ("min_snr_gamma", "optimizer_args", "lr_scheduler", "max_grad_norm")
     assert spec.tier == "8G" and [spec.extra[flag] for flag in off] == [False] * len(off)
     assert str(spec.extra["max_token_length"]) == "150" and not {"no_half_vae", "save_model_as"} & spec.extra.keys()
