@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 SAVE_PRECISION = {"bf16": "bf16", "fp16": "fp16", "no": "float"}
 FP8 = ("fp8_base", "fp8_scaled")
+ATTENTION = ("flash_attn", "flash3", "sage_attn", "xformers")  # musubi-tuner uses them only without --sdpa
 STANDALONE = {"PET_STANDALONE": "1", "PET_LOCAL_ADDR": "127.0.0.1"}
 """Options of torchrun, which accelerate calls: the processes of one machine meet at a port that the system chooses.
 
@@ -68,9 +69,12 @@ def model_files(spec: "RunSpec") -> dict[str, str]:
 
 
 def expanded(value: Any) -> Any:
-    """A value with the folder of the user where it starts with ~/, as a shell has it: in the script it is quoted."""
+    """A value with the folder of the user where it starts with ~/, as a shell has it: in the script it is quoted. A whole
+    number has no point, which sd-scripts refuses for steps (--lr_warmup_steps 100.0)."""
     if isinstance(value, list):
         return [expanded(word) for word in value]
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
     return os.path.expanduser(value) if isinstance(value, str) and value.startswith("~/") else value
 
 
@@ -163,6 +167,12 @@ def flags(spec: "RunSpec", folder: Path, resume: Path | None = None, platform: s
         out["ddp_timeout"] = presets.defaults()["multi_gpu"]["ddp_timeout"]
     out["resume"] = str(resume) if resume else False
     out |= {flag: expanded(value) for flag, value in spec.extra.items()}
+    if spec.backend == "musubi" and "sdpa" not in spec.extra and any(map(spec.extra.get, ATTENTION)):
+        out["sdpa"] = False
+    own = out.get("network_args")
+    if isinstance(own, list):  # beside the user's, those that the VRAM choice needs, such as split mode
+        named = [word.partition("=")[0] for word in own]
+        out["network_args"] = [*(w for w in memory.get("network_args", []) if w.partition("=")[0] not in named), *own]
     out["persistent_data_loader_workers"] = rules["persistent"]
     return out
 
@@ -315,21 +325,22 @@ def _sd_scripts_dataset(spec: "RunSpec", folders: list[str]) -> dict[str, Any]:
     """The data set for sd-scripts and the built-in trainer: one subset for each folder (runs/dataset.py)."""
     # sd-scripts requires multiples of 64 (train_network.assert_extra_args); small images need finer steps
     step = 64 if spec.backend == "sd-scripts" or spec.resolution >= 256 else 32
-    bucketed = {
+    bucketed: dict[str, Any] = {
         "enable_bucket": spec.resolution >= step,
         "min_bucket_reso": max(step, spec.resolution // 2 // step * step),
         "max_bucket_reso": -(-spec.resolution * 2 // step) * step,
         "bucket_reso_steps": step,
     }
-    shuffled = spec.backend == "diffusers" and bool(spec.extra.get("shuffle_caption"))
     general: dict[str, Any] = {
-        "shuffle_caption": shuffled,
+        "shuffle_caption": False,
         "caption_extension": ".txt",
         "keep_tokens": spec.keep_tokens,
         **spec.written("data set"),
     }
     # What makes a trainer use masks is the same for all subsets, because their images share batches.
     masked = {"alpha_mask": True} if any(map(masks.has_mask, dataset.images_in(datasets_dir() / spec.slug))) else {}
+    # What this file says counts, and not the flag of the same name.
+    general, bucketed = ({k: spec.extra.get(k, value) for k, value in one.items()} for one in (general, bucketed))
     return {
         "general": general,
         "datasets": [

@@ -175,13 +175,13 @@ def _own(text: str, t: Training, wanted: Training) -> list[Problem]:
     if mine != ours:
         what = f"The script starts {mine}, but the form's base model and trainer need {ours}"
         found.append(Problem("error", line, what, "Choose the trainer again in step 1, or use the generated script"))
-    for flag in OWN:
+    for flag in (*OWN, *(["save_model_as"] if t.has("save_model_as") else [])):
         value, right = t.text(flag), wanted.text(flag)
         if value != right and (t.has(flag) or not t.opaque):
             known = t.flags.get(flag)
             where = _line(text, t.command.words[known.words[0]].start) if known and known.words else line
             what = f"--{flag} is {value}, not {right}" if value else f"--{flag} is missing"
-            advice = f"Hangproof looks for the run's files there: set --{flag} {right}"
+            advice = f"Hangproof finds the run's files by it: set --{flag} {right}"
             found.append(Problem("error", where, what, advice, f"--{flag}"))
     return found
 

@@ -161,13 +161,13 @@ def _not_taken(flag: str, value: Any, known: Mapping[str, dict]) -> str | None:
 
 
 def _refused_later(flag: str, value: Any, backend: str) -> str | None:
-    """What the code of sd-scripts refuses behind its parser, after minutes of loading (presets/sanity.toml)."""
+    """What the code of sd-scripts refuses behind its parser, after minutes of loading, or Hangproof (presets/sanity.toml)."""
     table = presets.read_table("sanity.toml")["flags"].get(backend, {})
     choices = table.get("choices", {}).get(flag)
-    if choices and str(value).lower() not in map(str.lower, choices) and "." not in str(value):
+    if choices and value is not False and str(value).lower() not in map(str.lower, choices) and "." not in str(value):
         close = difflib.get_close_matches(str(value).lower(), {c.lower(): c for c in choices}, n=1)
         guess = next((f"; did you mean {choice}?" for choice in choices if choice.lower() in close), "")
-        return f"{flag}: {value!r} is not supported by {backend}{guess or '; use one of ' + ', '.join(choices)}"
+        return f"{flag}: {value!r} is not supported with {backend}{guess or '; use one of ' + ', '.join(choices)}"
     if flag not in table.get("key_values", ()) or not isinstance(value, list):
         return None
     for word in value:

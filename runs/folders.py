@@ -215,12 +215,15 @@ def train_longer(folder: Path, total: int) -> "RunSpec":
 
     spec, job = load(folder), pin.pinned(folder)
     was = (folder / "run.toml").read_bytes()
-    found = longer(spec.model_dump())
-    assert found is not None, "a valid spec has epochs"
+    settled = job.run_spec()
+    found, as_made = longer(settled.model_dump()), longer(spec.model_dump())
+    assert found is not None and as_made is not None, "a valid spec has epochs"
     field, now = found
+    if field != as_made[0]:
+        raise RunError([Fault("script", f"train.sh was edited by hand, and sets {field}; change it there")])
     if total < now:
         raise RunError([Fault(field, f"Must be {now} or more; the run is set to {now} already")])
-    spec, settled = spec.changed(**{field: total}), job.run_spec()
+    spec = spec.changed(**{field: total})
     if why := mitigate.unapplied(settled, settled.changed(**{field: total})):
         raise RunError([Fault("script", f"{why}; change it in train.sh")])
     longer_job = respecified(job, settled.changed(**{field: total}), dumps(spec).encode())

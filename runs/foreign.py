@@ -77,6 +77,7 @@ class Settings:
     rows: list[Row] = field(default_factory=list)
     secrets: dict[str, str] = field(default_factory=dict, repr=False)  # that a script sets, by variable
     notes: list[str] = field(default_factory=list)
+    included: set[str] = field(default_factory=set)  # flags whose file was read
     gpus: int = 1
     plain: bool = True  # False: a kind of LoRA that Hangproof does not train, so its rank says nothing
     fields: dict[str, Any] = field(default_factory=dict)
@@ -181,7 +182,8 @@ def read(files: Sequence[tuple[str, str]]) -> Settings:
 
 
 def _is_prompts(out: Settings, name: str) -> bool:  # by its name: the one in the script, else FluxGym's and ours
-    return file_name(name) == file_name((out.flags.get("sample_prompts") or ["sample_prompts.txt"])[0])
+    wanted = file_name((out.flags.get("sample_prompts") or ["sample_prompts.txt"])[0])
+    return file_name(name) == wanted and not name.endswith((".json", ".toml"))  # of tables, for kohya's trainers
 
 
 def _read_one(out: Settings, name: str, text: str) -> bool:
@@ -233,7 +235,7 @@ def read_command(out: Settings, t: Training) -> None:
     else:
         guarded = out.script in read_table("lint.toml")["guarded_scripts"]
         out.kind = f"a command of {'musubi-tuner' if guarded else 'sd-scripts'}"
-    count = t.launch.get("num_processes") or ""
+    count = t.launch.get("num_processes") or t.launch.get("nproc_per_node") or ""
     out.gpus = int(count) if count.isdigit() and 1 <= int(count) <= 1024 else 1
     for flag, known in t.flags.items():
         if known.values and None in known.values:
@@ -244,9 +246,9 @@ def read_command(out: Settings, t: Training) -> None:
         at = next((one.start for one in t.command.words if one.value is None), t.command.end)
         line = t.source.count("\n", 0, at) + 1
         out.notes.append(f"Not understood: line {line}. What it adds to the command is known only when it runs.")
-    config = t.text("config_file")
-    if config and t.config is None:
-        out.notes.append(f"The settings in {shown(config)} are not included; add that file, too.")
+    out.included |= {"config_file"} if t.config else set()
+    if config := t.launch.get("config_file"):
+        out.notes.append(f"The settings of accelerate in {shown(config)} are not imported; set the GPUs by hand.")
 
 
 def _read_table(out: Settings, name: str, text: str) -> bool:
@@ -276,10 +278,12 @@ def _read_table(out: Settings, name: str, text: str) -> bool:
     elif "datasets" in table or "general" in table:
         read_dataset(out, table)
     else:
+        out.included.add("config_file")
         out.kind = out.kind or "a config file of sd-scripts"  # flags, some of them in tables whose names mean nothing
         for key, value in table.items():
             for flag, setting in value.items() if isinstance(value, dict) else [(key, value)]:
-                out.add(flag, setting)
+                if not (out.script and flag in out.flags):  # a command overrides it
+                    out.add(flag, setting)
     return True
 
 
@@ -288,35 +292,31 @@ def _read_table(out: Settings, name: str, text: str) -> bool:
 # Of a data set or a subset, by the names of sd-scripts and of musubi-tuner: the flag that means the same.
 DATASET_FLAGS = {"batch_size": "train_batch_size", "num_repeats": "dataset_repeats"}
 FOLDER_KEYS = ("image_dir", "image_directory")
-NO_FLAGS = ("subsets", "class_tokens", "cache_directory", "is_reg", "metadata_file", *FOLDER_KEYS)
+NO_FLAGS = ("subsets", "class_tokens", "cache_directory", "is_reg", *FOLDER_KEYS)
 
 
 def read_dataset(out: Settings, table: Mapping[str, Any]) -> None:
     """Add what a dataset.toml of sd-scripts or musubi-tuner sets."""
     out.kind = out.kind or "a dataset.toml"
-    given, datasets = table.get("general"), tables(table.get("datasets"))
-    general: dict[str, Any] = given if isinstance(given, dict) else {}
-    if len({str(one.get("resolution"))[:80] for one in datasets}) > 1:
-        out.notes.append("The data set is trained at several resolutions; Hangproof trains at the first one.")
-    first = datasets[0] if datasets else {}
-    subsets = [subset for one in datasets for subset in (tables(one.get("subsets")) or [one])]
-    for source in (general, first, subsets[0] if subsets else {}):
-        for key, value in source.items():
-            if key not in NO_FLAGS:
-                out.add(DATASET_FLAGS.get(key, key), value, key)
-    seen = set()
-    for subset in subsets:
-        path = next((subset[key] for key in FOLDER_KEYS if isinstance(subset.get(key), str)), "")
-        if not path or path in seen:
-            if isinstance(subset.get("video_directory"), str):
-                out.refuse("video_directory", subset["video_directory"], "Hangproof trains on images")
-            continue
-        seen.add(path)
-        if subset.get("is_reg") is True:
+    out.included.add("dataset_config")
+    general: dict[str, Any] = found if isinstance(found := table.get("general"), dict) else {}
+    usual = {"num_repeats": 1, **general}  # of both trainers
+    full = [({**usual, **one}, tables(one.get("subsets")) or [{}]) for one in tables(table.get("datasets"))]
+    subsets = [{**one, **subset} for one, inside in full for subset in inside]
+    trained = [one for one in subsets if one.get("is_reg") is not True]
+    first = trained[0] if trained else general
+    for key, value in first.items():
+        if key not in NO_FLAGS:
+            out.add(DATASET_FLAGS.get(key, key), value, key)
+    keys = {key for one in trained for key in one} - {"num_repeats", *NO_FLAGS}
+    if differ := sorted(key for key in keys if any(one.get(key) != first.get(key) for one in trained)):
+        out.notes.append(f"The subsets differ in {shown(', '.join(differ))}; Hangproof uses what the first one has.")
+    folders = {next((one[k] for k in FOLDER_KEYS if isinstance(one.get(k), str)), ""): one for one in reversed(subsets)}
+    for path, one in reversed(folders.items()):
+        if path and one.get("is_reg") is True:
             out.refuse("is_reg", path, "Regularization images are not supported; leave them out")
-            continue
-        repeats = subset.get("num_repeats", first.get("num_repeats", general.get("num_repeats")))
-        out.add_folder(path, repeats, subset.get("class_tokens"))
+        elif path:
+            out.add_folder(path, one["num_repeats"], one.get("class_tokens"))
 
 
 # kohya_ss -------------------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from presets.syntax import Command, Word
 from presets.training import Flag, Training, file_name
 from runs import env_file
 from runs.command import flags as ours_of
+from runs.command import tier_flags
 from runs.fields import LABELS
 from runs.files import RunError
 from runs.flags import flag_faults, flag_value, known_flags
@@ -38,8 +39,19 @@ for table, outcome in (("by_hangproof", "run"), ("not_here", "unsupported")):
     DECIDED |= {flag: (outcome, reason) for reason, flags in TABLES[table].items() for flag in flags}
 TRAINER_DEFAULTS = {"rank": 4, "alpha": 1.0}  # sd-scripts library/train_util.py, train_network.py
 STEPS = 1600
+NAMING = ("config_file", "dataset_config", "sample_prompts")  # flags that name a file which is imported with them
 MAIN_FLAGS = ("pretrained_model_name_or_path", "dit")  # of the base model's main file
 OPTIMIZER = ("optimizer_args", "lr_scheduler", "max_grad_norm")  # flags of a tier that belong to its optimizer
+LEARNED = (
+    *OPTIMIZER,
+    "optimizer_type",
+    "network_args",
+    "fp8_base",
+    "quantize",
+)  # of a VRAM choice: they change the LoRA
+# Flags of a family that stay where the file has none: about the model, its memory, its precision and the file.
+KEPT = ("model_type", "model_version", "task", "highvram", "no_half_vae", "save_model_as")
+DEFAULT = "The trainer's default; the file has none"
 
 
 def convert(found: Settings, tier: str = "") -> Settings:
@@ -59,6 +71,8 @@ def convert(found: Settings, tier: str = "") -> Settings:
         _lint(out, out.script or presets.trainer_of(model, backend)["script"])
         out.fields = {"model": model, "backend": backend, "tier": _tier(out, model, backend, tier)}
     given = set(out.flags)
+    if path := (out.flags.get("train_data_dir") or [""])[0]:
+        out.add_folder(path)
     for flag in list(out.flags):
         _decide(out, flag)
     _beside_flags(out)
@@ -235,6 +249,8 @@ def _decide(out: Settings, flag: str) -> None:
         _take(out, flag, key, (out.flags.get("network_dim") or [out.fields.get("rank", 4)])[0])
     elif key:
         _take(out, flag, key, re.sub(r"^(\d+)\.0$", r"\1", values[0]))
+    elif flag in NAMING and flag not in out.included:
+        out.take(flag, "unsupported", "What is in this file is not imported; add the file, too")
     elif flag in DECIDED:
         out.take(flag, *DECIDED[flag])
     elif flag == "caption_extension":
@@ -253,8 +269,7 @@ def _length(out: Settings, given: set[str]) -> None:
     if not given & {"max_train_steps", "max_train_epochs"}:
         usual["max_train_steps"] = str(STEPS)
     out.fields |= usual
-    why = "The trainer's default; the file has none"
-    out.rows += [Row(WORDS[key], str(value), "same", why) for key, value in usual.items()]
+    out.rows += [Row(WORDS[key], str(value), "same", DEFAULT) for key, value in usual.items()]
     if "epochs" in out.fields:
         if "max_train_steps" in out.fields:  # sd-scripts: max_train_epochs overrides max_train_steps
             out.notes.append("The file sets epochs and steps; the epochs decide, as in kohya's trainers.")
@@ -280,6 +295,7 @@ def _extra(out: Settings, given: set[str]) -> None:
     ours = ours_of(basic, outputs_dir() / basic.slug)
     known = known_flags(basic.backend, presets.models()[basic.model]["family"])
     extra = out.fields["extra"] = {}
+    tier, optimizer = tier_flags(basic), out.flags.get("optimizer_type")
     for flag in list(out.flags):
         values, entry = out.flags[flag], known.get(flag)
         usual = entry.get("default") if entry and values and flag not in ours else None
@@ -299,9 +315,20 @@ def _extra(out: Settings, given: set[str]) -> None:
                 extra[flag] = value
             out.take(flag, "unsupported" if wrong else "flag", wrong or "Extra trainer options")
     given |= {row.name.removeprefix("--") for row in out.rows}
-    if "optimizer_type" in extra:
-        tier = presets.tiers_of(basic.model, basic.backend)[basic.tier]["flags"]
+    if "optimizer_type" in extra or (optimizer and _equal(optimizer, ours.get("optimizer_type"))):
         extra |= {flag: False for flag in OPTIMIZER if flag in tier and flag not in given}
+    for flag, value in tier.items():
+        if flag.startswith(LEARNED) and flag not in (*given, *extra):
+            text = shown(" ".join(value) if isinstance(value, list) else number(value))
+            out.rows.append(Row(f"--{flag}", text, "changed", "Set by the VRAM choice; the file has none"))
+    for flag in [] if out.kind == "a job of ai-toolkit" else presets.trainer_of(basic.model, basic.backend)["flags"]:
+        usual = known.get(flag, {}).get("default")
+        if flag == "network_train_unet_only" and flag not in given:
+            text = "Not in the file, which trains text encoders, too; Hangproof does not"
+            out.rows.append(Row(f"--{flag}", "on", "changed", text))
+        elif flag not in (*KEPT, *given) and not _equal([number(usual)], ours[flag]):
+            extra[flag] = False
+            out.rows.append(Row(f"--{flag}", "" if usual is None else shown(usual), "same", DEFAULT))
     if extra and not known:
         label = CHECKOUTS[basic.backend].name
         out.notes.append(f"{label} is not installed, so its extra options cannot be checked yet.")

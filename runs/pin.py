@@ -214,4 +214,4 @@ def with_settings(spec: RunSpec, text: str, folder: Path, platform: str) -> RunS
             spec = spec.changed(**_change(spec, flag, values, known.get(flag, {})))
         except RunError:
             continue
-    return spec
+    return spec.changed(max_train_steps=None) if "max_train_epochs" in after else spec  # epochs decide in each trainer

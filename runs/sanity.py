@@ -68,10 +68,14 @@ def facts(
 ) -> Facts:
     """What the rules are about, by name; numbers, and true or false for `is`."""
     settings = presets.models()[spec.model]["settings"]
+    scheduler = {"lr_scheduler": "constant", **tier_flags(spec), **spec.extra}["lr_scheduler"] or "constant"
     known: Facts = {
         **{name: value for name, value in spec.model_dump().items() if isinstance(value, int | float | str)},
         "fp16_chosen": spec.mixed_precision == "fp16" and settings.get("mixed_precision") != "fp16",
         "generated": presets.models()[spec.model]["generated"],
+        "needless_warmup": spec.backend != "diffusers"
+        and number(spec.extra.get("lr_warmup_steps")) > 0
+        and scheduler == "constant",
         "swaps_blocks": spec.backend != "musubi" and bool(number(spec.extra.get("blocks_to_swap"))),
     }
     known |= _rate(spec) | _length(spec, images, sizes) | _memory(spec, machine)

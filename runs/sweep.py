@@ -99,6 +99,9 @@ def combinations(base: "RunSpec", values: Mapping[str, Sequence[float]]) -> list
         raise RunError([Fault("sweep", "Enter at least two values of one field, such as 8, 16 for the rank")])
     if total > MOST:
         raise RunError([Fault("sweep", f"These are {total} runs; at most {MOST} are possible")])
+    if "learning_rate" in values and base.extra.get("unet_lr"):
+        text = "The extra option unet_lr decides the learning rate, so all runs would be the same; remove it first"
+        raise RunError([Fault("sweep", text)])
     specs = []
     for numbers in itertools.product(*values.values()):
         chosen = dict(zip(values, numbers, strict=True))

@@ -353,6 +353,7 @@ def respond(folder: Path, request: dict[str, Any]) -> dict[str, Any]:
     """
     import runs
     from runs import mitigate, staging
+    from runs.paths import ROOT
     from runs.pin import write_inputs
     from runs.scripts import rendered
 
@@ -406,6 +407,11 @@ def respond(folder: Path, request: dict[str, Any]) -> dict[str, Any]:
         problems.append(
             f"the folder {folder.name} has the run {name}: rename the folder to {name}, or, of a copy, {again}"
         )
+    places = {"output_dir": original.save_dir or str(folder), "output_name": name, "save_model_as": "safetensors"}
+    for flag, right in places.items():  # nor would it, where a person edited these in the script
+        given = str(original.flags.get(flag) or right)
+        if given != right and os.path.realpath(ROOT / given) != os.path.realpath(ROOT / right):
+            problems.append(f"train.sh has --{flag} {given}, where the run's files are not found; set it to {right}")
     return {"problems": problems, "notes": notes}
 
 

@@ -37,12 +37,16 @@ def rows(values: dict[str, Any]) -> list[tuple[str, str, str, str, str]]:
     from runs.command import flags
     from runs.flags import known_flags  # imports what reads a trainer's source
 
-    spec = runs.make({"name": "my-lora", **{key: values[key] for key in ("model", "tier", "backend")}})
+    usual = runs.make({"name": "my-lora", **{key: values[key] for key in ("model", "tier", "backend")}})
+    spec = form.parse(values)[0] or usual
     known = known_flags(spec.backend, presets.models()[spec.model]["family"])
     if not known:
         label, variable = form.BACKENDS[spec.backend], CHECKOUTS[spec.backend].variable
         raise RunError(NOT_INSTALLED.format(label=label, backend=spec.backend, variable=variable))
-    now = flags(spec, runs.outputs_dir() / spec.slug)
+    try:
+        now = flags(spec, runs.outputs_dir() / spec.slug)
+    except RunError:  # samples without a prompt
+        now = flags(usual, runs.outputs_dir() / spec.slug)
     return [
         (name, brief(one["help"] or ""), _kind(one), _default(one), _text(now.get(name)))
         for name, one in sorted(known.items())

@@ -68,10 +68,15 @@ def test_every_rendered_flag_is_one_of_its_parser(backend):
 
 
 def test_extra_flags_win_false_takes_a_flag_away_and_float32_has_no_fp8():
-    extra = {"guidance_scale": 3.5, "highvram": False, "sdpa": False, "xformers": True}
+    extra = {"guidance_scale": 3.5, "highvram": False, "sdpa": False, "xformers": True, "lr_warmup_steps": 9.0}
     words = words_of(spec(extra=extra, mixed_precision="no"))
-    assert words["guidance_scale"] == ["3.5"] and words["xformers"] == []
+    assert words["guidance_scale"] == ["3.5"] and words["xformers"] == [] and words["lr_warmup_steps"] == ["9"]
     assert not {"highvram", "sdpa", "fp8_base"} & set(words) and words["save_precision"] == ["float"]
+    words = words_of(spec(model="z-image", backend="musubi", tier="20G", extra={"flash_attn": True}))
+    assert "flash_attn" in words and "sdpa" not in words, "which musubi-tuner would use instead"
+    for given in (["rank_dropout=0.1"], ["train_blocks=double"]):
+        words = words_of(spec(tier="12G", backend="sd-scripts", extra={"network_args": given}))
+        assert words["network_args"] == ["train_blocks=single", *given][-1 if "train" in given[0] else 0 :]
 
 
 @pytest.mark.parametrize("platform", ["linux", "win32", "darwin"])
@@ -122,6 +127,9 @@ def test_buckets_are_valid_for_every_resolution(resolution, backend):
     assert table["min_bucket_reso"] % step == table["max_bucket_reso"] % step == 0
     assert not table["enable_bucket"] or 0 < table["min_bucket_reso"] <= resolution <= table["max_bucket_reso"]
     assert table["enable_bucket"] or resolution < 64
+    mine = {"shuffle_caption": True, "enable_bucket": False, "bucket_reso_steps": 128}
+    tables = runs.dataset_tables(spec(resolution=resolution, backend=backend, extra=mine))
+    assert mine.items() <= {**tables["general"], **tables["datasets"][0]}.items(), "an option that this file has, too"
 
 
 def test_toml_readers_read_the_trigger_as_it_is():

@@ -113,6 +113,14 @@ def test_a_longer_training_reaches_the_edited_script(tmp_path, monkeypatch):
     path = write_attempt(folder, runs.pinned(folder), 2, folder / "cat-step000005-state")
     assert flags_of(path.read_text())["resume"] and OWN_LINES in path.read_text()
     assert render(folder).read_text() == now
+    (folder / "train.sh").write_text(now.replace("epochs 9", "epochs 9 --max_train_steps 5"))
+    train_longer(folder, 12)
+    assert flags_of((folder / "train.sh").read_text())["max_train_epochs"] == ["12"], "which override the steps"
+    folder = runs.create(spec.changed(name="dog", edited=None, max_train_steps=7), pictures(tmp_path / "in2", 3))
+    now = (folder / "train.sh").read_text()
+    (folder / "train.sh").write_text(now.replace("steps 7", "steps 7 --max_train_epochs 5"))
+    with pytest.raises(RunError, match="edited by hand, and sets epochs"):
+        train_longer(folder, 12)
 
 
 def of_level(text, *levels):
@@ -126,6 +134,7 @@ def test_what_start_refuses_has_a_line_and_a_fix():
         (lambda t: t + t, None, "2 training commands", False),
         (lambda t: t.replace("_dir ", "_dir /elsewhere"), "--output_dir", "--output_dir is /elsewhere", True),
         (lambda t: t.replace("--output_name cat", ""), "flux_train", "--output_name is missing", True),
+        (lambda t: t.replace("as safetensors", "as ckpt"), "as ckpt", "--save_model_as is ckpt", True),
         (lambda t: t.replace("flux_train", "sdxl_train"), "sdxl_train", "need flux_train_network.py", False),
         (lambda t: t.replace("-m sd_scripts_patches ", ""), "flux_train", "Without guards", True),
         (lambda t: t + "\0", None, "NUL", False),

@@ -38,6 +38,8 @@ def test_prompts_with_options_are_prompts_and_a_value_of_0_is_one():
             one = imported(*order)
             assert (one.kind, one.fields["backend"], one.fields["rank"]) == ("a script of Hangproof", "diffusers", "8")
             assert one.prompts == ["a cat --n bad --w 512", "#two --d 1"] and one.fields["keep_tokens"] == "0"
+    with pytest.raises(RunError, match="none of kohya_ss"):  # not its lines as prompts
+        imported(("p.json", '{"prompt": "a cat"}'), ("train.sh", f"{script} --sample_prompts p.json"))
 
 
 def test_what_cannot_be_imported_says_why():
@@ -164,3 +166,31 @@ def test_plain_values_become_flags_until_they_are_decided_and_others_are_refused
     found.add("last", 1)
     with pytest.raises(RunError, match=f"more than {MAX_FLAGS} settings"):
         found.add("one_more", 1)
+
+
+def test_a_command_overrides_its_config_file_and_what_is_in_other_files_is_asked_for():
+    script = "torchrun --nproc_per_node 2 train_network.py --config_file z.toml --dataset_config d.toml --network_dim 8"
+    files = [("train.sh", script), ("z.toml", "[a]\nnetwork_dim = 64\nlearning_rate = 5e-4\n")]
+    for order in (files, files[::-1]):
+        one = imported(*order)
+        assert (one.fields["rank"], one.fields["learning_rate"], one.fields["gpus"]) == ("8", "0.0005", 2)
+        assert row(one, "config_file").outcome == "run" and row(one, "dataset_config").outcome == "unsupported"
+    one = imported(("t.sh", f"accelerate launch --config_file a.yaml {script.partition('2 ')[2]}"))
+    assert "add the file" in row(one, "config_file").text and "accelerate in a.yaml" in one.notes[0]
+
+
+def test_a_data_set_has_the_settings_of_its_first_trained_subset_and_says_in_what_the_others_differ():
+    one = imported(("dataset.toml", """
+        [general]
+        resolution = [640, 640]
+        [[datasets]]
+        batch_size = 2
+        subsets = [{image_dir = "/reg", is_reg = true, num_repeats = 9}, {image_dir = "/a", keep_tokens = 2}]
+        [[datasets]]
+        batch_size = 4
+        subsets = [{image_dir = "/b", keep_tokens = 2, num_repeats = 3, metadata_file = "m.json"}, {image_dir = "/a"}]
+    """))  # fmt: skip
+    wanted = {"resolution": 640, "batch_size": "2", "keep_tokens": "2", "repeats": "1"}
+    assert wanted.items() <= one.fields.items(), "without a number of repeats, 1 as in kohya's trainers"
+    assert [(folder.path, folder.repeats) for folder in one.folders] == [("/b", 3), ("/a", 1)]
+    assert "differ in batch_size, keep_tokens, metadata_file;" in one.notes[0] and row(one, "is_reg").value == "/reg"

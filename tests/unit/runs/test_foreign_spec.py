@@ -35,6 +35,22 @@ def test_a_script_of_fluxgym_keeps_its_settings_and_its_vram_choice(tier):
     assert all(row(one, flag).outcome == "same" for flag in flags if flag != "cache_latents")
 
 
+def test_what_a_file_leaves_to_its_trainer_has_the_trainers_default_and_not_the_one_of_the_form():
+    script = "python sdxl_train_network.py --pretrained_model_name_or_path sd_xl_base_1.0.safetensors --network_dim 8"
+    one = imported(
+        ("t.sh", f"{script} --optimizer_type Adafactor --max_token_length 150 --train_data_dir /cats"), tier="8G"
+    )
+    spec = runs.make({**one.fields, "name": "x"})
+    assert [folder.path for folder in one.folders] == ["/cats"]
+    off = ("min_snr_gamma", "optimizer_args", "lr_scheduler", "max_grad_norm")
+    assert spec.tier == "8G" and [spec.extra[flag] for flag in off] == [False] * len(off)
+    assert str(spec.extra["max_token_length"]) == "150" and not {"no_half_vae", "save_model_as"} & spec.extra.keys()
+    assert "the file has none" in row(one, "min_snr_gamma").text
+    assert row(one, "network_train_unet_only").outcome == row(one, "fp8_base").outcome == "changed"
+    one = imported(("job.yaml", example("ai_toolkit.yaml")))
+    assert "timestep_sampling" not in one.fields["extra"], "its own defaults are not those of kohya's trainers"
+
+
 def test_a_run_of_hangproof_comes_back_as_it_was(tmp_path):
     spec = make(name="cat", backend="sd-scripts", tier="12G", rank=12, extra={"noise_offset": 0.1})
     tables = tomlkit.dumps(runs.dataset_tables(spec))

@@ -52,7 +52,7 @@ def in_force(made: "runs.RunSpec", flag: str) -> list[str] | None:
 def test_a_smaller_tier_is_not_undone_by_extra_flags():
     extra = {"optimizer_type": "AdamW", "optimizer_args": ["weight_decay=0.1"], "guidance_scale": 2.0}
     after, sentence = mitigate.apply(spec(tier="20G", extra=extra), "tier_down")
-    assert in_force(after, "optimizer_type") == ["adafactor"] and in_force(after, "guidance_scale") == ["2.0"]
+    assert in_force(after, "optimizer_type") == ["adafactor"] and in_force(after, "guidance_scale") == ["2"]
     assert "relative_step=False" in (in_force(after, "optimizer_args") or [])
     assert "without --optimizer_type, without --optimizer_args" in sentence
     args = ["train_blocks=all", "in_dims=[4,4]", "rank_dropout=0.1"]

@@ -28,6 +28,7 @@ PHOTO, THUMBNAIL = (1024, 1024), (200, 150)
 # The options of sd-scripts in the lists, with their types in its parser (library/train_util.py, flux_train_network.py).
 OPTIONS = {
     "optimizer_type": "type=str", "optimizer_args": 'nargs="*"', "unet_lr": "type=float",
+    "lr_warmup_steps": "type=float", "lr_scheduler": "type=str",
     "blocks_to_swap": "type=int", "sample_every_n_epochs": "type=int", "sample_at_first": 'action="store_true"',
 }  # fmt: skip
 ADDED = [f'    parser.add_argument("--{name}", {kind})' for name, kind in OPTIONS.items()]
@@ -76,6 +77,7 @@ RULES = [
     case("The checkpoints and LoRAs", "keep_states", machine=FULL_DISK, rank=64),
     case("A share of", "validation_split", images=5, validation_split="0.05"),
     case("A spend limit", "spend_limit", spend_limit="5"),
+    case("lr_warmup_steps: the", "extra", flags="lr_warmup_steps=20"),
     case("blocks_to_swap", "extra", flags="blocks_to_swap=20"),
 ]  # fmt: skip
 
@@ -104,6 +106,7 @@ SENSIBLE = [
     good(KOHYA, "Prodigy", flags='optimizer_type=Prodigy\noptimizer_args=["decouple=True", "weight_decay=0.01"]',
          learning_rate="1"),
     good(KOHYA, "a class of a library", flags="optimizer_type=bitsandbytes.optim.AdEMAMix8bit", learning_rate="1e-4"),
+    good(KOHYA, "a warm-up", flags="lr_warmup_steps=100\nlr_scheduler=cosine"),
     good(KOHYA, "batch of 4", batch_size=4, machine=H100, repeats=20),
     good(KOHYA, "samples each epoch", sample_every_n_steps="0", flags="sample_every_n_epochs=1\nsample_at_first=true",
          prompts="a cat --w 1024 --h 1024 --d 42 --s 20"),

@@ -40,6 +40,8 @@ def test_a_sweep_that_cannot_be_made_says_why():
     ):
         with pytest.raises(RunError, match=words):
             sweep.combinations(runs.make({"name": "cat", **FIELDS}), sweep.parse(texts))
+    with pytest.raises(RunError, match="unet_lr decides the learning rate"):
+        sweep.combinations(runs.make({"name": "cat", **FIELDS, "extra": {"unet_lr": 1e-4}}), {"learning_rate": [1, 2]})
 
 
 def test_a_change_that_an_edited_script_has_no_place_for_is_refused(data):

@@ -122,7 +122,14 @@ def test_a_script_of_which_two_must_not_run_at_once_says_why(data, tmp_path, fie
 
 def test_a_run_in_a_folder_of_another_name_is_not_trained_for_a_lora_that_nobody_finds(data, tmp_path):
     folder = folder_of(tmp_path)
-    assert "rename the folder" not in str(next_attempt.respond(folder, {"want": "problems"}))
+    made = (folder / "train.sh").read_text()
+    for old, new in (("output_name ", "output_name my-"), (f"output_dir {folder}", f"output_dir {folder}/loras")):
+        (folder / "train.sh").write_text(made.replace(old, new))
+        (problem,) = next_attempt.respond(folder, {"want": "problems"})["problems"][-1:]
+        assert problem.startswith(f"train.sh has --{new}") and "not found; set it to" in problem
+    (folder / "train.sh").write_text(made)
+    assert "not found" not in str(found := next_attempt.respond(folder, {"want": "problems"}))
+    assert "rename the folder" not in str(found)
     (problem,) = next_attempt.respond(folder.rename(folder.with_name("dog")), {"want": "problems"})["problems"][-1:]
     name = folder.name
     assert problem.startswith(f"the folder dog has the run {name}: rename the folder to {name}, or, of a copy")

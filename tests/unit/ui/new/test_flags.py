@@ -39,6 +39,10 @@ def test_the_list_shows_the_values_of_this_run_and_which_values_are_valid(data, 
     of_the_run = {"network_dim": "4", "split_mode": "true", "optimizer_type": "adafactor", "guidance_scale": "1"}
     assert now == {**of_the_run, "log_level": "", "noise_offset": "", "betas": ""}
     assert in_run(tier="16G")["split_mode"] == ""
+    mine = {"rank": 9, "flags": "guidance_scale=2.5", "sample_every_n_steps": 5}
+    for trigger, rank, scale in (("cat", "9", "2.5"), ("", "4", "1")):  # nothing to draw
+        now = in_run(**mine, trigger=trigger)
+        assert (now["network_dim"], now["guidance_scale"]) == (rank, scale)
     shown = {name: more for name, *more in flags.rows(values())}
     assert shown["log_level"][:2] == ["Set it", "text: DEBUG, INFO"]
     assert shown["betas"][1] == "list of numbers" and shown["guidance_scale"][2] == "3.5"
