@@ -69,7 +69,7 @@ def create(
                         dataset.ingest(sources, new, on_note, masks.supported(spec.backend))
                     made_data = True
                 count = dataset.counts(data)
-                spec = with_intervals(spec, count, [source.caption for source in sources])
+                spec = with_intervals(spec, count, dataset.read_captions(spec.slug).values())
                 env_file.forget(folder)  # of an earlier run of this name whose folder was deleted by hand
                 save(work, spec, folder)
                 if spec.secrets:

@@ -169,6 +169,9 @@ def test_a_new_run_has_pictures_and_states_every_tenth_of_it_and_no_pictures_whe
     text = (folder / "train.sh").read_text()
     assert "--sample_every_n_steps 60" in text and "--save_every_n_steps 60" in text
     assert (folder / "sample_prompts.txt").read_text().startswith("tok --w")
+    shutil.rmtree(folder)
+    of_its_captions = runs.create(open_spec(trigger=""), runs.datasets_dir() / folder.name)
+    assert (of_its_captions / "sample_prompts.txt").read_text().startswith("tok --w")
     for fields, sample, save in (
         ({"trigger": ""}, 0, 48),
         ({"sample_every_n_steps": 7}, 7, 48),
