@@ -260,16 +260,16 @@ def problems(spec: "RunSpec", platform: str = sys.platform, ask: bool = False) -
         text = f"{model['name']} learns from pairs; set the folder that has a control image for each image"
         found.append(Fault("control_dir", text))
     elif model["control"]:
-        inside = (image.relative_to(data) for image in images)  # an image with a weight is in a folder of its own
-        stems = (Path(weight_of(path.parent.as_posix())[1]) / path.stem for path in inside)
-        found += [fault] if (fault := unpaired(spec, stems)) else []
+        inside = (image.relative_to(data) for image in images)
+        found += [fault] if (fault := unpaired(spec, inside)) else []
     return found
 
 
-def unpaired(spec: "RunSpec", stems: Iterable[Path]) -> Fault | None:
-    """The first image without a control image; None without a folder of them. stems: the images' names in the data set."""
+def unpaired(spec: "RunSpec", images: Iterable[Path]) -> Fault | None:
+    """The first image without a control image; None without a folder of them. images: their paths in the data set."""
     folder = Path(spec.control_dir).expanduser().absolute()
-    for stem in stems if spec.control_dir else ():
+    for image in images if spec.control_dir else ():
+        stem = Path(weight_of(image.parent.as_posix())[1]) / image.stem  # one with a weight is in a folder of its own
         if not any((folder / stem.parent).glob(f"{glob.escape(stem.name)}.*")):
             text = f"No control image {stem.as_posix()}.* in {folder}; add one for each image, under the same name"
             return Fault("control_dir", text)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import runs
+from runs.dataset import folder_names
 from runs.files import Fault, RunError
 from ui.dataset import captioning, draft, imports
 from ui.new import form, script_editor
@@ -73,8 +74,9 @@ def checked(draft_id: str) -> tuple["runs.RunSpec", list[str]]:
     found = form.reviewed(draft_id, ask=True)
     if found.missing or found.faults or found.spec is None:
         raise RunError([*found.missing, *found.faults])
-    stems = (Path(item.folder) / Path(item.file).stem for item in draft.items(draft_id))
-    if fault := _store_fault(found.spec) or unpaired(found.spec, stems):
+    names = folder_names((item.folder, item.weight) for item in found.items)
+    images = (Path(name) / item.file for name, item in zip(names, found.items, strict=True))
+    if fault := _store_fault(found.spec) or unpaired(found.spec, images):
         raise RunError([fault])
     return found.spec, [f"Warning: {form.shown(warning)}" for warning in found.warnings]
 
