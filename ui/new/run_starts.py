@@ -38,19 +38,26 @@ def start(draft_id: str) -> tuple[Path, list[str]]:
     """
     spec, warnings = checked(draft_id)
     spec, rehearsed = script_editor.for_run(draft_id, spec), rehearsal_folder(draft_id)
+    ask(draft_id, spec)
+    folder, messages = create(draft_id, spec)
+    if rehearsed.is_dir():
+        from launch import rehearse
+
+        rehearse.hand_on(rehearsed, folder)
+    return begin(folder, [*warnings, *messages])
+
+
+def ask(draft_id: str, spec: "runs.RunSpec") -> None:
+    """Raise RunError, the first time, where a person may have overlooked something: see `start`."""
     questions = [form.undescribed(spec.trigger, draft.items(draft_id))]
     if captioning.running(draft_id):
         questions.append("Captions are still being written; the run would have those of this moment")
-    if rehearsed.is_dir():
+    if (rehearsed := rehearsal_folder(draft_id)).is_dir():
         from launch import rehearse
 
         questions.append(rehearse.objection(rehearsed, spec))
     if text := actions.ask_once(draft.folder(draft_id), *questions):
         raise RunError(text)
-    folder, messages = create(draft_id, spec)
-    if rehearsed.is_dir():
-        rehearse.hand_on(rehearsed, folder)
-    return begin(folder, [*warnings, *messages])
 
 
 def begin(folder: Path, messages: list[str]) -> tuple[Path, list[str]]:

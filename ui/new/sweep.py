@@ -49,7 +49,7 @@ def plan(draft_id: str, texts: dict[str, str]) -> dict[str, Any]:
 
 
 def start(draft_id: str, texts: dict[str, str]) -> Sweep:
-    """Make the runs and put them into the queue.
+    """Make the runs and put them into the queue; what Start asks first, this asks too (run_starts.ask).
 
     Raises:
         RunError: a field, a value or an image is wrong, or a name is taken.
@@ -64,6 +64,7 @@ def start(draft_id: str, texts: dict[str, str]) -> Sweep:
         if fault := runs.folders.name_fault(spec):
             raise RunError([fault])
     base, _ = run_starts.checked(draft_id)
+    run_starts.ask(draft_id, base)
     specs = [spec.changed(prompts=base.prompts) for spec in specs]  # all draw the same, also where that is a caption
     first, _ = run_starts.create(draft_id, specs[0])
     data = runs.datasets_dir() / first.name

@@ -31,6 +31,9 @@ def test_the_page_plans_and_makes_a_sweep_of_the_draft(base, tmp_path, monkeypat
         page_sweep.start("../x", values)
     assert [folder.name for folder in runs.list_runs()] == ["cat"]
     monkeypatch.setattr(queue, "ensure_worker", lambda: False)  # nothing is trained here
+    with monkeypatch.context() as patch, pytest.raises(RunError, match="Captions are still being written"):
+        patch.setattr("ui.dataset.captioning.running", lambda _: True)
+        page_sweep.start(draft_id, values)
     made = page_sweep.start(draft_id, values)
     assert (made.name, [run for run, _ in made.runs]) == ("bird-sweep", ["bird-r2-seed1", "bird-r4-seed1"])
     (entry,) = queue.read().entries
