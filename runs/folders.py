@@ -134,11 +134,16 @@ def with_intervals(spec: "RunSpec", images: Mapping[str, int], captions: Iterabl
         if not spec.prompts and not first:
             first = next((text for one in captions if (text := dataset.one_line(one).replace("--", " "))), "")
             found["prompts"] = [first] if first else []
-        epoch = planned_steps(spec.model_copy(update={"epochs": 1, "max_train_steps": None}), images)
-        save = epoch * spec.save_every_n_epochs
+        save = epochs_interval(spec, images)
         every = _sample_interval(steps, save if 0 < save <= steps else steps)
         found["sample_every_n_steps"] = every if spec.prompts or first else 0
     return spec.changed(**found) if found else spec
+
+
+def epochs_interval(spec: "RunSpec", images: Mapping[str, int]) -> int:
+    """The steps between LoRAs that are saved by epochs; 0 where none are."""
+    epoch = spec.model_copy(update={"epochs": 1, "max_train_steps": None})
+    return spec.save_every_n_epochs * planned_steps(epoch, images)
 
 
 def _sample_interval(total: int, save: int) -> int:

@@ -114,7 +114,7 @@ def _length(spec: "RunSpec", images: Images, sizes: Sequence[tuple[int, int]]) -
         width, height = max(sizes, key=lambda size: size[0] * size[1])
         known |= {"largest_width": width, "largest_height": height}
         known["enlarged"] = spec.resolution / max(1.0, math.sqrt(width * height))
-    return known | {"disk_gb": sum(disk(spec.model_dump(), count).values()) / GB}
+    return known | {"disk_gb": sum(disk(spec.model_dump(), counts).values()) / GB}
 
 
 def _memory(spec: "RunSpec", machine: "Machine | None") -> Facts:
