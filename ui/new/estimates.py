@@ -103,10 +103,12 @@ def _disk(spec: "runs.RunSpec", images: Mapping[str, int]) -> str:
 
 
 def _samples(spec: "runs.RunSpec") -> str:
-    if not spec.sample_every_n_steps:
+    epochs = spec.extra.get("sample_every_n_epochs")  # which decides, where both are set
+    if not (spec.sample_every_n_steps or epochs):
         if spec.sample_every_n_steps == 0 and not spec.prompts and not spec.trigger.strip():
             return "none: there is no trigger word, prompt or caption to draw"
         return "off"
     prompt = (spec.prompts or [spec.trigger])[0]
     more = f" and {len(spec.prompts) - 1} more" if len(spec.prompts) > 1 else ""
-    return f"every {spec.sample_every_n_steps:,} steps <span>(“{esc(prompt)}”{more})</span>"
+    when = f"{epochs} epochs" if epochs else f"{spec.sample_every_n_steps:,} steps"
+    return f"every {esc(when)} <span>(“{esc(prompt)}”{more})</span>"
