@@ -9,12 +9,13 @@ values from each other. Labels and help texts are in runs/fields.py; defaults co
 import contextlib
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import presets
+from jobs import queue
 from monitor.phrases import count
 from presets.steps import held_out
 from runs import env_file, weights
@@ -388,8 +389,10 @@ def current(draft_id: str) -> dict[str, Any]:
 def reviewed(draft_id: str, ask: bool = False) -> Review:
     """The draft's settings and images as they are, parsed and judged. Raises as `current`. ask: as in runs.folders.problems."""
     values, items = current(draft_id), draft.items(draft_id)
-    sizes = [item.trained_size for item in items]
-    return review(values, draft.counts(draft_id), this_machine(values["backend"]), sizes, ask, items)
+    sizes, machine = [item.trained_size for item in items], this_machine(values["backend"])
+    if machine.vram_free_gb is not None and queue.under_way():  # the next run starts when that one has freed its memory
+        machine = replace(machine, vram_free_gb=None)
+    return review(values, draft.counts(draft_id), machine, sizes, ask, items)
 
 
 def proposal(draft_id: str, values: Mapping[str, Any]) -> Proposal | None:

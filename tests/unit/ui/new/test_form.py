@@ -11,6 +11,7 @@ from runs_helpers import picture, pictures
 
 import presets
 import runs
+from monitor.process.platform import LOCK, Lock
 from runs import folders
 from runs.files import Fault
 from runs.machine import Machine
@@ -122,6 +123,17 @@ def test_a_warning_counts_the_batches_of_each_bucket_as_the_plan_does(mine, tmp_
     form.save(mine, values(model="flux-dev", repeats=3, epochs=2, batch_size=2))
     found = form.reviewed(mine)
     assert found.steps == 8 and "only 8 steps" in str(found.warnings)
+
+
+def test_the_memory_that_a_run_under_way_uses_is_free_when_the_next_one_starts(data, mine, tmp_path, monkeypatch):
+    add_photos(mine, tmp_path, 2)
+    form.save(mine, values(model="flux-dev", tier="20G"))
+    machine = Machine("RTX 4090", 24.0, True, 62.7, 400.0, vram_free_gb=3.0)
+    monkeypatch.setattr(form, "this_machine", lambda *_: machine)
+    assert "RTX 4090 are free now" in str(form.reviewed(mine).warnings)
+    lock = Lock(data / "outputs" / "first" / LOCK)
+    assert lock.acquire() and "free now" not in str(form.reviewed(mine).warnings)
+    lock.release()
 
 
 def test_the_plan_counts_the_steps_and_findings_are_listed_with_labels():
