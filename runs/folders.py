@@ -5,6 +5,7 @@ incomplete run and changes nothing that existed before.
 """
 
 import glob
+import importlib.util
 import os
 import shutil
 import sys
@@ -256,6 +257,10 @@ def problems(spec: "RunSpec", platform: str = sys.platform, ask: bool = False) -
         found.append(Fault("backend", f"{checkout.name} is not installed at {checkout.path()}; {fix}"))
     elif not _launcher_found(spec, platform):
         found.append(Fault("backend", f"no accelerate for the {spec.backend} backend; {INSTALL[spec.backend]}"))
+    own = checkout is None and not any(map(os.environ.get, ("TRAINER_PYTHON", "ACCELERATE")))
+    if own and spec.trackers in ("tensorboard", "wandb") and importlib.util.find_spec(spec.trackers) is None:
+        fix = f"run {sys.executable} -m pip install {spec.trackers}, or choose none"
+        found.append(Fault("trackers", f"{spec.trackers} is not installed; {fix}"))
     data = datasets_dir() / spec.slug
     images = dataset.images_in(data)
     if not images:
