@@ -270,6 +270,8 @@ def test_repeats_and_epochs_follow_the_images_until_one_of_them_is_typed(mine, t
     assert length(mine) == (24, 3)
     button = proposed(mine)
     assert button["visible"] and button["value"].startswith("Use proposed: 12 repeats × 20 epochs = 1,920 steps")
+    form.save(mine, {"validation_split": "0.25"}, typed=True)
+    assert proposed(mine)["value"].endswith(" = 1,440 steps"), "two are held out"
     form.save(mine, {"max_train_steps": "9"}, typed=True)
     assert not proposed(mine)["visible"]
     form.save(mine, {"max_train_steps": ""}, typed=True)
