@@ -17,7 +17,7 @@ from typing import Any
 
 from monitor.phrases import duration
 from runs.command import samples
-from runs.folders import planned_steps, with_intervals
+from runs.folders import epochs_interval, planned_steps, with_intervals
 from runs.machine import free_gb
 from runs.manage import size_text
 from runs.paths import data_root
@@ -42,7 +42,7 @@ def of(
     spec = with_intervals(spec, images, captions)
     steps, count = planned_steps(spec, images), sum(images.values())
     seen = max(1, int(measured.get("images") or 1))
-    by_epoch = 0 if spec.max_train_steps or not spec.save_every_n_epochs else spec.epochs // spec.save_every_n_epochs
+    by_epoch = (steps - 1) // interval if (interval := epochs_interval(spec, images)) else 0
     every, drawn = spec.save_every_n_steps or 0, spec.sample_every_n_steps or 0
     saves = (steps // every if every else 0) + by_epoch + 1
     pictures = steps // drawn * len(samples(spec)) if drawn else 0

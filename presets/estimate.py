@@ -120,13 +120,12 @@ def whole(run: Mapping[str, Any], images: Mapping[str, int]) -> dict[str, Any]:
     run = _settled(run)[1]
     steps = planned_steps(run, images)
     step_s, start_s, source = table_time(run)
-    prompts = len(run.get("prompts") or []) or 1
-    seconds = start_s + steps * step_s + samples_s(run, prompts, step_s, steps)
+    seconds = start_s + steps * step_s + samples_s(run, len(run.get("prompts") or []) or 1, step_s, steps)
     return {
         "steps": steps,
         "seconds": round(seconds),
         "time_source": source,
-        "disk_bytes": disk(run, sum(images.values()), steps),
+        "disk_bytes": disk(run, images),
         "cost": cost(run, seconds),
     }
 
@@ -137,13 +136,14 @@ def cost(run: Mapping[str, Any], seconds: float) -> float | None:
     return price * seconds / 3600 if price else None
 
 
-def disk(run: Mapping[str, Any], images: int, steps: int = 0) -> dict[str, float]:
+def disk(run: Mapping[str, Any], images: Mapping[str, int]) -> dict[str, float]:
     """Bytes that a run writes: {"checkpoints": training states, "LoRAs": saved files, "caches": latents and captions,
-    "samples": of a run with so many steps}."""
+    "samples": sample images}. images: their number by folder."""
     _, run, flags, shape = _settled(run)
     parameters = run["rank"] * shape["lora_sides"]
-    every = run["save_every_n_epochs"]
-    by_epoch = 0 if run.get("max_train_steps") or not every else run["epochs"] // every
+    steps = planned_steps(run, images)
+    every = run["save_every_n_epochs"] * planned_steps({**run, "max_train_steps": None, "epochs": 1}, images)
+    by_epoch = (steps - 1) // every if every else 0  # the last one is that of the end
     state = parameters * (4 + _optimizer_bytes(flags))
     latent = (run["resolution"] / 8) ** 2 * 16 * 4
     text = shape["text_tokens"] * shape["text_width"] * 4
@@ -153,7 +153,7 @@ def disk(run: Mapping[str, Any], images: int, steps: int = 0) -> dict[str, float
         # Of the newest steps and of the newest epochs, and one that is being written before an old one is deleted
         "checkpoints": state * (run["keep_states"] + min(by_epoch, run["keep_states"]) + 1),
         "LoRAs": parameters * (4 if run["mixed_precision"] == "no" else 2) * (by_epoch + run["keep_states"] + 1),
-        "caches": images * (latent + text),
+        "caches": sum(images.values()) * (latent + text),
         "samples": pictures * run["resolution"] ** 2 * PNG_BYTES,
     }
 

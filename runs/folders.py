@@ -5,6 +5,7 @@ incomplete run and changes nothing that existed before.
 """
 
 import glob
+import importlib.util
 import os
 import shutil
 import sys
@@ -72,7 +73,7 @@ def create(
                         dataset.ingest(sources, new, on_note, masks.supported(spec.backend))
                     made_data = True
                 count = dataset.counts(data)
-                spec = with_intervals(spec, count, [source.caption for source in sources])
+                spec = with_intervals(spec, count, dataset.read_captions(spec.slug).values())
                 env_file.forget(folder)  # of an earlier run of this name whose folder was deleted by hand
                 save(work, spec, folder)
                 if spec.secrets:
@@ -149,11 +150,16 @@ def with_intervals(spec: "RunSpec", images: Mapping[str, int], captions: Iterabl
         if not spec.prompts and not first:
             first = next((text for one in captions if (text := dataset.one_line(one).replace("--", " "))), "")
             found["prompts"] = [first] if first else []
-        epoch = planned_steps(spec.model_copy(update={"epochs": 1, "max_train_steps": None}), images)
-        save = epoch * spec.save_every_n_epochs
+        save = epochs_interval(spec, images)
         every = _sample_interval(steps, save if 0 < save <= steps else steps)
         found["sample_every_n_steps"] = every if spec.prompts or first else 0
     return spec.changed(**found) if found else spec
+
+
+def epochs_interval(spec: "RunSpec", images: Mapping[str, int]) -> int:
+    """The steps between LoRAs that are saved by epochs; 0 where none are."""
+    epoch = spec.model_copy(update={"epochs": 1, "max_train_steps": None})
+    return spec.save_every_n_epochs * planned_steps(epoch, images)
 
 
 def _sample_interval(total: int, save: int) -> int:
@@ -269,6 +275,10 @@ def problems(spec: "RunSpec", platform: str = sys.platform, ask: bool = False) -
         found.append(Fault("backend", f"{checkout.name} is not installed at {checkout.path()}; {fix}"))
     elif not _launcher_found(spec, platform):
         found.append(Fault("backend", f"no accelerate for the {spec.backend} backend; {INSTALL[spec.backend]}"))
+    own = checkout is None and not any(map(os.environ.get, ("TRAINER_PYTHON", "ACCELERATE")))
+    if own and spec.trackers in ("tensorboard", "wandb") and importlib.util.find_spec(spec.trackers) is None:
+        fix = f"run {sys.executable} -m pip install {spec.trackers}, or choose none"
+        found.append(Fault("trackers", f"{spec.trackers} is not installed; {fix}"))
     data = datasets_dir() / spec.slug
     images = dataset.images_in(data)
     if not images:
@@ -278,16 +288,16 @@ def problems(spec: "RunSpec", platform: str = sys.platform, ask: bool = False) -
         text = f"{model['name']} learns from pairs; set the folder that has a control image for each image"
         found.append(Fault("control_dir", text))
     elif model["control"]:
-        inside = (image.relative_to(data) for image in images)  # an image with a weight is in a folder of its own
-        stems = (Path(weight_of(path.parent.as_posix())[1]) / path.stem for path in inside)
-        found += [fault] if (fault := unpaired(spec, stems)) else []
+        inside = (image.relative_to(data) for image in images)
+        found += [fault] if (fault := unpaired(spec, inside)) else []
     return found
 
 
-def unpaired(spec: "RunSpec", stems: Iterable[Path]) -> Fault | None:
-    """The first image without a control image; None without a folder of them. stems: the images' names in the data set."""
+def unpaired(spec: "RunSpec", images: Iterable[Path]) -> Fault | None:
+    """The first image without a control image; None without a folder of them. images: their paths in the data set."""
     folder = Path(spec.control_dir).expanduser().absolute()
-    for stem in stems if spec.control_dir else ():
+    for image in images if spec.control_dir else ():
+        stem = Path(weight_of(image.parent.as_posix())[1]) / image.stem  # one with a weight is in a folder of its own
         if not any((folder / stem.parent).glob(f"{glob.escape(stem.name)}.*")):
             text = f"No control image {stem.as_posix()}.* in {folder}; add one for each image, under the same name"
             return Fault("control_dir", text)

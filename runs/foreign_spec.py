@@ -64,6 +64,8 @@ def convert(found: Settings, tier: str = "") -> Settings:
         RunError: it trains something that Hangproof cannot train.
     """
     out = copy.deepcopy(found)
+    if {"model", "tier", "backend"} <= out.flags.keys():
+        raise RunError("This is the run.toml of a run of Hangproof. Choose the train.sh and dataset.toml beside it")
     # It is no data set alone
     whole = bool(out.script or out.flags.keys() & {*MAIN_FLAGS, "network_module", "network_dim"})
     if whole:

@@ -49,19 +49,17 @@ def earlier(spec: Mapping[str, Any]) -> Speed | None:
 @functools.lru_cache(maxsize=512)
 def _read(folder: Path, stamps: tuple[int, ...]) -> tuple[dict[str, Any], Speed | None]:
     """The fields of a run that `earlier` compares, and its speed; None where it has none."""
-    from datetime import datetime
-
     try:
         fields = tomllib.loads((folder / "run.toml").read_text(encoding="utf-8"))
         status = json.loads((folder / "status.json").read_text(encoding="utf-8"))
         step, step_s, at = int(status["step"]), float(status["step_s"] or 0), str(status["updated_at"])
         whole = status["state"] == "completed" and status["restarts"] == 0
-        took = datetime.fromisoformat(at) - datetime.fromisoformat(status["started_at"])
+        took_s = float(status["elapsed_s"])  # without a pause, and the days before it was trained longer
     except (OSError, ValueError, KeyError, TypeError):
         return {}, None
     if step < MIN_STEPS or step_s <= 0:
         return {}, None
-    other_s = max(0.0, took.total_seconds() - step * step_s) if whole else None
+    other_s = max(0.0, took_s - step * step_s) if whole else None
     return _compared(fields), Speed(str(fields.get("name", folder.name)), step_s, other_s, at)
 
 

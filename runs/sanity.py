@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import presets
 from presets.estimate import GB, disk, estimate
-from presets.steps import held_out
-from runs.command import number, tier_flags
+from presets.steps import Images, held_out
+from runs.command import dataset_tables, number, tier_flags
 from runs.dataset import shown_per_epoch
 from runs.files import Fault
 
@@ -35,14 +35,14 @@ class Finding(Fault):
 
 def judge(
     spec: "RunSpec",
-    images: Mapping[str, int],
+    images: Images,
     machine: "Machine | None",
     sizes: Sequence[tuple[int, int]] = (),
 ) -> list[Finding]:
     """What makes no sense in a run; impossible values first.
 
     Args:
-        images: their number by folder. machine: None when it is not known.
+        images: as in runs.folders.planned_steps. machine: None when it is not known.
         sizes: width and height of the images, where they are known.
     """
     known = facts(spec, images, machine, sizes)
@@ -63,9 +63,7 @@ def holds(rule: Mapping[str, Any], known: Mapping[str, Any]) -> bool:
     )
 
 
-def facts(
-    spec: "RunSpec", images: Mapping[str, int], machine: "Machine | None", sizes: Sequence[tuple[int, int]] = ()
-) -> Facts:
+def facts(spec: "RunSpec", images: Images, machine: "Machine | None", sizes: Sequence[tuple[int, int]] = ()) -> Facts:
     """What the rules are about, by name; numbers, and true or false for `is`."""
     settings = presets.models()[spec.model]["settings"]
     scheduler = {"lr_scheduler": "constant", **tier_flags(spec), **spec.extra}["lr_scheduler"] or "constant"
@@ -76,12 +74,21 @@ def facts(
         "needless_warmup": spec.backend != "diffusers"
         and number(spec.extra.get("lr_warmup_steps")) > 0
         and scheduler == "constant",
+        **_ignored(spec),
         "swaps_blocks": spec.backend != "musubi" and bool(number(spec.extra.get("blocks_to_swap"))),
     }
     known |= _rate(spec) | _length(spec, images, sizes) | _memory(spec, machine)
     if "disk_gb" in known and "free_disk_gb" in known:
         known["disk_share"] = known["disk_gb"] / max(0.001, known["free_disk_gb"])
     return known
+
+
+def _ignored(spec: "RunSpec") -> Facts:
+    """The extra options that have no effect, because `dataset.toml` sets the same, and decides."""
+    tables = dataset_tables(spec)
+    decides = {**tables["general"], **tables["datasets"][0]}
+    ignored = [flag for flag, value in spec.extra.items() if decides.get(flag, value) != value]
+    return {"ignored": ", ".join(ignored), "is_ignored": bool(ignored)}
 
 
 def _rate(spec: "RunSpec") -> Facts:
@@ -96,14 +103,15 @@ def _rate(spec: "RunSpec") -> Facts:
     return {"optimizer": optimizer, "rate": rate, "usual_rate": usual, "rate_share": rate / usual}
 
 
-def _length(spec: "RunSpec", images: Mapping[str, int], sizes: Sequence[tuple[int, int]]) -> Facts:
+def _length(spec: "RunSpec", images: Images, sizes: Sequence[tuple[int, int]]) -> Facts:
     """Steps, how often each image is used, what is saved, and the size of the images."""
     from runs.folders import planned_steps
 
-    count = sum(images.values())
+    counts = {name: found if isinstance(found, int) else len(found) for name, found in images.items()}
+    count = sum(counts.values())
     if not count:
         return {}
-    steps, samples = planned_steps(spec, images), shown_per_epoch(images, spec.repeats)
+    steps, samples = planned_steps(spec, images), shown_per_epoch(counts, spec.repeats)
     per_epoch = planned_steps(spec.model_copy(update={"max_train_steps": None, "epochs": 1}), images)
     known: Facts = {
         "images": count,
@@ -113,13 +121,13 @@ def _length(spec: "RunSpec", images: Mapping[str, int], sizes: Sequence[tuple[in
         "views": steps / per_epoch * samples / count,
         "no_checkpoint": (spec.save_every_n_steps or 0) > steps
         or (spec.save_every_n_steps == 0 and not spec.save_every_n_epochs),
-        "held_out": sum(held_out(images, spec.validation_split, spec.backend).values()),
+        "held_out": sum(held_out(counts, spec.validation_split, spec.backend).values()),
     }
     if sizes:
         width, height = max(sizes, key=lambda size: size[0] * size[1])
         known |= {"largest_width": width, "largest_height": height}
         known["enlarged"] = spec.resolution / max(1.0, math.sqrt(width * height))
-    return known | {"disk_gb": sum(disk(spec.model_dump(), count).values()) / GB}
+    return known | {"disk_gb": sum(disk(spec.model_dump(), counts).values()) / GB}
 
 
 def _memory(spec: "RunSpec", machine: "Machine | None") -> Facts:

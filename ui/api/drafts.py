@@ -7,7 +7,7 @@ from typing import Any, Literal
 import presets
 from runs.files import RunError
 from ui.dataset import bulk, captioning, doctor, draft, images, imports
-from ui.new import form, run_starts
+from ui.new import form, run_starts, script_editor
 
 PAGE = 100  # images of one answer
 MOST_LISTED = 1000
@@ -48,10 +48,11 @@ def set_settings(draft_id: str, settings: dict) -> dict[str, Any]:
 
 
 def review_draft(draft_id: str) -> dict[str, Any]:
-    """The settings of a draft, the warnings, and `problems`: what keeps it from being started now."""
+    """The settings of a draft, the planned `steps`, the warnings, and `problems`: what keeps it from being started now."""
     found = form.reviewed(_known(draft_id))
     problems = [form.shown(fault) for fault in (*found.missing, *found.faults)]
-    return {"settings": found.values, "problems": problems, "warnings": [form.shown(fault) for fault in found.warnings]}
+    steps, warnings = script_editor.reviewed(draft_id, found).steps, [form.shown(fault) for fault in found.warnings]
+    return {"settings": found.values, "steps": steps, "problems": problems, "warnings": warnings}
 
 
 def list_images(

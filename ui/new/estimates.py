@@ -1,5 +1,7 @@
 """Time, GPU memory and disk space of the run, beside its steps, and what each estimate is based on."""
 
+from collections.abc import Mapping
+
 import presets
 import runs
 from presets.estimate import cost, disk, estimate, samples_s, table_time
@@ -12,16 +14,15 @@ from ui.new.form import Review
 
 def html(review: Review) -> str:
     """The estimates as HTML; "" without images or with invalid fields."""
-    count, spec, steps = sum(review.images.values()), review.spec, review.steps
-    if not count or spec is None:
+    if not sum(review.images.values()) or (spec := review.spec) is None:
         return ""
     machine = this_machine(spec.backend)
-    seconds, source = time_of(spec, steps)
+    seconds, source = time_of(spec, review.steps)
     lines = {
         "Time": _time(spec, seconds, source, machine),
         "Cost": _cost(spec, seconds),
         "GPU memory": _memory(spec, machine),
-        "Disk": _disk(spec, count, steps),
+        "Disk": _disk(spec, review.images),
         "Samples": _samples(spec),
     }
     rows = "".join(f"<div><dt>{name}</dt><dd>{text}</dd></div>" for name, text in lines.items() if text)
@@ -79,8 +80,8 @@ def _memory(spec: "runs.RunSpec", machine: Machine) -> str:
     return f"{text} <span>({esc(found['note'])})</span>"
 
 
-def _disk(spec: "runs.RunSpec", images: int, steps: int) -> str:
-    written = disk(spec.model_dump(), images, steps)
+def _disk(spec: "runs.RunSpec", images: Mapping[str, int]) -> str:
+    written = disk(spec.model_dump(), images)
     download, folder = weights.to_download(spec)
     parts = {**({"model download": download} if download else {}), **written}
     named = ", ".join(f"{name} {size_text(count)}" for name, count in parts.items())
@@ -102,10 +103,12 @@ def _disk(spec: "runs.RunSpec", images: int, steps: int) -> str:
 
 
 def _samples(spec: "runs.RunSpec") -> str:
-    if not spec.sample_every_n_steps:
+    epochs = spec.extra.get("sample_every_n_epochs")  # which decides, where both are set
+    if not (spec.sample_every_n_steps or epochs):
         if spec.sample_every_n_steps == 0 and not spec.prompts and not spec.trigger.strip():
             return "none: there is no trigger word, prompt or caption to draw"
         return "off"
     prompt = (spec.prompts or [spec.trigger])[0]
     more = f" and {len(spec.prompts) - 1} more" if len(spec.prompts) > 1 else ""
-    return f"every {spec.sample_every_n_steps:,} steps <span>(“{esc(prompt)}”{more})</span>"
+    when = f"{epochs} epochs" if epochs else f"{spec.sample_every_n_steps:,} steps"
+    return f"every {esc(when)} <span>(“{esc(prompt)}”{more})</span>"

@@ -9,15 +9,17 @@ values from each other. Labels and help texts are in runs/fields.py; defaults co
 import contextlib
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import presets
+from jobs import queue
 from monitor.phrases import count
+from presets.steps import held_out
 from runs import env_file, weights
-from runs.command import samples
+from runs.command import samples, world
 from runs.dataset import shown_per_epoch, too_often
 from runs.fields import EMPTY, HEAD, KEYS, LABELS, LENGTH, MACHINES, MORE, SAMPLES, SUBJECT
 from runs.files import Fault, RunError
@@ -138,7 +140,8 @@ def review(
         faults.append(Fault("images", many))
     if spec is not None:
         refused = any(fault.field == "extra" for fault in faults)
-        findings = [one for one in judge(spec, images, machine, sizes) if not (refused and one.field == "extra")]
+        known = bucket_preview.by_folder(spec, items) if items else images
+        findings = [one for one in judge(spec, known, machine, sizes) if not (refused and one.field == "extra")]
         taken = None if any(fault.field == "name" for fault in missing) else name_fault(spec)
         found = [*([taken] if taken else []), *(one for one in problems(spec, ask=ask) if one.field != "images")]
         try:
@@ -280,18 +283,22 @@ def plan(review: Review) -> str:
         return '<p class="hp-plan">Add images in step 1 to see the number of training steps.</p>'
     if spec is None:
         return '<p class="hp-plan">The number of training steps appears here once the errors below are fixed.</p>'
+    held = held_out(review.images, spec.validation_split, spec.backend)
+    left = {name: number - held[name] for name, number in review.images.items()}
     parts = [f"{count:,} image{'s' * (count != 1)}"]
+    parts[0] += f", {sum(held.values())} held out" * any(held.values())
     if not spec.max_train_steps:
-        shown_images = shown_per_epoch(review.images, spec.repeats)
-        if shown_images == count * spec.repeats:
+        shown_images = shown_per_epoch(left, spec.repeats)
+        if shown_images == sum(left.values()) * spec.repeats:
             parts.append(f"{spec.repeats} repeat{'s' * (spec.repeats != 1)}")
         else:  # subsets with their own repeats, images with a weight
             parts = [f"{parts[0]}, shown {shown_images:,} times an epoch"]
         parts.append(f"{spec.epochs} epoch{'s' * (spec.epochs != 1)}")
-    batch = spec.batch_size * spec.gradient_accumulation
-    parts += [f"batch {batch}"] * (batch > 1)
+    batch = spec.batch_size * spec.gradient_accumulation * world(spec)
+    size = f"{', ' if spec.max_train_steps else ' ÷ '}batch {batch}" * (batch > 1)
+    equals = ":" if spec.max_train_steps else " ="
     note = " With one image, the LoRA memorizes that image. Use 10 to 30 images." if count == 1 else ""
-    return f'<p class="hp-plan">{" × ".join(parts)} = <strong>{review.steps:,} steps</strong>.{note}</p>'
+    return f'<p class="hp-plan">{" × ".join(parts)}{size}{equals} <strong>{review.steps:,} steps</strong>.{note}</p>'
 
 
 def findings(review: Review) -> str:
@@ -382,8 +389,10 @@ def current(draft_id: str) -> dict[str, Any]:
 def reviewed(draft_id: str, ask: bool = False) -> Review:
     """The draft's settings and images as they are, parsed and judged. Raises as `current`. ask: as in runs.folders.problems."""
     values, items = current(draft_id), draft.items(draft_id)
-    sizes = [item.trained_size for item in items]
-    return review(values, draft.counts(draft_id), this_machine(values["backend"]), sizes, ask, items)
+    sizes, machine = [item.trained_size for item in items], this_machine(values["backend"])
+    if machine.vram_free_gb is not None and queue.under_way():  # the next run starts when that one has freed its memory
+        machine = replace(machine, vram_free_gb=None)
+    return review(values, draft.counts(draft_id), machine, sizes, ask, items)
 
 
 def proposal(draft_id: str, values: Mapping[str, Any]) -> Proposal | None:

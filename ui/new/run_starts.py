@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import runs
+from runs.dataset import folder_names
 from runs.files import Fault, RunError
 from ui.dataset import captioning, draft, imports
 from ui.new import form, script_editor
@@ -37,19 +38,26 @@ def start(draft_id: str) -> tuple[Path, list[str]]:
     """
     spec, warnings = checked(draft_id)
     spec, rehearsed = script_editor.for_run(draft_id, spec), rehearsal_folder(draft_id)
+    ask(draft_id, spec)
+    folder, messages = create(draft_id, spec)
+    if rehearsed.is_dir():
+        from launch import rehearse
+
+        rehearse.hand_on(rehearsed, folder)
+    return begin(folder, [*warnings, *messages])
+
+
+def ask(draft_id: str, spec: "runs.RunSpec") -> None:
+    """Raise RunError, the first time, where a person may have overlooked something: see `start`."""
     questions = [form.undescribed(spec.trigger, draft.items(draft_id))]
     if captioning.running(draft_id):
         questions.append("Captions are still being written; the run would have those of this moment")
-    if rehearsed.is_dir():
+    if (rehearsed := rehearsal_folder(draft_id)).is_dir():
         from launch import rehearse
 
         questions.append(rehearse.objection(rehearsed, spec))
     if text := actions.ask_once(draft.folder(draft_id), *questions):
         raise RunError(text)
-    folder, messages = create(draft_id, spec)
-    if rehearsed.is_dir():
-        rehearse.hand_on(rehearsed, folder)
-    return begin(folder, [*warnings, *messages])
 
 
 def begin(folder: Path, messages: list[str]) -> tuple[Path, list[str]]:
@@ -73,8 +81,9 @@ def checked(draft_id: str) -> tuple["runs.RunSpec", list[str]]:
     found = form.reviewed(draft_id, ask=True)
     if found.missing or found.faults or found.spec is None:
         raise RunError([*found.missing, *found.faults])
-    stems = (Path(item.folder) / Path(item.file).stem for item in draft.items(draft_id))
-    if fault := _store_fault(found.spec) or unpaired(found.spec, stems):
+    names = folder_names((item.folder, item.weight) for item in found.items)
+    images = (Path(name) / item.file for name, item in zip(names, found.items, strict=True))
+    if fault := _store_fault(found.spec) or unpaired(found.spec, images):
         raise RunError([fault])
     return found.spec, [f"Warning: {form.shown(warning)}" for warning in found.warnings]
 

@@ -1,5 +1,6 @@
 """What the page says of a draft's settings: the plan of step 3, the proposed length, and the notes on the model."""
 
+from dataclasses import replace
 from typing import Any
 
 import presets
@@ -35,7 +36,7 @@ def said(draft_id: str, found: form.Review) -> tuple[Any, ...]:
     tier, backend = presets.tiers().get(values["tier"]), form.BACKENDS.get(values["backend"])
     return (
         plan,
-        _propose(draft_id, values),
+        _propose(draft_id, found),
         model_note.html(values, found.spec) + fetched,
         *(gr.update(choices=one) for one in model_note.choices(values).values()),
         gr.update(label=f"{GPU}: {tier['label']}, {backend}" if tier and backend else GPU),
@@ -52,12 +53,16 @@ def unreadable(error: Exception) -> tuple[Any, ...]:
     return f'<p class="hp-plan hp-warn">{esc(error)}</p>', *[gr.skip()] * 8
 
 
-def _propose(draft_id: str, values: dict[str, Any]) -> dict[str, Any]:
+def _propose(draft_id: str, review: form.Review) -> dict[str, Any]:
     """The button that lets the length follow the number of images again; hidden while it does."""
     import gradio as gr
 
+    values = review.values
     found = None if str(values["max_train_steps"] or "").strip() else form.proposal(draft_id, values)
     if found is None or not found.steps or (values["repeats"], values["epochs"]) == (found.repeats, found.epochs):
         return gr.update(visible=False)
+    if review.spec is not None:  # as the plan counts them: without held-out images, each bucket by itself
+        spec = review.spec.changed(repeats=found.repeats, epochs=found.epochs)
+        found = replace(found, steps=replace(review, spec=spec).steps)
     label = f"{found.repeats} repeat{'s' * (found.repeats != 1)} × {found.epochs} epoch{'s' * (found.epochs != 1)}"
     return gr.update(visible=True, value=f"Use proposed: {label} = {found.steps:,} steps")

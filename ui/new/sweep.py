@@ -12,7 +12,7 @@ import runs
 from runs import env_file
 from runs.files import Fault, RunError
 from runs.sweep import MOST, SHORT, Sweep
-from ui.dataset import draft
+from ui.dataset import bucket_preview, draft
 from ui.dataset.draft import OUT_OF_DATE
 from ui.new import form, run_starts, script_editor
 from ui.run import fold
@@ -43,13 +43,13 @@ def _specs(draft_id: str, texts: dict[str, str]) -> tuple[list["runs.RunSpec"], 
 def plan(draft_id: str, texts: dict[str, str]) -> dict[str, Any]:
     """What the values would make: {"runs": names, "steps": of all runs together}. RunError: why it cannot be made."""
     specs, _ = _specs(draft_id, texts)
-    counts = draft.counts(draft_id)
-    steps = sum(runs.planned_steps(spec, counts) for spec in specs) if sum(counts.values()) else 0
+    items = draft.items(draft_id)
+    steps = sum(runs.planned_steps(spec, bucket_preview.by_folder(spec, items)) for spec in specs) if items else 0
     return {"runs": [spec.name for spec in specs], "steps": steps}
 
 
 def start(draft_id: str, texts: dict[str, str]) -> Sweep:
-    """Make the runs and put them into the queue.
+    """Make the runs and put them into the queue; what Start asks first, this asks too (run_starts.ask).
 
     Raises:
         RunError: a field, a value or an image is wrong, or a name is taken.
@@ -64,6 +64,8 @@ def start(draft_id: str, texts: dict[str, str]) -> Sweep:
         if fault := runs.folders.name_fault(spec):
             raise RunError([fault])
     base, _ = run_starts.checked(draft_id)
+    run_starts.ask(draft_id, base)
+    specs = [spec.changed(prompts=base.prompts) for spec in specs]  # all draw the same, also where that is a caption
     first, _ = run_starts.create(draft_id, specs[0])
     data = runs.datasets_dir() / first.name
     made = sweep.create(base.name, specs, values, data, [first])

@@ -7,6 +7,7 @@ presets/templates.toml; the others are one file each in the data folder's `templ
 name, so that no name is a path. A template replaces another one only on purpose.
 """
 
+import functools
 import hashlib
 import json
 from collections.abc import Callable, Mapping
@@ -296,13 +297,14 @@ def draw(draft_id: str) -> None:
         shown = table("What changes", ["Field", "Now", "Then"], rows)
         says = f"<h4>What changes in the form</h4>{shown}" if rows else "<p>The form has these settings already.</p>"
         there = gr.update(visible=bool(folders), choices=folders, value=folders[0] if folders else None)
-        wanted = {key: values[key] for key in found}
         shows = f'<div class="hp-setup-preview"><h3>{esc(title)}</h3>{says}{more}</div>'
-        return ["", shows, gr.update(visible=bool(rows)), there, gr.update(visible=bool(folders)), wanted]
+        # All of them: a field that is the same now may follow the base model, which can be another one then
+        return ["", shows, gr.update(visible=bool(rows)), there, gr.update(visible=bool(folders)), values]
 
     def safely(act: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
         """A handler of `shown`, and of what it shows more, that explains an error."""
 
+        @functools.wraps(act)
         def handler(*given: Any) -> list[Any]:
             try:
                 return act(*given)
@@ -344,8 +346,10 @@ def draw(draft_id: str) -> None:
         return of_changes(title, more, values, [path for path, problem in folders.items() if not problem])
 
     def on_use(values: dict[str, Any]) -> list[Any]:
+        before = form.current(draft_id)
         form.save(draft_id, values, typed=True)
-        return nothing(f"{len(values)} field{'s were' if len(values) != 1 else ' was'} changed.")
+        number = len(changes(form.current(draft_id), before))
+        return nothing(f"{number} field{'s were' if number != 1 else ' was'} changed.")
 
     def on_add(path: str) -> str:
         try:

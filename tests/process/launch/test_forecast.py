@@ -40,11 +40,11 @@ def test_a_run_by_epochs_without_a_gpu_a_price_or_samples(data):
     none = dict.fromkeys(("gpu_bytes", "gpu_total_bytes", "sample_s"))
     found = forecast.of({**MEASURED, **none, "images": 0, "state_bytes": 10**18}, made, {"": 4})
     assert found["steps"] == 40 and found["cost"] is None and found["parts_s"]["samples"] == 0
-    assert found["parts_s"]["checkpoints"] == 6 * 3.0 and found["parts_s"]["encoding"] == 20 + 3 * 0.5
+    assert found["parts_s"]["checkpoints"] == 5 * 3.0 and found["parts_s"]["encoding"] == 20 + 3 * 0.5
     assert round(found["disk_bytes"] / 1e18) == 3 + 3 + 1 and [one.split()[0] for one in found["warnings"]] == ["The"]
     text = "\n".join(forecast.lines(found))
     assert "Cost" not in text and "GPU" not in text and "Free some disk space." in text
     roomy = {**MEASURED, "gpu_bytes": 10**10, "gpu_before_bytes": 10**9}
     roomy = forecast.of(roomy, made.changed(price_per_hour=1.0), {"": 4})
     assert roomy["warnings"] == [] and "(1.0 GB was in use before)." in "".join(forecast.lines(roomy))
-    assert forecast.of(MEASURED, made.changed(max_train_steps=8), {"": 4})["parts_s"]["checkpoints"] == 3.0
+    assert forecast.of(MEASURED, made.changed(max_train_steps=9), {"": 4})["parts_s"]["checkpoints"] == 2 * 3.0

@@ -38,17 +38,18 @@ def test_samples_take_time_for_each_prompt_and_denoising_step():
 
 
 def test_the_disk_space_counts_states_loras_and_caches():
-    small = disk({"tier": "20G"}, 20)
+    small = disk({"tier": "20G"}, {"": 20})
     assert 0.02e9 < small["LoRAs"] < 2e9 and small["checkpoints"] > small["LoRAs"] / 4
-    assert disk({"tier": "20G", "rank": 64}, 20)["LoRAs"] == pytest.approx(16 * small["LoRAs"])
-    assert disk({"tier": "20G", "keep_states": 10}, 20)["checkpoints"] > small["checkpoints"]
-    assert disk({"tier": "20G"}, 40)["caches"] == pytest.approx(2 * small["caches"])
-    assert disk({"tier": "20G", "resolution": 1024}, 20)["caches"] > small["caches"]
+    assert disk({"tier": "20G", "rank": 64}, {"": 20})["LoRAs"] == pytest.approx(16 * small["LoRAs"])
+    assert disk({"tier": "20G", "keep_states": 10}, {"": 20})["checkpoints"] > small["checkpoints"]
+    assert disk({"tier": "20G"}, {"": 40})["caches"] == pytest.approx(2 * small["caches"])
+    assert disk({"tier": "20G", "resolution": 1024}, {"": 20})["caches"] > small["caches"]
     # Of a real run of 60 steps of the tiny model, rank 4 (two CPU cores, 22 November 2026).
     run = {"model": "tiny-flux", "tier": "16G", "epochs": 10, "save_every_n_epochs": 4, "mixed_precision": "no"}
-    found = disk(run, 6)
+    found = disk(run, {"": 6})
     assert 6 * 202_696 / 3 < found["LoRAs"] < 6 * 202_696 * 3
     assert 6 * 330_000 / 4 < found["checkpoints"] < 6 * 330_000 * 3
+    assert disk({**run, "max_train_steps": 600}, {"": 6}) == found, "10 epochs, too"
 
 
 # GB of PyTorch in training at 512 and 1,024 pixels on an H200 (docs/measurements.md); CUDA took another 0.8.

@@ -108,7 +108,7 @@ def test_a_new_run_of_each_model_has_its_trainer_and_settings(tmp_path, data, mo
         folder = runs.create(one, images)
         assert runs.load(folder).backend == one.backend
         assert estimate(one.model_dump())["peak_gb"] > 0 and table_time(one.model_dump())[0] > 0
-        assert all(size > 0 for part, size in disk(one.model_dump(), 10).items() if part != "samples")
+        assert all(size > 0 for part, size in disk(one.model_dump(), {"": 10}).items() if part != "samples")
 
 
 def test_the_settings_of_a_family_make_sense_and_raise_no_warning():

@@ -157,6 +157,13 @@ def test_missing_model_files_are_named_before_a_start(tmp_path, data, monkeypatc
     assert any("no images" in line for line in found)
 
 
+def test_a_tracker_that_is_not_installed_is_named_before_a_start(data, monkeypatch):
+    for there, expected in ((None, ["trackers"]), (Mock(), [])):
+        monkeypatch.setattr("importlib.util.find_spec", lambda name, there=there: there)
+        found = runs.problems(spec(backend="diffusers", model="tiny-flux", trackers="wandb"))
+        assert [one.field for one in found if one.field != "images"] == expected
+
+
 def test_a_run_is_trained_longer(tmp_path, data):
     folder = runs.create(spec(epochs=4), pictures(tmp_path / "in"))
     assert runs.longer(runs.load(folder).model_dump()) == ("epochs", 4)
@@ -189,6 +196,9 @@ def test_a_new_run_has_states_every_tenth_of_it_and_pictures_where_there_is_some
     text = (folder / "train.sh").read_text()
     assert "--sample_every_n_steps 60" in text and "--save_every_n_steps 60" in text
     assert (folder / "sample_prompts.txt").read_text().startswith("tok --w")
+    shutil.rmtree(folder)
+    of_its_captions = runs.create(open_spec(trigger=""), runs.datasets_dir() / folder.name)
+    assert (of_its_captions / "sample_prompts.txt").read_text().startswith("tok --w")
     for fields, sample, save in (
         ({"trigger": ""}, 0, 48),
         ({"sample_every_n_steps": 7}, 7, 48),

@@ -7,6 +7,7 @@ import pytest
 from foreign_helpers import GUI, example, imported, row
 
 import presets
+import runs
 from runs import foreign
 from runs.files import RunError
 from runs.foreign import CHECKBOXES, MAX_FILES, MAX_FLAGS, MAX_SCRIPT, SHOWN, ImageFolder, Row, Settings, read
@@ -52,6 +53,7 @@ def test_what_cannot_be_imported_says_why():
         ("[[datasets]\n", "not valid TOML"),
         ("config: {process: [{model: {arch: unheard-of}}]}", "no base model"),
         ("python train_db.py --learning_rate 1", "no base model for this script"),
+        (runs.dumps(runs.make({"name": "cat"})), "Choose the train.sh and dataset.toml beside it"),
         ("x\0y", "NUL"),
         ("x" * (MAX_SCRIPT + 1), "larger than"),
         ('{"LoRA_type": ' + "[" * 20000, "nested too deeply"),

@@ -18,7 +18,9 @@ def test_a_draft_of_the_api_follows_its_model_and_images_as_on_the_page(data, mi
     for one in (made, mine):
         add_photos(one, tmp_path, 4)
         form.save(one, {"model": "sd15"}, typed=one == mine)
-    assert drafts.review_draft(made)["settings"] == form.current(mine)
+    found = drafts.review_draft(made)
+    assert (found["settings"], found["steps"]) == (form.current(mine), form.reviewed(mine).steps)
+    assert 1500 <= found["steps"] <= 2500
     with pytest.raises(RunError, match="There is no setting 'rnak'; use some of name, trigger"):
         drafts.set_settings(made, {"rnak": 4})
     with pytest.raises(RunError, match="rank: a setting is a text, a number or null"):

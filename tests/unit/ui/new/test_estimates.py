@@ -14,6 +14,8 @@ def test_cost_time_and_disk_are_beside_memory(data):
     spec, text = review.spec, estimates.html(review)
     seconds, source = estimates.time_of(spec, runs.planned_steps(spec, {"": 20}))
     assert f"about {0.5 * seconds / 3600:.2f}" in text and "spend limit of 0.1" in text and "RTX 4090" in source
+    by_epochs = estimates.html(form.review(values(flags="sample_every_n_epochs=2"), {"": 20}))
+    assert "every 400 steps" in text and "every 2 epochs" in by_epochs
     assert "samples" in text and "Cost" not in estimates.html(form.review(values(**fields), {"": 20}))
     found = whole(spec.model_dump(), {"": 18, "2_more": 1})
     assert found["steps"] == runs.planned_steps(spec, {"": 18, "2_more": 1})
@@ -22,7 +24,7 @@ def test_cost_time_and_disk_are_beside_memory(data):
 
 def test_an_earlier_run_gives_the_time_of_the_next_one(data, no_gpu):
     spec = runs.make({"name": "before", "model": "tiny-flux", "tier": "12G"})
-    times = {"step_s": 2.0, "started_at": "2026-01-01T00:00:00.000Z", "updated_at": "2026-01-01T00:20:00.000Z"}
+    times = {"step_s": 2.0, "elapsed_s": 1200.0, "updated_at": "2026-01-01T00:20:00.000Z"}
     folder = write_run(data, "before", state="completed", step=500, planned_steps=500, restarts=0, **times)
     (folder / "run.toml").write_text(runs.dumps(spec))
     # 2 s for each step, and the 200 s that the earlier run took besides its steps

@@ -11,6 +11,7 @@ from runs_helpers import picture, pictures
 
 import presets
 import runs
+from monitor.process.platform import LOCK, Lock
 from runs import folders
 from runs.files import Fault
 from runs.machine import Machine
@@ -112,10 +113,34 @@ def test_the_steps_of_a_review_are_computed_once(monkeypatch):
     assert (found.steps, found.steps, len(calls)) == (7, 7, 1)
 
 
+def test_a_warning_counts_the_batches_of_each_bucket_as_the_plan_does(mine, tmp_path):
+    drop(mine, photo(tmp_path / "a.png", 1), photo(tmp_path / "b.png", 2, size=(64, 96)))
+    form.save(mine, values(model="flux-dev", repeats=3, epochs=2, batch_size=2))
+    found = form.reviewed(mine)
+    assert found.steps == 8 and "only 8 steps" in str(found.warnings)
+
+
+def test_the_memory_that_a_run_under_way_uses_is_free_when_the_next_one_starts(data, mine, tmp_path, monkeypatch):
+    add_photos(mine, tmp_path, 2)
+    form.save(mine, values(model="flux-dev", tier="20G"))
+    machine = Machine("RTX 4090", 24.0, True, 62.7, 400.0, vram_free_gb=3.0)
+    monkeypatch.setattr(form, "this_machine", lambda *_: machine)
+    assert "RTX 4090 are free now" in str(form.reviewed(mine).warnings)
+    lock = Lock(data / "outputs" / "first" / LOCK)
+    assert lock.acquire() and "free now" not in str(form.reviewed(mine).warnings)
+    lock.release()
+
+
 def test_the_plan_counts_the_steps_and_findings_are_listed_with_labels():
     assert "<strong>320 steps</strong>" in form.plan(form.review(values(), {"": 2}))
     assert "<strong>48,000 steps</strong>" in form.plan(form.review(values(), {"": 300}))
     assert "Add images" in form.plan(form.review(values(), {"": 0}))
+    assert "× 16 epochs = <strong>32" in form.plan(form.review(values(repeats=1), {"": 2}))
+    several = values(batch_size=2, gradient_accumulation=3, validation_split="0.2")
+    shown = form.plan(form.review({**several, "gpus": 2}, {"": 10, "3_cat": 10}))
+    assert "20 images, 4 held out, shown 104 times an epoch × 16 epochs ÷ batch 12 = <strong>144 steps" in shown
+    shown = form.plan(form.review({**several, "max_train_steps": "70"}, {"": 10}))
+    assert "10 images, 2 held out, batch 6: <strong>70 steps" in shown
     found = form.findings(form.review(values(flags="<i>=1"), {"": 2}, GPU))
     assert 'class="hp-bad">Extra trainer options: ' in found and "&lt;i&gt;" in found and "<i>" not in found
     assert 'class="hp-warn">Learning rate: ' in form.findings(form.review(values(learning_rate="5"), {"": 2}, GPU))
@@ -239,6 +264,8 @@ def test_repeats_and_epochs_follow_the_images_until_one_of_them_is_typed(mine, t
     assert length(mine) == (24, 3)
     button = proposed(mine)
     assert button["visible"] and button["value"].startswith("Use proposed: 12 repeats × 20 epochs = 1,920 steps")
+    form.save(mine, {"validation_split": "0.25"}, typed=True)
+    assert proposed(mine)["value"].endswith(" = 1,440 steps"), "two are held out"
     form.save(mine, {"max_train_steps": "9"}, typed=True)
     assert not proposed(mine)["visible"]
     form.save(mine, {"max_train_steps": ""}, typed=True)

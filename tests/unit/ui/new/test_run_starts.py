@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pytest
 from configure_helpers import values
-from draft_helpers import add_photos, create_run, photo_folder
+from draft_helpers import add_photos, create_run, drop, photo, photo_folder
 
 import runs
 from launch import rehearse
-from runs.files import Fault
 from ui.dataset import draft, imports
 from ui.new import export, form, new_lora, run_starts, script_editor, summary, sweep
 
@@ -77,14 +76,23 @@ def test_what_cannot_start_is_reported_before_anything_is_created_and_a_warning_
     ):
         with pytest.raises(runs.RunError, match=message):
             create_run(mine, values(**{"rank": 4, "store": "", **given}))
-    with monkeypatch.context() as patch, pytest.raises(runs.RunError, match="No control image"):
-        patch.setattr("runs.folders.unpaired", lambda spec, stems: Fault("control_dir", "No control image"))
-        create_run(mine, values(store=""))
     assert runs.list_runs() == [] and len(draft.items(mine)) == 2
     folder, messages = create_run(mine, values(learning_rate="5"))
     assert runs.load(folder).learning_rate == 5
     warning = "Warning: Learning rate: Learning rate 5 is 25,000 times the usual"
     assert any(line.startswith(warning) for line in messages)
+
+
+def test_the_control_images_of_a_folder_have_its_name_in_the_run(data, mine, tmp_path, monkeypatch):
+    monkeypatch.setattr("ui.new.form.problems", lambda *_, **__: [])  # neither the model nor its trainer is here
+    drop(mine, (photo(tmp_path / "0.png"), "My photos/0.png"))
+    form.save(mine, {"name": "pairs", "trigger": "x", "model": "flux-kontext", "control_dir": str(tmp_path / "of")})
+    photo(tmp_path / "of" / "My photos" / "0.png")
+    with pytest.raises(runs.RunError, match=r"No control image My-photos/0\.\* in"):
+        run_starts.checked(mine)
+    (tmp_path / "of" / "My photos").rename(tmp_path / "of" / "My-photos")
+    folder, _ = run_starts.create(mine, run_starts.checked(mine)[0])
+    assert "control_dir" not in {fault.field for fault in runs.problems(runs.load(folder))}
 
 
 def test_one_image_is_accepted_with_a_warning(data, mine, tmp_path):

@@ -7,8 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from configure_helpers import DRAFT, FORM
-from draft_helpers import photo
-from hypothesis import HealthCheck, given, settings, strategies as st
+from draft_helpers import drawn, photo
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from runs.files import RunError
 from ui.dataset import draft
@@ -61,6 +62,16 @@ def test_of_many_windows_that_save_one_name_exactly_one_does():
         outcomes = list(pool.map(save, range(8)))
     assert sum("exists already" not in one for one in outcomes) == 1 and len(own()) == 1
     assert not [path for path in templates.folder().iterdir() if path.suffix != ".json"], "no temporary file is left"
+
+
+def test_a_template_of_another_model_also_sets_what_the_form_shows_already(mine):
+    usual = form.current(mine)
+    form.save(mine, {"model": "sdxl", "learning_rate": usual["learning_rate"], "resolution": usual["resolution"]})
+    saved, other = form.current(mine), draft.new_id()
+    key = templates.save_template("Mine", saved)["key"]
+    run, _ = drawn(templates.draw, other)
+    assert "fields were changed" in run["on_use"](run["on_template"](key)[-1])[0]
+    assert templates.changes(saved, form.current(other)) == {}
 
 
 def test_a_damaged_template_is_listed_with_its_file_and_can_be_deleted():
