@@ -143,6 +143,28 @@ def test_a_prediction_is_the_pipelines_own(work, data, made, pipeline, tmp_path)
     assert torch.allclose(predicted.float(), found, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("pipeline", "part"),
+    [
+        ("ZImagePipeline", "t_embedder"),
+        ("StableDiffusion3Pipeline", "time_text_embed.time_proj"),
+        ("StableDiffusionXLPipeline", "add_time_proj"),
+    ],
+)
+def test_noise_levels_and_sizes_are_not_rounded_in_16_bits(work, data, made, pipeline, part, tmp_path):
+    """bfloat16 has 8 bits: of two levels near 0.999, or two sizes near 3,000 pixels, it makes one."""
+    model, level, given = made(pipeline), torch.tensor([0.0123]), []
+    family, args = families.of(model), parse(flags(model, data, tmp_path))
+    batch = a_batch(getattr(diffusers, pipeline).from_pretrained(model), family, args)
+    batch["sizes"] = torch.tensor([[3001, 1999, 7, 0, 64, 96]])
+    ours = models.load_denoiser(model, family, torch.bfloat16, CPU, "", lambda done, total: None)
+    ours.get_submodule(part).register_forward_pre_hook(lambda _, values: given.extend(values[0].tolist()))
+    with torch.no_grad():
+        family.predict(ours, batch["latents"], level, flow.on_device(batch, CPU, torch.bfloat16), args)
+    exact = {"z_image": 1000 * (1 - level), "sd3": 1000 * level, "sdxl": batch["sizes"].flatten()}[family.key]
+    assert given == pytest.approx(exact.tolist())
+
+
 @pytest.mark.parametrize("family", ["flux", "sdxl"])
 def test_the_losses_are_those_of_diffusers_example_script(family, made):
     checkout = os.environ.get("DIFFUSERS_DIR")
