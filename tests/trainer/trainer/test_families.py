@@ -83,6 +83,18 @@ def test_its_lora_does_in_diffusers_what_it_did_here(work, data, made, pipeline,
     assert abs(before.item() - here.item()) > 1e-4
 
 
+@pytest.mark.parametrize(
+    ("pipeline", "tokens", "limit"), [("FluxPipeline", 16, 16), ("StableDiffusionXLPipeline", None, 77)]
+)
+def test_captions_that_are_longer_than_the_model_reads_are_reported(made, pipeline, tokens, limit, tmp_path, capsys):
+    model, args = made(pipeline), parse(flags("m", "d", tmp_path))
+    family = families.of(model)
+    args.t5_tokens = models.t5_tokens(model, family, tokens)
+    texts = [("a thing", tmp_path / "1.npz"), ("a thing, " * 30, tmp_path / "2.npz")]
+    cache.encode_texts(texts, model, family, args, torch.float32, CPU, Heartbeat(None))
+    assert f"1 of 2 texts are longer than {limit} tokens; the model gets no more" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("pipeline", PIPELINES)
 def test_what_is_downloaded_of_a_model_encodes_like_all_of_it_and_is_the_same_model(
     work, data, made, pipeline, tmp_path
