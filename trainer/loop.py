@@ -202,7 +202,7 @@ def boundary(t: Training, step: int, losses: deque, usual_s: float, metrics: Met
     saves = saves_due(args, step, ended(t, step), t.epochs)
     requested = t.requests.pending(step)
     if not t.main:
-        if saves or any(t.sampler.due(step, done) for done in moments(t, step)):
+        if saves or any(t.sampler.due(step, done) for done in {None, ended(t, step)}):
             t.hb.phase("save" if saves else "sample", note="waiting for rank 0")
         else:
             validate_if_due(t, step, metrics)
@@ -292,11 +292,6 @@ def ended(t: Training, step: int) -> int | None:
     return step // t.per_epoch if step and step % t.per_epoch == 0 else None
 
 
-def moments(t: Training, step: int) -> tuple[int | None, ...]:
-    """The reasons to draw sample images at this step: its number (None), and the epoch that it ends."""
-    return (None, ended(t, step)) if ended(t, step) else (None,)
-
-
 def samples_due(t: Training, step: int, losses: deque, usual_s: float, requested: bool = False) -> bool:
     """Draws the sample images of this step that are due or requested, and missing; whether any were. Rank 0 only.
 
@@ -309,7 +304,8 @@ def samples_due(t: Training, step: int, losses: deque, usual_s: float, requested
             t.saves.wait()
             t.hb.phase("sample", note="stop requested; the state is saved, the sample images are finished first")
 
-    due = [done for done in moments(t, step) if t.sampler.due(step, done)]
+    # for its number (None), or the epoch that it ends
+    due = [done for done in {None, ended(t, step)} if t.sampler.due(step, done)]
     if requested and not t.sampler.prompts:
         t.requests.refuse("sample", step, "the run has no prompts for sample images; add some, then start it again")
         requested = False

@@ -21,6 +21,7 @@ from trainer.errors import TrainError
 from trainer.imports import HIDDEN, hidden
 
 KOHYA = "lora_unet_"
+STABILITY = {"input_blocks": "down_blocks", "middle_block": "mid_block", "output_blocks": "up_blocks"}  # in sd-scripts
 BASE_VERSIONS = {"flux": "flux1", "sdxl": "sdxl_base_v1-0", "sd3": "sd3m"}  # what sd-scripts calls them
 DTYPES = {"float": "F32", "fp16": "F16", "bf16": "BF16"}
 
@@ -65,17 +66,21 @@ def add(model, *, rank: int, alpha: float, blocks: str, dropout: float, seed: in
     return parameters
 
 
-def begin_with(parameters: dict, file: str, scale: float) -> None:
-    """Set the weights to those of a LoRA file, with kohya's names or diffusers'. scale: alpha / rank of this run.
+def begin_with(parameters: dict, file: str, scale: float, config) -> None:
+    """Set the weights to those of a LoRA file, with diffusers' names, or SDXL's with kohya's. config: of the model;
+    scale: alpha / rank of this run.
 
     Raises: TrainError when it cannot be read, or lacks a layer of this model with this rank.
     """
+    from diffusers.loaders.lora_conversion_utils import _maybe_map_sgm_blocks_to_diffusers
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     try:
-        tensors = load_file(file)
-    except (OSError, SafetensorError) as problem:
+        tensors = _maybe_map_sgm_blocks_to_diffusers(load_file(file), config)  # SDXL's numbers of blocks, then names
+        for theirs, ours in STABILITY.items():
+            tensors = {name.replace(theirs, ours): value for name, value in tensors.items()}
+    except (OSError, SafetensorError, ValueError) as problem:
         raise TrainError(f"--network_weights {file}: cannot be read: {problem}; correct the path") from problem
     lacking = []
     for name, parameter in parameters.items():

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from types import SimpleNamespace
 from unittest import mock
 
@@ -9,6 +10,7 @@ import pytest
 import tiny_pipelines
 import torch
 from runs_helpers import python
+from safetensors.torch import load_file, save_file
 from trainer_helpers import flags, fork, good, images, make_config, sha
 
 from guards.heartbeat import Heartbeat
@@ -81,6 +83,30 @@ def test_its_lora_does_in_diffusers_what_it_did_here(work, data, made, pipeline,
         there = flow.loss_of(args, family, theirs, batch, 3, CPU, torch.float32)
     assert there.item() == pytest.approx(here.item(), rel=1e-6)
     assert abs(before.item() - here.item()) > 1e-4
+
+
+def test_a_lora_that_sd_scripts_trained_with_sdxl_can_be_begun_with(made, tmp_path):
+    """sd-scripts has the names of Stability's code: input_blocks, middle_block, output_blocks."""
+    model = made("StableDiffusionXLPipeline")
+    family = families.of(model)
+    unet = models.load_denoiser(model, family, torch.float32, CPU, "", lambda done, total: None)
+    settings = {"rank": 4, "alpha": 2.0, "dropout": 0.0, "seed": 1, "cast_inputs": True}
+    parameters = lora.add(unet, blocks=family.blocks["all"], **settings)
+    file = tmp_path / "theirs.safetensors"
+    file.write_bytes(lora.to_file(parameters, lora.KOHYA, 2.0 / 4, None, {}))
+    theirs = {}
+    for name, value in load_file(file).items():
+        name = re.sub(
+            r"down_blocks_(\d)_attentions_(\d)", lambda m: f"input_blocks_{1 + 2 * int(m[1]) + int(m[2])}_1", name
+        )
+        name = re.sub(r"up_blocks_(\d)_attentions_(\d)", lambda m: f"output_blocks_{2 * int(m[1]) + int(m[2])}_1", name)
+        theirs[name.replace("mid_block_attentions_0", "middle_block_1")] = value
+    save_file(theirs | {"lora_te1_text_model_encoder_layers_0_mlp_fc1.alpha": torch.tensor(4.0)}, file)
+    wanted = {name: weight.detach().clone() for name, weight in parameters.items()}
+    for weight in parameters.values():
+        weight.data.zero_()
+    lora.begin_with(parameters, file, 2.0 / 4, unet.config)
+    assert all(torch.equal(weight, wanted[name]) for name, weight in parameters.items())
 
 
 @pytest.mark.parametrize(
