@@ -1,7 +1,7 @@
 """The LoRA: peft layers on the Linears of the blocks, and the file that other programs load.
 
-Layers: every Linear of the family's blocks, as in kohya's trainers (FLUX.1's fused qkv is three layers here, as with
-sd-scripts' split_qkv). Initial weights are a function of (seed, layer name).
+Layers: every Linear of the family's blocks, as in sd-scripts (FLUX.1's fused qkv is three layers here, as with its
+split_qkv); musubi-tuner leaves out the modulation of Qwen-Image and Z-Image, and Z-Image's refiners. Initial weights are a function of (seed, layer name).
 
 File: the names of diffusers (`transformer.….lora_A.weight`), which `FluxPipeline.load_lora_weights` and ComfyUI read
 without conversion. The alternative was kohya's names, but diffusers converts them with the sizes of FLUX.1-dev in its
