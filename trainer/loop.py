@@ -143,7 +143,8 @@ def one_step(t: Training, step: int, batches) -> tuple[float, float, bool]:
     if t.average:
         decay = min(args.ema_decay, (step + 1) / (step + 10))  # as diffusers' EMAModel: short while little is learned
         torch._foreach_lerp_(list(t.average.values()), [p.data for p in t.parameters.values()], 1 - decay)
-    return value, rate * t.optimizer.param_groups[0].get("d", 1.0), stop  # d: what Prodigy found
+    group = t.optimizer.param_groups[0]  # d: what Prodigy found; lr: None where Adafactor finds a rate for each matrix
+    return value, math.nan if group["lr"] is None else rate * group.get("d", 1.0), stop
 
 
 def images_of(t: Training, step: int) -> str:
