@@ -143,6 +143,19 @@ def test_what_is_downloaded_of_a_model_encodes_like_all_of_it_and_is_the_same_mo
     assert models.fingerprint(tmp_path, *parts) == models.fingerprint(model, *parts)
 
 
+def test_two_families_with_one_text_encoder_do_not_share_the_texts_that_it_encoded(made, tmp_path):
+    """Z-Image and FLUX.2 klein 4B both have Qwen3 4B, which a user may keep once; they take other layers of it."""
+    z_image = made("ZImagePipeline")
+    for part in made("Flux2KleinPipeline").iterdir():
+        shared = part.name in ("text_encoder", "tokenizer")
+        (tmp_path / part.name).symlink_to(z_image / part.name if shared else part)
+    args = parse(flags("m", "d", tmp_path))
+    args.t5_tokens = 0
+    dtypes, beat = (torch.float32, torch.float32), Heartbeat(None)
+    found = [cache.plan([], ["a"], model, tmp_path, args, dtypes, beat, print).prompts for model in (z_image, tmp_path)]
+    assert found[0] != found[1]
+
+
 def a_batch(pipe, family, args):
     """One image, wider than high, and one text, encoded by the parts of a pipeline."""
     args.t5_tokens = 16
