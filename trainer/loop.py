@@ -358,17 +358,7 @@ def save_lora(t: Training, path: Path, step: int) -> None:
 
 
 def write_lora(t: Training, path: Path, step: int, files: list[File]) -> None:
-    about = lora.describe(
-        t.args,
-        t.family,
-        architecture=t.family.architecture(t.transformer.config),
-        epoch=-(-step // t.per_epoch),
-        step=step,
-        images=t.images,
-        batches=t.micros,
-        epochs=t.epochs,
-        steps=t.total,
-    )
+    about = lora.describe(t, step)
     scale = t.args.network_alpha / t.args.network_dim
     checkpoint.atomic_write(path, lora.to_file(files[0].content, t.family.prefix, scale, t.args.save_precision, about))
 

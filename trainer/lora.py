@@ -141,10 +141,9 @@ def serialize(tensors: dict, kind: str, metadata: dict[str, str]) -> bytes:
     return struct.pack("<Q", len(text)) + text + b"".join(blobs)
 
 
-def describe(
-    args, family, *, architecture: str, epoch: int, step: int, images: list, batches: int, epochs: int, steps: int
-) -> dict[str, str]:
-    """The metadata of a LoRA file: ss_* of sd-scripts, modelspec.* and hangproof.*. Without times and paths."""
+def describe(t, step: int) -> dict[str, str]:
+    """The metadata of a training's LoRA file: ss_* of sd-scripts, modelspec.*, hangproof.*. Without times and paths."""
+    args, family = t.args, t.family
     minimum = {
         "ss_base_model_version": BASE_VERSIONS.get(family.key, family.key),
         "ss_network_module": family.module,
@@ -155,12 +154,12 @@ def describe(
     full = minimum | {
         "ss_output_name": args.output_name,
         "ss_sd_model_name": args.pretrained_model_name_or_path.rstrip("/\\").replace("\\", "/").split("/")[-1],
-        "ss_epoch": epoch,
+        "ss_epoch": -(-step // t.per_epoch),
         "ss_steps": step,
-        "ss_num_epochs": epochs,
-        "ss_max_train_steps": steps,
-        "ss_num_train_images": sum(image.repeats for image in images),
-        "ss_num_batches_per_epoch": batches,
+        "ss_num_epochs": t.epochs,
+        "ss_max_train_steps": t.total,
+        "ss_num_train_images": sum(image.repeats for image in t.images),
+        "ss_num_batches_per_epoch": t.micros,
         "ss_gradient_accumulation_steps": args.gradient_accumulation_steps,
         "ss_gradient_checkpointing": args.gradient_checkpointing,
         "ss_learning_rate": args.learning_rate,
@@ -182,7 +181,7 @@ def describe(
         "ss_apply_t5_attn_mask": args.apply_t5_attn_mask,
         "ss_training_comment": args.training_comment,
         "modelspec.sai_model_spec": "1.0.0",
-        "modelspec.architecture": architecture,
+        "modelspec.architecture": family.architecture(t.transformer.config),
         "modelspec.implementation": "diffusers",
         "modelspec.title": args.metadata_title or args.output_name,
         "modelspec.author": args.metadata_author,
