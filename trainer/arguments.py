@@ -289,12 +289,13 @@ def inconsistency(args: argparse.Namespace) -> str | None:
         return "--split_mode trains the single blocks only; add --network_args train_blocks=single"
     if args.blocks_to_stream and (args.split_mode or not args.gradient_checkpointing):
         return "--blocks_to_stream needs --gradient_checkpointing, and is instead of --split_mode; correct the flags"
+    if args.zero_terminal_snr and not args.v_parameterization:  # with --min_snr_gamma, its weight would be 0 / 0
+        return "--zero_terminal_snr: noise cannot be predicted where nothing else is left; add --v_parameterization"
     for least, flags in MINIMUM.items():
         for flag in flags.split():
-            if (
-                getattr(args, flag) is not None and not getattr(args, flag) >= least
-            ):  # `not … >=`, so that nan is refused too
-                return f"--{flag} {getattr(args, flag)}: must be {least} or more"
+            number = getattr(args, flag)
+            if number is not None and not number >= least:  # `not … >=`, so that nan is refused too
+                return f"--{flag} {number}: must be {least} or more"
     for flag in POSITIVE.split():
         if getattr(args, flag) is not None and not 0 < getattr(args, flag) < math.inf:
             return f"--{flag} {getattr(args, flag)}: must be more than 0"

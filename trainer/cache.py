@@ -18,7 +18,7 @@ from trainer import models
 from trainer.data_order import Batch
 from trainer.dataset import Image, pixels_and_mask
 from trainer.errors import TrainError
-from trainer.families import Family
+from trainer.families import Family, index
 
 VERSION = 1
 FOLDER = ".hangproof-cache"
@@ -63,7 +63,8 @@ def plan(
     folders = {folder: folder_for(folder, output, log) for folder in {image.path.parent for image in images}}
     vae = models.fingerprint(model, "vae")
     text = models.fingerprint(model, *text_parts(model))
-    how = (text, args.t5_tokens, args.apply_t5_attn_mask, dtypes[1])
+    # without a T5, two families may take other layers of one text encoder
+    how = (text, args.t5_tokens or index(model)["_class_name"], args.apply_t5_attn_mask, dtypes[1])
     hb.phase("hash", total=len(images), note="image contents")
     contents: dict[Path, str] = {}
     latents, texts = [], []
@@ -133,6 +134,10 @@ def encode_texts(todo: list[tuple[str, Path]], model: Path, family: Family, args
         else models.load_part(model, part, dtype, device)
         for part in text_parts(model)
     }
+    tokenizer = found[max(part for part in found if part.startswith("tokenizer"))]
+    limit = args.t5_tokens or tokenizer.model_max_length
+    if cut := sum(len(tokenizer(text).input_ids) > limit for text, _ in todo):
+        print(f"warning: {cut} of {len(todo)} texts are longer than {limit} tokens; the model gets no more", flush=True)
     pipe = models.pipeline(model, device=device, **found)
     hb.phase("cache_text", total=len(todo))
     for done, (text, path) in enumerate(todo, start=1):

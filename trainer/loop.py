@@ -143,7 +143,8 @@ def one_step(t: Training, step: int, batches) -> tuple[float, float, bool]:
     if t.average:
         decay = min(args.ema_decay, (step + 1) / (step + 10))  # as diffusers' EMAModel: short while little is learned
         torch._foreach_lerp_(list(t.average.values()), [p.data for p in t.parameters.values()], 1 - decay)
-    return value, rate * t.optimizer.param_groups[0].get("d", 1.0), stop  # d: what Prodigy found
+    group = t.optimizer.param_groups[0]  # d: what Prodigy found; lr: None where Adafactor finds a rate for each matrix
+    return value, math.nan if group["lr"] is None else rate * group.get("d", 1.0), stop
 
 
 def images_of(t: Training, step: int) -> str:
@@ -202,7 +203,7 @@ def boundary(t: Training, step: int, losses: deque, usual_s: float, metrics: Met
     saves = saves_due(args, step, ended(t, step), t.epochs)
     requested = t.requests.pending(step)
     if not t.main:
-        if saves or any(t.sampler.due(step, done) for done in moments(t, step)):
+        if saves or any(t.sampler.due(step, done) for done in {None, ended(t, step)}):
             t.hb.phase("save" if saves else "sample", note="waiting for rank 0")
         else:
             validate_if_due(t, step, metrics)
@@ -292,11 +293,6 @@ def ended(t: Training, step: int) -> int | None:
     return step // t.per_epoch if step and step % t.per_epoch == 0 else None
 
 
-def moments(t: Training, step: int) -> tuple[int | None, ...]:
-    """The reasons to draw sample images at this step: its number (None), and the epoch that it ends."""
-    return (None, ended(t, step)) if ended(t, step) else (None,)
-
-
 def samples_due(t: Training, step: int, losses: deque, usual_s: float, requested: bool = False) -> bool:
     """Draws the sample images of this step that are due or requested, and missing; whether any were. Rank 0 only.
 
@@ -309,7 +305,8 @@ def samples_due(t: Training, step: int, losses: deque, usual_s: float, requested
             t.saves.wait()
             t.hb.phase("sample", note="stop requested; the state is saved, the sample images are finished first")
 
-    due = [done for done in moments(t, step) if t.sampler.due(step, done)]
+    # for its number (None), or the epoch that it ends
+    due = [done for done in {None, ended(t, step)} if t.sampler.due(step, done)]
     if requested and not t.sampler.prompts:
         t.requests.refuse("sample", step, "the run has no prompts for sample images; add some, then start it again")
         requested = False
@@ -361,17 +358,7 @@ def save_lora(t: Training, path: Path, step: int) -> None:
 
 
 def write_lora(t: Training, path: Path, step: int, files: list[File]) -> None:
-    about = lora.describe(
-        t.args,
-        t.family,
-        architecture=t.family.architecture(t.transformer.config),
-        epoch=-(-step // t.per_epoch),
-        step=step,
-        images=t.images,
-        batches=t.micros,
-        epochs=t.epochs,
-        steps=t.total,
-    )
+    about = lora.describe(t, step)
     scale = t.args.network_alpha / t.args.network_dim
     checkpoint.atomic_write(path, lora.to_file(files[0].content, t.family.prefix, scale, t.args.save_precision, about))
 

@@ -1,7 +1,7 @@
 """The LoRA: peft layers on the Linears of the blocks, and the file that other programs load.
 
-Layers: every Linear of the family's blocks, as in kohya's trainers (FLUX.1's fused qkv is three layers here, as with
-sd-scripts' split_qkv). Initial weights are a function of (seed, layer name).
+Layers: every Linear of the family's blocks, as in sd-scripts (FLUX.1's fused qkv is three layers here, as with its
+split_qkv); musubi-tuner leaves out the modulation of Qwen-Image and Z-Image, and Z-Image's refiners. Initial weights are a function of (seed, layer name).
 
 File: the names of diffusers (`transformer.….lora_A.weight`), which `FluxPipeline.load_lora_weights` and ComfyUI read
 without conversion. The alternative was kohya's names, but diffusers converts them with the sizes of FLUX.1-dev in its
@@ -21,6 +21,7 @@ from trainer.errors import TrainError
 from trainer.imports import HIDDEN, hidden
 
 KOHYA = "lora_unet_"
+STABILITY = {"input_blocks": "down_blocks", "middle_block": "mid_block", "output_blocks": "up_blocks"}  # in sd-scripts
 BASE_VERSIONS = {"flux": "flux1", "sdxl": "sdxl_base_v1-0", "sd3": "sd3m"}  # what sd-scripts calls them
 DTYPES = {"float": "F32", "fp16": "F16", "bf16": "BF16"}
 
@@ -65,17 +66,21 @@ def add(model, *, rank: int, alpha: float, blocks: str, dropout: float, seed: in
     return parameters
 
 
-def begin_with(parameters: dict, file: str, scale: float) -> None:
-    """Set the weights to those of a LoRA file, with kohya's names or diffusers'. scale: alpha / rank of this run.
+def begin_with(parameters: dict, file: str, scale: float, config) -> None:
+    """Set the weights to those of a LoRA file, with diffusers' names, or SDXL's with kohya's. config: of the model;
+    scale: alpha / rank of this run.
 
     Raises: TrainError when it cannot be read, or lacks a layer of this model with this rank.
     """
+    from diffusers.loaders.lora_conversion_utils import _maybe_map_sgm_blocks_to_diffusers
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     try:
-        tensors = load_file(file)
-    except (OSError, SafetensorError) as problem:
+        tensors = _maybe_map_sgm_blocks_to_diffusers(load_file(file), config)  # SDXL's numbers of blocks, then names
+        for theirs, ours in STABILITY.items():
+            tensors = {name.replace(theirs, ours): value for name, value in tensors.items()}
+    except (OSError, SafetensorError, ValueError) as problem:
         raise TrainError(f"--network_weights {file}: cannot be read: {problem}; correct the path") from problem
     lacking = []
     for name, parameter in parameters.items():
@@ -136,10 +141,9 @@ def serialize(tensors: dict, kind: str, metadata: dict[str, str]) -> bytes:
     return struct.pack("<Q", len(text)) + text + b"".join(blobs)
 
 
-def describe(
-    args, family, *, architecture: str, epoch: int, step: int, images: list, batches: int, epochs: int, steps: int
-) -> dict[str, str]:
-    """The metadata of a LoRA file: ss_* of sd-scripts, modelspec.* and hangproof.*. Without times and paths."""
+def describe(t, step: int) -> dict[str, str]:
+    """The metadata of a training's LoRA file: ss_* of sd-scripts, modelspec.*, hangproof.*. Without times and paths."""
+    args, family = t.args, t.family
     minimum = {
         "ss_base_model_version": BASE_VERSIONS.get(family.key, family.key),
         "ss_network_module": family.module,
@@ -150,12 +154,12 @@ def describe(
     full = minimum | {
         "ss_output_name": args.output_name,
         "ss_sd_model_name": args.pretrained_model_name_or_path.rstrip("/\\").replace("\\", "/").split("/")[-1],
-        "ss_epoch": epoch,
+        "ss_epoch": -(-step // t.per_epoch),
         "ss_steps": step,
-        "ss_num_epochs": epochs,
-        "ss_max_train_steps": steps,
-        "ss_num_train_images": sum(image.repeats for image in images),
-        "ss_num_batches_per_epoch": batches,
+        "ss_num_epochs": t.epochs,
+        "ss_max_train_steps": t.total,
+        "ss_num_train_images": sum(image.repeats for image in t.images),
+        "ss_num_batches_per_epoch": t.micros,
         "ss_gradient_accumulation_steps": args.gradient_accumulation_steps,
         "ss_gradient_checkpointing": args.gradient_checkpointing,
         "ss_learning_rate": args.learning_rate,
@@ -177,7 +181,7 @@ def describe(
         "ss_apply_t5_attn_mask": args.apply_t5_attn_mask,
         "ss_training_comment": args.training_comment,
         "modelspec.sai_model_spec": "1.0.0",
-        "modelspec.architecture": architecture,
+        "modelspec.architecture": family.architecture(t.transformer.config),
         "modelspec.implementation": "diffusers",
         "modelspec.title": args.metadata_title or args.output_name,
         "modelspec.author": args.metadata_author,

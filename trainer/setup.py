@@ -126,7 +126,7 @@ def build(args, hb) -> Training:
         cast_inputs=args.mixed_precision == "no",
     )
     if args.network_weights and not args.resume:  # a state has all weights, and the file may be gone by now
-        lora.begin_with(parameters, args.network_weights, args.network_alpha / args.network_dim)
+        lora.begin_with(parameters, args.network_weights, args.network_alpha / args.network_dim, transformer.config)
     transformer.train()
     if args.gradient_checkpointing:
         transformer.enable_gradient_checkpointing()
@@ -137,6 +137,8 @@ def build(args, hb) -> Training:
     hb.reach("loader")
     rate = args.unet_lr if args.unet_lr is not None else args.learning_rate
     optimizer = optimizers.build(args.optimizer_type, args.optimizer_options, rate, list(parameters.values()))
+    if optimizer.param_groups[0]["lr"] is None:
+        log("Adafactor finds its own learning rate; add --optimizer_args relative_step=False to use --learning_rate")
     optimizer = accelerator.prepare(optimizer)
 
     if rank == 0:
@@ -147,6 +149,7 @@ def build(args, hb) -> Training:
     per_epoch = -(-micros // args.gradient_accumulation_steps)
     total = args.max_train_epochs * per_epoch if args.max_train_epochs else args.max_train_steps
     hb.plan(total)
+    encoded = [path.name for files in (paths.latents, *paths.texts) for path in files]
     belongs = {
         "network_dim": args.network_dim,
         "network_alpha": args.network_alpha,
@@ -154,7 +157,7 @@ def build(args, hb) -> Training:
         "optimizer_type": args.optimizer_type,
         "model": models.fingerprint(model, family.denoiser),
         "seed": args.seed,
-        "data": cache.name_of(*((image.repeats, image.batch_size) for image in images), *names(paths)),
+        "data": cache.name_of(*((image.repeats, image.batch_size) for image in images), *encoded),
         "gradient_accumulation_steps": args.gradient_accumulation_steps,
         "world": world,
         "ema_decay": args.ema_decay,
@@ -212,10 +215,6 @@ def check_family(args, family: families.Family) -> None:
         raise TrainError(f"--apply_t5_attn_mask: of FLUX.1, and the model is {family.name}; remove the flag")
     if args.split_mode and not family.halves:
         raise TrainError(f"--split_mode: {family.name} has no halves; use --quantize nf4 to save memory")
-
-
-def names(paths: cache.Paths) -> list[str]:
-    return [path.name for path in (*paths.latents, *(path for files in paths.texts for path in files))]
 
 
 def make_folder(output: Path) -> None:

@@ -16,12 +16,6 @@ REASONS: dict[str, str] = {
     "each image and caption is encoded alone, so that its cache file depends on nothing else; remove the flag": (
         "vae_batch_size text_encoder_batch_size skip_cache_check"
     ),
-    "the built-in trainer's models have no such setting; remove the flag": (
-        "v2 clip_skip max_token_length "
-        "scale_v_pred_loss_like_noise_pred v_pred_like_loss debiased_estimation_loss noise_offset "
-        "noise_offset_random_strength multires_noise_iterations multires_noise_discount adaptive_noise_scale "
-        "min_timestep max_timestep sample_sampler controlnet_model_name_or_path"
-    ),
     "the model is read from a folder in diffusers' layout, which has all parts; use the sd-scripts backend for single "
     "files": "clip_l t5xxl ae vae tokenizer_cache_dir disable_mmap_load_safetensors",
     "moving blocks during a step is a known cause of hangs; use --blocks_to_stream, which only copies them": (
@@ -55,7 +49,10 @@ REASONS: dict[str, str] = {
         "resize_interpolation caption_extention save_n_epoch_ratio use_8bit_adam use_lion_optimizer "
         "lr_scheduler_type lr_scheduler_args lr_decay_steps lr_scheduler_timescale lr_scheduler_min_lr_ratio "
         "metadata_thumbnail metadata_merged_from metadata_preprocessor metadata_is_negative_embedding model_type "
-        "skip_image_resolution train_inpainting show_timesteps show_timesteps_resolution"
+        "skip_image_resolution train_inpainting show_timesteps show_timesteps_resolution v2 clip_skip max_token_length "
+        "scale_v_pred_loss_like_noise_pred v_pred_like_loss debiased_estimation_loss noise_offset "
+        "noise_offset_random_strength multires_noise_iterations multires_noise_discount adaptive_noise_scale "
+        "min_timestep max_timestep sample_sampler controlnet_model_name_or_path"
     ),
 }
 

@@ -12,10 +12,9 @@ def encode(pipe, text: str, args) -> dict:
 
 
 def predict(model, noisy: torch.Tensor, level: torch.Tensor, batch: dict, args) -> torch.Tensor:
-    dtype = batch["text"].dtype
     return model(
-        hidden_states=noisy.to(dtype),
-        timestep=level.to(dtype) * 1000,
+        hidden_states=noisy.to(batch["text"].dtype),
+        timestep=level * 1000,
         encoder_hidden_states=batch["text"],
         pooled_projections=batch["pooled"],
         return_dict=False,

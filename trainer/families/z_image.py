@@ -17,9 +17,8 @@ def texts(batch: dict) -> list[torch.Tensor]:
 
 
 def predict(model, noisy: torch.Tensor, level: torch.Tensor, batch: dict, args) -> torch.Tensor:
-    dtype = batch["text"].dtype
-    images = list(noisy.to(dtype)[:, :, None].unbind(0))
-    predicted = model(images, (1 - level).to(dtype), texts(batch), return_dict=False)[0]
+    images = list(noisy.to(batch["text"].dtype)[:, :, None].unbind(0))
+    predicted = model(images, 1 - level, texts(batch), return_dict=False)[0]
     return -torch.stack([one.float() for one in predicted])[:, :, 0]
 
 

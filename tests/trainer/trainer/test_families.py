@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from types import SimpleNamespace
 from unittest import mock
 
@@ -9,6 +10,7 @@ import pytest
 import tiny_pipelines
 import torch
 from runs_helpers import python
+from safetensors.torch import load_file, save_file
 from trainer_helpers import flags, fork, good, images, make_config, sha
 
 from guards.heartbeat import Heartbeat
@@ -83,6 +85,42 @@ def test_its_lora_does_in_diffusers_what_it_did_here(work, data, made, pipeline,
     assert abs(before.item() - here.item()) > 1e-4
 
 
+def test_a_lora_that_sd_scripts_trained_with_sdxl_can_be_begun_with(made, tmp_path):
+    """sd-scripts has the names of Stability's code: input_blocks, middle_block, output_blocks."""
+    model = made("StableDiffusionXLPipeline")
+    family = families.of(model)
+    unet = models.load_denoiser(model, family, torch.float32, CPU, "", lambda done, total: None)
+    settings = {"rank": 4, "alpha": 2.0, "dropout": 0.0, "seed": 1, "cast_inputs": True}
+    parameters = lora.add(unet, blocks=family.blocks["all"], **settings)
+    file = tmp_path / "theirs.safetensors"
+    file.write_bytes(lora.to_file(parameters, lora.KOHYA, 2.0 / 4, None, {}))
+    theirs = {}
+    for name, value in load_file(file).items():
+        name = re.sub(
+            r"down_blocks_(\d)_attentions_(\d)", lambda m: f"input_blocks_{1 + 2 * int(m[1]) + int(m[2])}_1", name
+        )
+        name = re.sub(r"up_blocks_(\d)_attentions_(\d)", lambda m: f"output_blocks_{2 * int(m[1]) + int(m[2])}_1", name)
+        theirs[name.replace("mid_block_attentions_0", "middle_block_1")] = value
+    save_file(theirs | {"lora_te1_text_model_encoder_layers_0_mlp_fc1.alpha": torch.tensor(4.0)}, file)
+    wanted = {name: weight.detach().clone() for name, weight in parameters.items()}
+    for weight in parameters.values():
+        weight.data.zero_()
+    lora.begin_with(parameters, file, 2.0 / 4, unet.config)
+    assert all(torch.equal(weight, wanted[name]) for name, weight in parameters.items())
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "tokens", "limit"), [("FluxPipeline", 16, 16), ("StableDiffusionXLPipeline", None, 77)]
+)
+def test_captions_that_are_longer_than_the_model_reads_are_reported(made, pipeline, tokens, limit, tmp_path, capsys):
+    model, args = made(pipeline), parse(flags("m", "d", tmp_path))
+    family = families.of(model)
+    args.t5_tokens = models.t5_tokens(model, family, tokens)
+    texts = [("a thing", tmp_path / "1.npz"), ("a thing, " * 30, tmp_path / "2.npz")]
+    cache.encode_texts(texts, model, family, args, torch.float32, CPU, Heartbeat(None))
+    assert f"1 of 2 texts are longer than {limit} tokens; the model gets no more" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("pipeline", PIPELINES)
 def test_what_is_downloaded_of_a_model_encodes_and_is_like_all_of_it(work, data, made, pipeline, tmp_path):
     model, args = made(pipeline), parse(flags("m", data, tmp_path))
@@ -101,6 +139,19 @@ def test_what_is_downloaded_of_a_model_encodes_and_is_like_all_of_it(work, data,
     assert texts[0].keys() == texts[1].keys() and all(torch.equal(texts[0][key], texts[1][key]) for key in texts[0])
     parts = ["vae", family.denoiser, *cache.text_parts(model)]
     assert models.fingerprint(tmp_path, *parts) == models.fingerprint(model, *parts)
+
+
+def test_two_families_with_one_text_encoder_do_not_share_the_texts_that_it_encoded(made, tmp_path):
+    """Z-Image and FLUX.2 klein 4B both have Qwen3 4B, which a user may keep once; they take other layers of it."""
+    z_image = made("ZImagePipeline")
+    for part in made("Flux2KleinPipeline").iterdir():
+        shared = part.name in ("text_encoder", "tokenizer")
+        (tmp_path / part.name).symlink_to(z_image / part.name if shared else part)
+    args = parse(flags("m", "d", tmp_path))
+    args.t5_tokens = 0
+    dtypes, beat = (torch.float32, torch.float32), Heartbeat(None)
+    found = [cache.plan([], ["a"], model, tmp_path, args, dtypes, beat, print).prompts for model in (z_image, tmp_path)]
+    assert found[0] != found[1]
 
 
 def a_batch(pipe, family, args):
@@ -139,6 +190,28 @@ def test_a_prediction_is_the_pipelines_own(work, data, made, pipeline, tmp_path)
     elif family.key in ("flux", "chroma", "qwen_image"):
         predicted = common.unpack(predicted, 8, 12)
     assert torch.allclose(predicted.float(), found, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "part"),
+    [
+        ("ZImagePipeline", "t_embedder"),
+        ("StableDiffusion3Pipeline", "time_text_embed.time_proj"),
+        ("StableDiffusionXLPipeline", "add_time_proj"),
+    ],
+)
+def test_noise_levels_and_sizes_are_not_rounded_in_16_bits(work, data, made, pipeline, part, tmp_path):
+    """bfloat16 has 8 bits: of two levels near 0.999, or two sizes near 3,000 pixels, it makes one."""
+    model, level, given = made(pipeline), torch.tensor([0.0123]), []
+    family, args = families.of(model), parse(flags(model, data, tmp_path))
+    batch = a_batch(getattr(diffusers, pipeline).from_pretrained(model), family, args)
+    batch["sizes"] = torch.tensor([[3001, 1999, 7, 0, 64, 96]])
+    ours = models.load_denoiser(model, family, torch.bfloat16, CPU, "", lambda done, total: None)
+    ours.get_submodule(part).register_forward_pre_hook(lambda _, values: given.extend(values[0].tolist()))
+    with torch.no_grad():
+        family.predict(ours, batch["latents"], level, flow.on_device(batch, CPU, torch.bfloat16), args)
+    exact = {"z_image": 1000 * (1 - level), "sd3": 1000 * level, "sdxl": batch["sizes"].flatten()}[family.key]
+    assert given == pytest.approx(exact.tolist())
 
 
 @pytest.mark.parametrize("family", ["flux", "sdxl"])

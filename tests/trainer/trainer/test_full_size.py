@@ -7,6 +7,7 @@ import re
 import pytest
 import torch
 
+import presets
 from presets import tables
 from trainer import imports, lora
 
@@ -46,8 +47,9 @@ MODELS = {
 
 
 @functools.cache
-def full_size(key: str) -> tuple[int, int, list[tuple[int, int]]]:
-    """Numbers in the layers that get a LoRA, in all others, and both for each block that can stream, in their order."""
+def full_size(key: str) -> tuple[int, int, list[tuple[int, int]], int]:
+    """Numbers in the layers that get a LoRA, in all others, and both for each block that can stream, in their order;
+    the weights of a LoRA of rank 1."""
     name, class_name, config = MODELS[key]
     with torch.device("meta"):
         model = getattr(diffusers, class_name)(**config)
@@ -60,12 +62,13 @@ def full_size(key: str) -> tuple[int, int, list[tuple[int, int]]]:
 
     kinds = set(model._no_split_modules or ())
     blocks = [(at, one) for at, one in model.named_modules() if type(one).__name__ in kinds]
-    return *count(model.named_parameters()), [count(one.named_parameters(prefix=at)) for at, one in blocks]
+    sides = sum(sum(one.shape) for name, one in model.named_parameters() if name in small)
+    return *count(model.named_parameters()), [count(one.named_parameters(prefix=at)) for at, one in blocks], sides
 
 
 def weights_gb(key: str, flags: dict) -> float:
     """Frozen weights on the GPU: the stored ones in fewer bits, the others in 16, without those that stream."""
-    small, others, blocks = full_size(key)
+    small, others, blocks, _ = full_size(key)
     away = blocks[len(blocks) - flags.get("blocks_to_stream", 0) :][AHEAD:]
     small, others = small - sum(one for one, _ in away), others - sum(one for _, one in away)
     kind = flags.get("quantize") or ("float8" if flags.get("fp8_base") else "")
@@ -83,3 +86,5 @@ def test_the_tables_say_what_the_weights_of_the_model_take_in_each_tier(key):
         said[tier] = float(gb[1])
         real[tier] = weights_gb(key, flags)
     assert said == pytest.approx(real, abs=0.1)
+    table = presets.families()[tables.models()[key]["family"]]
+    assert table["lora_sides"] == pytest.approx(full_size(key)[3], rel=0.3)

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 from safetensors import safe_open
-from trainer_helpers import ROOT, environment, flags, fork, metrics
+from trainer_helpers import ROOT, environment, flags, fork, good, metrics
 
 from guards import heartbeat
 
@@ -48,6 +48,13 @@ def test_a_launched_run_saves_samples_and_metrics_as_it_should(work, tmp_path):
         about = lora.metadata()
     assert (about["ss_network_dim"], about["ss_steps"], about["ss_epoch"]) == ("4", "30", "3")
     assert all(beat.reached), "every check point by its name, as kohya's trainers in tests/upstream"
+
+
+def test_a_learning_rate_that_adafactor_finds_is_not_reported_as_the_users(work, tmp_path):
+    argv = flags(work["model"], work["config"], tmp_path, optimizer_type="adafactor", max_train_steps=1)
+    done = good(fork(argv, HANGPROOF_RUN=str(tmp_path)))
+    assert "add --optimizer_args relative_step=False to use --learning_rate" in done.stdout
+    assert [row["lr"] for row in metrics(tmp_path)] == [None]
 
 
 def test_a_loss_that_is_no_number_ends_the_run_names_its_images_and_nothing_of_it_is_saved(work, tmp_path):

@@ -24,6 +24,7 @@ LEAST += ["--network_train_unet_only"]
         (["--optimizer_args", "weight_decay"], "--optimizer_args 'weight_decay': not KEY=VALUE"),
         (["--lr_scheduler", "constant", "--lr_warmup_steps", "5"], "use --lr_scheduler constant_with_warmup"),
         (["--blocks_to_stream", "4"], "--blocks_to_stream needs --gradient_checkpointing"),
+        (["--zero_terminal_snr", "--min_snr_gamma", "5"], "where nothing else is left; add --v_parameterization"),
         (["--sample_every_n_steps", "2"], "add --sample_prompts FILE"),
         (["--max_train_epochs", "0"], "--max_train_epochs 0: must be 1 or more"),
         (["--lr_scheduler", "linear", "--lr_warmup_steps", "-3"], "--lr_warmup_steps -3.0: must be 0 or more"),
