@@ -69,7 +69,8 @@ def _command(words: list[str]) -> int:
         if run:
             nargs = "?" if run == "[RUN]" else None
             command.add_argument("run", nargs=nargs, metavar="RUN", help="name, slug or folder of a run")
-        command.add_argument("--json", action="store_true", help="end with one line of JSON")
+        if name != "run":
+            command.add_argument("--json", action="store_true", help="end with one line of JSON")
         return command
 
     add("run", "supervise a run in the foreground until it ends")
@@ -291,6 +292,8 @@ def _wait(process: subprocess.Popen[bytes], beats: int, silent_s: float) -> int 
         if not heard and silent:
             return None
         silent = not heard
+    while sys.platform == "win32" and process.poll() is None:
+        time.sleep(PAUSE_S)  # Windows delivers Ctrl-C only between two waits
     return process.wait()
 
 
