@@ -52,7 +52,9 @@ def main(argv: list[str] | None = None) -> int:
         return _child(words[2:])
     if words[:1] == ["queue"]:  # of many runs, and of a room above
         return subprocess.call([sys.executable, "-m", "jobs", *words])
-    return _command(words)
+    from presets import terminal
+
+    return terminal.command(lambda: _command(words))
 
 
 def _command(words: list[str]) -> int:
@@ -103,7 +105,7 @@ def _command(words: list[str]) -> int:
 
             code, answer = getattr(commands, args.command.replace("-", "_"))(args)
             if args.json and answer is not None:
-                print(json.dumps(answer, ensure_ascii=False))
+                print(json.dumps(answer))
             return code
         folder = find(args.run)
         own_folder(folder, machine_number(folder, os.environ)).mkdir(parents=True, exist_ok=True)
