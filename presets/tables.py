@@ -49,7 +49,7 @@ class PresetError(ValueError):
 def data_root() -> Path:
     """The folder that holds outputs, datasets and models: `$HANGPROOF_DATA`, else the project's own folder."""
     given = os.environ.get("HANGPROOF_DATA")
-    return Path(given).expanduser().absolute() if given else ROOT
+    return Path(os.path.expanduser(given)).absolute() if given else ROOT
 
 
 def read_toml(path: Path) -> dict:
