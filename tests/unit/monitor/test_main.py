@@ -100,3 +100,8 @@ def test_a_command_ends_with_its_code_and_a_line_of_json(words, does, code, out,
     assert keeper.main(words) == code and capsys.readouterr() == (out, err)
     with pytest.raises(SystemExit, match="2"):
         keeper.main(["run", "toy", "--json"])  # it has no JSON to end with
+
+
+def test_a_status_of_no_runs_says_where_there_are_none(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path))
+    assert keeper.main(["status"]) == 0 and f"no runs in {tmp_path}" in capsys.readouterr().out
