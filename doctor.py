@@ -26,7 +26,7 @@ from typing import Any
 
 from guards import loader
 from monitor.process import platform, spawned
-from presets import lint
+from presets import lint, terminal
 from runs.files import RunError
 from runs.machine import ask, this_machine
 from runs.paths import data_root, datasets_dir, models_dir, outputs_dir, venv_program
@@ -376,11 +376,11 @@ def main(argv: list[str] | None = None) -> int:
                 print(f"{'':<7} → {finding.action}", flush=True)
     failed = [finding.name for finding in found if finding.status == FAILED]
     if options.json:
-        print(json.dumps({"ok": not failed, "findings": [asdict(finding) for finding in found]}, ensure_ascii=False))
+        print(json.dumps({"ok": not failed, "findings": [asdict(finding) for finding in found]}))
     else:
         print(f"\nFix first: {', '.join(failed)}." if failed else "\nReady.")
     return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(terminal.command(main))

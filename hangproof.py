@@ -5,6 +5,7 @@ among the words are those of the folder that you are in.
 """
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -68,6 +69,7 @@ def main(words: list[str]) -> int:
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     line, environment = [sys.executable, *command, *words[1:]], {**os.environ, "PYTHONPATH": path}
     if os.name == "nt":
+        signal.signal(signal.SIGINT, lambda *_: None)  # the child gets the terminal's Ctrl-C, too, and answers it
         return subprocess.call(line, env=environment)
     os.execve(sys.executable, line, environment)
 

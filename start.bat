@@ -10,10 +10,12 @@ set "from=%CD%"
 set "home=%~dp0"
 cd /d "%home%"
 set PYTHONUTF8=1
-fc /b requirements.txt .venv\.installed-requirements.txt >nul 2>&1
-if not errorlevel 1 goto run
-if exist .venv\Scripts\python.exe goto install
-where py >nul 2>&1 && (py -3 -m venv .venv) || (python -m venv .venv)
+rem A .venv whose Python was removed, or whose creation was interrupted, is made again.
+.venv\Scripts\python -V >nul 2>&1 || goto create
+fc /b requirements.txt .venv\.installed-requirements.txt >nul 2>&1 && goto run
+.venv\Scripts\python -m pip --version >nul 2>&1 && goto install
+:create
+where py >nul 2>&1 && (py -3 -m venv --clear .venv) || (python -m venv --clear .venv)
 if errorlevel 1 (
     echo Hangproof: Python 3.11 to 3.14 was not found; install it from python.org, then run start.bat again 1>&2
     exit /b 1

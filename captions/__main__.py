@@ -14,6 +14,7 @@ from typing import Any
 from captions import endpoint, florence, job, models, tagger
 from captions.text import framed
 from captions.work import Folder, Work
+from presets import terminal
 from runs.files import RunError
 
 ENGINES = ("florence", "tagger", "endpoint")
@@ -135,4 +136,4 @@ def _loader(given: argparse.Namespace, needed: bool) -> Callable[[], job.Describ
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(terminal.command(lambda: main(sys.argv[1:])))

@@ -25,6 +25,7 @@ import re
 import shutil
 import stat
 import sys
+import time
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -77,6 +78,23 @@ def _write_back(descriptor: int) -> None:
         os.pread(descriptor, 1, at)
 
 
+def rename(old: Path, new: Path, sync: bool = True) -> None:
+    """Give a file or folder another name; `sync`: to survive a power cut. Raises OSError.
+
+    Windows renames nothing that another program has open, such as a virus scanner: it is tried again for a second.
+    """
+    for tries_left in reversed(range(50 if sys.platform == "win32" else 1)):
+        try:
+            os.replace(old, new)
+            break
+        except PermissionError:
+            if not tries_left:
+                raise
+            time.sleep(0.02)
+    if sync:
+        fsync_path(new.parent)
+
+
 @contextlib.contextmanager
 def writing_file(final: str | os.PathLike[str], sync: bool = True, temporary: Path | None = None) -> Iterator[Path]:
     """A temporary path beside `final` for a writer; on success it is renamed, else removed. Raises OSError.
@@ -89,12 +107,10 @@ def writing_file(final: str | os.PathLike[str], sync: bool = True, temporary: Pa
         yield temporary
         if sync:
             fsync_path(temporary)
-        os.replace(temporary, final)
+        rename(temporary, final, sync)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    if sync:
-        fsync_path(final.parent)  # or a power cut may bring the old file back
 
 
 def atomic_write(path: str | os.PathLike[str], data: bytes | str, sync: bool = True) -> None:
@@ -181,13 +197,12 @@ def writing(final: str | os.PathLike[str], step: int, epoch: int, **extra: Any) 
         write_guard(temporary, step, epoch, None, **extra)
         old = temporary.with_suffix(".old")
         if final.exists():
-            os.replace(final, old)
-        os.replace(temporary, final)
+            rename(final, old, sync=False)
+        rename(temporary, final)
         shutil.rmtree(old, ignore_errors=True)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    fsync_path(final.parent)
 
 
 def guard_of(folder: str | os.PathLike[str]) -> dict[str, Any] | None:
@@ -350,7 +365,7 @@ def set_aside(path: str | os.PathLike[str], reason: str) -> Path:
     number = 1
     while _exists(aside := path.with_name(path.name + (".bad" if number == 1 else f".bad-{number}"))):
         number += 1
-    os.replace(path, aside)
+    rename(path, aside, sync=False)
     with contextlib.suppress(OSError):
         atomic_write(aside.with_name(aside.name + ".reason.txt"), reason + "\n")
     return aside
@@ -376,7 +391,7 @@ def retire(folder: str | os.PathLike[str]) -> bool:
             return False
     gone = folder.with_name(f".{folder.name}.{os.getpid()}.gone")
     try:
-        os.replace(folder, gone)
+        rename(folder, gone, sync=False)
     except FileNotFoundError:
         return True  # another process deleted it
     shutil.rmtree(gone)
@@ -423,7 +438,7 @@ def sweep(output_dir: str | os.PathLike[str], name: str | None = None) -> list[P
             if match["state"] in ("tmp", "old") and not _exists(final):
                 result = verify(path)
                 if result.usable:
-                    os.replace(path, final)
+                    rename(path, final, sync=False)
                 if not result.problems:
                     continue  # it has its name, or nothing is known about it
             if path.is_dir():

@@ -29,7 +29,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from guards import limits
-from guards.checkpoint import atomic_write, fsync_path, writing_file
+from guards.checkpoint import atomic_write, rename, writing_file
 from guards.deadline import call
 from guards.hub import (
     NETWORK_ERRORS,
@@ -205,8 +205,7 @@ class _Download:
             self.part.unlink(missing_ok=True)
             text = f"{self.remote.name} of {self.remote.repo} arrived damaged (its hash is {found[:12]}… instead of "
             raise DownloadError("damaged", f"{text}{wanted[:12]}…) and was deleted; download it again")
-        os.replace(self.part, self.target)
-        fsync_path(self.target.parent)
+        rename(self.part, self.target)
 
 
 def cache_folder() -> Path:

@@ -33,6 +33,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from guards.checkpoint import writing_file
 from guards.reading import json_object
 
 PHASES = (
@@ -342,16 +343,11 @@ def _create(path: Path) -> mmap.mmap:
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+    with (
+        writing_file(path, False, temporary),
+        open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file,
+    ):
         file.write(bytes(SIZE))
-    for tries_left in reversed(range(50 if os.name == "nt" else 1)):
-        try:
-            os.replace(temporary, path)
-            break
-        except PermissionError:  # a reader has the old record open for a moment
-            if not tries_left:
-                raise
-            time.sleep(0.02)
     with open(path, "r+b") as file:
         return mmap.mmap(file.fileno(), SIZE)
 

@@ -186,10 +186,10 @@ def check_status(response: Any, repo: str, file: str = "") -> None:
         raise DownloadError("missing", text)
     if status in (401, 403):
         text = f"no access to {repo} (HTTP status {status}): accept its licence at {page}, then set HF_TOKEN to your "
-        text += "token (or run `hf auth login`)"
+        text += "token (or run `.venv/bin/hf auth login`)"
         if token():
             text += ". A token is set: check that it belongs to the account that accepted the licence "
-            text += "(`hf auth whoami`), and that it may read gated repositories"
+            text += "(`.venv/bin/hf auth whoami`), and that it may read gated repositories"
         raise DownloadError("gated", text)
     if status in (404, 410):
         raise missing(repo, file)

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from guards.checkpoint import fsync_path
+from guards.checkpoint import fsync_path, rename
 
 FOLDER = ".hangproof-cache"
 SUFFIX = ".safetensors"
@@ -124,6 +124,6 @@ class Copy:
             self._file.write((START - 8).to_bytes(8, "little") + text.ljust(START - 8))
             self._file.close()
             fsync_path(self.temporary)
-            os.replace(self.temporary, self.path)
+            rename(self.temporary, self.path)
         except OSError as error:
             self._fail(error)

@@ -124,20 +124,10 @@ def _left(folder: Path, names: tuple[str, str, str]) -> float:
 
 def commit(checkout: Path) -> str:
     """The commit that a git checkout is at, from git's own files; "" where it is none, or cannot be read."""
-    try:
-        folder = checkout / ".git"
-        if folder.is_file():  # a worktree
-            folder = checkout / folder.read_text(encoding="utf-8").partition("gitdir:")[2].strip()
-        head = (folder / "HEAD").read_text(encoding="utf-8").strip()
-        if not head.startswith("ref: "):
-            return head
-        name, shared = head.removeprefix("ref: "), folder
-        if (folder / "commondir").is_file():
-            shared = folder / (folder / "commondir").read_text(encoding="utf-8").strip()
-        if (shared / name).is_file():
-            return (shared / name).read_text(encoding="utf-8").strip()
-        packed = (shared / "packed-refs").read_text(encoding="utf-8")
-    except OSError:
-        return ""
-    found = re.search(rf"^([0-9a-f]{{40,64}}) {re.escape(name)}$", packed, re.MULTILINE)
-    return found[1] if found else ""
+    folder = checkout / (read_text(checkout / ".git").partition("gitdir:")[2].strip() or ".git")
+    head = read_text(folder / "HEAD").strip()
+    if not head.startswith("ref: "):
+        return head
+    name, shared = head.removeprefix("ref: "), folder / read_text(folder / "commondir").strip()
+    packed = re.search(rf"^([0-9a-f]{{40,64}}) {re.escape(name)}$", read_text(shared / "packed-refs"), re.MULTILINE)
+    return read_text(shared / name).strip() or (packed[1] if packed else "")

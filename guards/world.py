@@ -62,11 +62,11 @@ def check_launcher() -> None:
             f"this run asks for {_processes(wanted)} (nodes x gpus in run.toml), but the launcher started {started}. "
             f"Start it with its train.sh, or {RENDER}"
         )
-    node = _number(NODE_VARIABLE, 0)
-    if node and node != _number("GROUP_RANK", 0):
+    node, group = os.environ.get(NODE_VARIABLE, "").lstrip("0"), _number("GROUP_RANK", 0)
+    if node and node != str(group):
         raise WorldError(
-            f"this is machine {node} ({NODE_VARIABLE}), but its launcher calls it machine {_number('GROUP_RANK', 0)}. "
-            "Only machine 0 starts a run that trains on one machine"
+            f"this is machine {node} ({NODE_VARIABLE}), but its launcher calls it machine {group}. "
+            f"Unset {NODE_VARIABLE}, where the run trains on one machine"
         )
 
 

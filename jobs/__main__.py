@@ -15,7 +15,7 @@ from jobs import queue
 from monitor.process.spawned import idle
 from monitor.run_folder import MonitorError, find
 from monitor.state import nothing_left
-from presets import PresetError
+from presets import PresetError, terminal
 from runs import manage, sweep
 
 ACTIONS = ("list", "add", "start", "move", "cancel", "now", "work")
@@ -54,8 +54,6 @@ def main(argv: list[str] | None = None) -> int:
     except (MonitorError, runs.RunError, PresetError, OSError) as error:
         print(f"jobs: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        return 130
 
 
 def change_queue(args: argparse.Namespace) -> int:
@@ -93,7 +91,7 @@ def change_queue(args: argparse.Namespace) -> int:
         if not entries:
             print("no run waits")
     if args.json:
-        print(json.dumps([asdict(entry) for entry in entries], ensure_ascii=False))
+        print(json.dumps([asdict(entry) for entry in entries]))
     return 0
 
 
@@ -145,4 +143,4 @@ def make_sweep(args: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(terminal.command(main))

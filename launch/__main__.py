@@ -9,6 +9,8 @@ import argparse
 import importlib
 import sys
 
+from presets import terminal
+
 # name: (module, what it does)
 COMMANDS = {
     "slurm": ("launch.slurm", "write the sbatch script of a run, and submit it"),
@@ -52,9 +54,7 @@ def main(argv: list[str] | None = None) -> int:
     except (LaunchError, MonitorError, PresetError, RunError, OSError) as error:
         print(f"launch {args.command}: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        return 130
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(terminal.command(main))

@@ -58,7 +58,7 @@ def report(args: argparse.Namespace, text: str, value: Any) -> int:
     if text:
         print(text)
     if args.json:
-        print(json.dumps(value, ensure_ascii=False), flush=True)
+        print(json.dumps(value), flush=True)
     return 0
 
 

@@ -102,7 +102,7 @@ def publish(folder: Path, repo: str, public: bool, replace_card: bool, options: 
     if hub.offline():
         raise LaunchError("HF_HUB_OFFLINE is set; unset it to publish")
     if not hub.token():
-        how = "on the page: Hugging Face account; or `hf auth login`"
+        how = "on the page: Hugging Face account; or `.venv/bin/hf auth login`"
         raise LaunchError(f"You are not logged in to Hugging Face; log in with a token that may write ({how})")
     from huggingface_hub import CommitOperationAdd
 

@@ -476,7 +476,7 @@ OPTIONS = (RUN, ("--limit S", LIMIT_S, f"seconds for all stages (default: {LIMIT
 def run(args: argparse.Namespace) -> int:
     """Exit code 0: it passed. 1: it failed; the text says where and why."""
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # what was started is killed, too
-    if args.limit <= 0:
+    if not args.limit > 0:  # nor NaN
         raise LaunchError("--limit must be a number of seconds")
     found = rehearse(run_folder(args.run), args.limit)
     lines = ["", *(forecast.lines(found.forecast) if found.state == PASSED else failure_lines(found))]

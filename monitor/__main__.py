@@ -52,7 +52,9 @@ def main(argv: list[str] | None = None) -> int:
         return _child(words[2:])
     if words[:1] == ["queue"]:  # of many runs, and of a room above
         return subprocess.call([sys.executable, "-m", "jobs", *words])
-    return _command(words)
+    from presets import terminal
+
+    return terminal.command(lambda: _command(words))
 
 
 def _command(words: list[str]) -> int:
@@ -69,7 +71,8 @@ def _command(words: list[str]) -> int:
         if run:
             nargs = "?" if run == "[RUN]" else None
             command.add_argument("run", nargs=nargs, metavar="RUN", help="name, slug or folder of a run")
-        command.add_argument("--json", action="store_true", help="end with one line of JSON")
+        if name != "run":
+            command.add_argument("--json", action="store_true", help="end with one line of JSON")
         return command
 
     add("run", "supervise a run in the foreground until it ends")
@@ -102,7 +105,7 @@ def _command(words: list[str]) -> int:
 
             code, answer = getattr(commands, args.command.replace("-", "_"))(args)
             if args.json and answer is not None:
-                print(json.dumps(answer, ensure_ascii=False))
+                print(json.dumps(answer))
             return code
         folder = find(args.run)
         own_folder(folder, machine_number(folder, os.environ)).mkdir(parents=True, exist_ok=True)
@@ -291,6 +294,8 @@ def _wait(process: subprocess.Popen[bytes], beats: int, silent_s: float) -> int 
         if not heard and silent:
             return None
         silent = not heard
+    while sys.platform == "win32" and process.poll() is None:
+        time.sleep(PAUSE_S)  # Windows delivers Ctrl-C only between two waits
     return process.wait()
 
 

@@ -13,6 +13,7 @@ import contextlib
 import math
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -29,7 +30,7 @@ from monitor.phrases import PHASES, count
 from monitor.process import platform, spawned
 from monitor.process.platform import LOCK, Lock
 from monitor.resume import checkpoints
-from monitor.run_folder import AlreadyWatched, MonitorError, RunFolder, machine_number, wake_queue
+from monitor.run_folder import AlreadyWatched, MonitorError, RunFolder, machine_number, print_line, wake_queue
 from monitor.state import (
     EXIT_BUDGET,
     EXIT_DONE,
@@ -73,7 +74,7 @@ def supervise(
         )
     try:
         if done := nothing_left(folder):
-            print(f"{folder.name}: {done}", flush=True)
+            print_line(f"{folder.name}: {done}", sys.stdout)
             return EXIT_DONE
         parent = platform.process_info(parent_pid) if parent_pid else None
         keeper, saved = f"{parent.pid} {parent.start}" if parent else "", RunState.load(run_folder)

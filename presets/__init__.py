@@ -5,7 +5,6 @@ of the project, and only the standard library until `lint` or `schema` is import
 """
 
 from presets.tables import (
-    ROOT,
     PresetError,
     backend_of,
     backends,

@@ -11,25 +11,20 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import presets
+from presets import estimate as memory
+from presets import terminal
 
 IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    top = argparse.ArgumentParser(
-        prog="python -m presets",
-        description="VRAM tiers, base models, lint for training scripts, and memory estimates.",
-    )
+    top = argparse.ArgumentParser(prog="python -m presets", description="Tiers, models, lint, and estimates of runs.")
     commands = top.add_subparsers(dest="command", required=True)
     listing = commands.add_parser("list", help="list VRAM tiers, model families and base models")
     lint = commands.add_parser("lint", help="find what is known to hang or fail in a training script")
     lint.add_argument("script", help="a bash script, batch file (.bat) or PowerShell script (.ps1)")
-    lint.add_argument(
-        "--fix",
-        action="store_true",
-        help="rewrite a bash script or batch file without the problems; it trains the same",
-    )
+    lint.add_argument("--fix", action="store_true", help="fix these in a bash script or batch file; it trains the same")
     estimate = commands.add_parser("estimate", help="estimate the GPU memory, time, disk space and cost of a run")
     estimate.add_argument("run", help="name or folder of a run, or a run.toml")
     for command in (listing, lint, estimate):
@@ -60,14 +55,13 @@ def show(args: argparse.Namespace) -> int:
             print(f"  {key:18} {model['name']} · {model['licence']} · {', '.join(model['backends'])}")
         for backend in family["backends"]:
             able = [key for key, model in of_family.items() if backend in model["backends"]]
-            rows = presets.tiers_of(able[0], backend) if able else {}
-            needs = [f"{tier} -" if row["problem"] else f"{tier} {row['needs_gb']:g} GB" for tier, row in rows.items()]
-            if needs:
+            for rows in (presets.tiers_of(key, backend).items() for key in able[:1]):
+                needs = [f"{tier} -" if row["problem"] else f"{tier} {row['needs_gb']:g} GB" for tier, row in rows]
                 print(f"  GPU memory with {presets.backends()[backend]['label']}: {', '.join(needs)}")
     if args.json:
         by_model = {key: {b: presets.tiers_of(key, b) for b in model["backends"]} for key, model in models.items()}
         result = {"tiers": tiers, "backends": presets.backends(), "families": families, "models": models}
-        print(json.dumps({**result, "tiers_of": by_model}, ensure_ascii=False))
+        print(json.dumps({**result, "tiers_of": by_model}))
     return 0
 
 
@@ -80,10 +74,7 @@ def lint(args: argparse.Namespace) -> int:
     path = Path(args.script)
     text, name, base = _text(path), path.name, path.absolute().parent
     if not trainings(text, name, base):
-        raise presets.PresetError(
-            f"{path}: no training command found; lint checks scripts that start kohya's sd-scripts "
-            "(flux_train_network.py, …) or `-m trainer`"
-        )
+        raise presets.PresetError(f"{path}: no training command found; lint knows kohya's trainers and `-m trainer`")
     fixed = fix(text, name, base) if args.fix else Fixed(text)
     # What is left after --fix has to be fixed by hand.
     findings = [replace(one, fixable=one.fixable and not args.fix) for one in find(fixed.text, name, base)]
@@ -100,8 +91,7 @@ def lint(args: argparse.Namespace) -> int:
     if args.json:
         changes = [{"rule": r, "command": i + 1, **asdict(c), "text": c.text} for r, i, c in fixed.changes]
         found = [asdict(one) for one in findings]
-        result = {"clean": not findings, "findings": found, "fixed": fixed.fixed, "changes": changes}
-        print(json.dumps(result, ensure_ascii=False))
+        print(json.dumps({"clean": not findings, "findings": found, "fixed": fixed.fixed, "changes": changes}))
     return 1 if findings else 0
 
 
@@ -134,7 +124,6 @@ def _replace(script: Path, text: str) -> None:
 
 def estimate(args: argparse.Namespace) -> int:
     """Print the estimate of a run's GPU memory, time, disk space and cost."""
-    from presets.estimate import estimate as of, whole
     from presets.tables import read_toml
 
     given, outputs = Path(args.run), presets.data_root() / "outputs"
@@ -151,7 +140,7 @@ def estimate(args: argparse.Namespace) -> int:
         none = value == 0 and key in ("batch_size", "gradient_accumulation", "gpus")
         if none or value not in known or not isinstance(value, str if isinstance(usual, str) else int | float):
             raise presets.PresetError(f"{path}: {key} cannot be {value!r}; correct it and run `python -m runs show`")
-    result = {**of(run), **(whole(run, images) if images else {})}
+    result = {**memory.estimate(run), **(memory.whole(run, images) if images else {})}
     for stage, gigabytes in result["stages_gb"].items():
         print(f"{stage:10} {gigabytes:6.1f} GB" + ("  ← peak" if stage == result["peak_stage"] else ""))
     enough = [tier for tier, is_enough in result["tiers"].items() if is_enough]
@@ -170,10 +159,9 @@ def estimate(args: argparse.Namespace) -> int:
 def _images(slug: str) -> dict[str, int]:
     """The number of images in each folder of a run's data set."""
     root = presets.data_root() / "datasets" / slug
-    files = [one for one in sorted([*root.glob("*"), *root.glob("*/*")]) if one.suffix.lower() in IMAGES]
-    names = [one.parent.name if one.parent != root else "" for one in files]
-    return Counter(name for name in names if not name.startswith("."))
+    files = [one for one in sorted([*root.glob("*"), *root.glob("[!.]*/*")]) if one.suffix.lower() in IMAGES]
+    return Counter(one.parent.name if one.parent != root else "" for one in files)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(terminal.command(main))

@@ -23,6 +23,7 @@ from presets.tables import ROOT, PresetError
 
 TYPES = {"int": "int", "float": "float", "int_or_float": "float", "int_or_ratio": "float"}
 DUMP_S = 60.0
+_known: dict[tuple[Path, str, int], dict[str, dict]] = {}
 
 
 def of_parser(parser: argparse.ArgumentParser) -> dict[str, dict]:
@@ -71,9 +72,6 @@ def flags_of(checkout: Path, script: str = "flux_train_network.py", commit: str 
             raise PresetError(f"{path}: {answer}; run ./start.sh {name} for the tested version")
         _known[key] = answer
     return copy.deepcopy(_known[key])
-
-
-_known: dict[tuple[Path, str, int], dict[str, dict]] = {}
 
 
 # In the process of its own --------------------------------------------------------------------------------------------

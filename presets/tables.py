@@ -49,7 +49,7 @@ class PresetError(ValueError):
 def data_root() -> Path:
     """The folder that holds outputs, datasets and models: `$HANGPROOF_DATA`, else the project's own folder."""
     given = os.environ.get("HANGPROOF_DATA")
-    return Path(given).expanduser().absolute() if given else ROOT
+    return Path(os.path.expanduser(given)).absolute() if given else ROOT
 
 
 def read_toml(path: Path) -> dict:
@@ -160,10 +160,8 @@ def _tier(row: dict, trainer: dict, pixels: int) -> dict:
     basis = f"estimated: its text encoders take {text_gb:g} GB while captions are encoded"
     if "weights_gb" in row:
         where = "on the GPU" if "blocks_to_swap" in every else f"in {bits}"
-        basis = (
-            f"estimated: {row['weights_gb']:g} GB of weights {where}, {trainer['activations_gb']:g} GB for an image "
-        )
-        basis += f"of {pixels} pixels, the LoRA and its optimizer"
+        basis = f"estimated: {row['weights_gb']:g} GB of weights {where}, {trainer['activations_gb']:g} GB "
+        basis += f"for an image of {pixels} pixels, the LoRA and its optimizer"
     return {
         "flags": flags,
         "note": row.get("note", note),

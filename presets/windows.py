@@ -20,6 +20,7 @@ CMD_SET = re.compile(r'[ \t@]*set[ \t]+(?!/)(")?(\w+)=((?(1)[^"\n]*|[^\n&|]*))(?
 CMD_SETS = re.compile(r'\bset[ \t]+(?:/[ap][ \t]+)?"?(\w+)=', re.IGNORECASE)
 CMD_LOOPS = re.compile(r"\bfor\b[^\n]*?%%(\w)", re.IGNORECASE)
 INTO = "\1"  # the next word is the target of a redirection
+Char = tuple[str, int, int]  # what the program gets, and the text from which it comes
 
 POWERSHELL = re.compile(
     r"""(?P<skip>[ \t\r]+|`\r?(?:\n|\Z)|\#[^\n]*|<\#.*?(?:\#>|\Z)) | (?P<into>[0-9*]?(?:>>?(?P<number>&[0-9])?|<)[ \t]*)
@@ -37,9 +38,6 @@ def _once(pattern: re.Pattern[str], text: str) -> set[str]:
     """The variables that a script sets in one place."""
     names = [name.lower() for name in pattern.findall(text)]
     return {name for name in names if names.count(name) == 1}
-
-
-Char = tuple[str, int, int]  # what the program gets, and the text from which it comes
 
 
 def batch(text: str) -> list[Command]:

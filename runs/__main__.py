@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import runs
-from presets import PresetError, tiers
+from presets import PresetError, terminal, tiers
 from runs import env_file
 
 # What also concerns the queue or the processes of a run is done by `python -m jobs`, which knows them.
@@ -192,4 +192,4 @@ def fetch(args: argparse.Namespace) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(terminal.command(main))

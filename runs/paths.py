@@ -23,8 +23,8 @@ PLACES = (
     *("HANGPROOF_DATA", "HANGPROOF_LIMITS", "HANGPROOF_NOTIFY", "HANGPROOF_SHM", "HANGPROOF_LOCKS", "HF_HOME"),
     *(f"{name}_{what}" for name in ("SD_SCRIPTS", "MUSUBI") for what in ("DIR", "VENV")),
 )
-os.environ.update(
-    {name: str(Path(os.environ[name]).expanduser().absolute()) for name in PLACES if os.environ.get(name)}
+os.environ.update(  # Path.expanduser fails where there is no such user
+    {name: str(Path(os.path.expanduser(os.environ[name])).absolute()) for name in PLACES if os.environ.get(name)}
 )
 RESERVED_NAMES = re.compile(r"CON|PRN|AUX|NUL|(COM|LPT)[0-9]", re.I)
 

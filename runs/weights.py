@@ -137,7 +137,7 @@ def _from_hub(repo: str, model: dict, ask: bool) -> list[str]:
         return [f"{repo} is not on this machine, and HF_HUB_OFFLINE prevents the download; unset it, or {by_hand}"]
     if model["gated"] and model["repo"] == repo and not hub.token():
         licence = f"You must accept its licence on Hugging Face first: open {page}, accept it, then log in under"
-        login = "“Hugging Face account” on the page (or run `hf auth login`, or set HF_TOKEN)"
+        login = "“Hugging Face account” on the page (or run `.venv/bin/hf auth login`, or set HF_TOKEN)"
         return [f"{repo} is not on this machine. {licence} {login}; or {by_hand}"]
 
     def answer() -> None:

@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> int:
     except timeouts.UsageError as error:
         print(f"sd_scripts_patches: {error}", file=sys.stderr)
         return 2
-    if not arguments or arguments[0] in ("-h", "--help"):
+    if not arguments or arguments[arguments[0] == "check" :][:1] in (["-h"], ["--help"]):
         print(USAGE + timeouts.listing(), end="", file=sys.stdout if arguments else sys.stderr)
         return 0 if arguments else 2
     if arguments[0] == "check":

@@ -64,7 +64,7 @@ def check(folder: Path) -> None:
     if wrong:
         raise TrainError(
             f"the model in {folder} is incomplete: {'; '.join(wrong)}; download the complete folder "
-            f"(hf download <id> --local-dir {folder}), or use another --pretrained_model_name_or_path"
+            f"(.venv/bin/hf download <id> --local-dir {folder}), or use another --pretrained_model_name_or_path"
         )
 
 

@@ -285,8 +285,7 @@ def make_accelerator(args, hb):
         raise TrainError("--mixed_precision fp16 needs a GPU; on a CPU use bf16 or no")
     if args.log_with and not accelerator.log_with:  # accelerate silently ignores trackers that it cannot import
         raise TrainError(
-            f"--log_with {args.log_with}: not installed; run `{sys.executable} -m pip install {args.log_with}`, or remove "
-            "the flag"
+            f"--log_with {args.log_with}: run `{sys.executable} -m pip install {args.log_with}`, or remove the flag"
         )
     hb.reach("tracker")
     if args.log_with and accelerator.is_main_process:

@@ -431,7 +431,7 @@ def open_place(address: str, limits: Limits | None = None) -> Place:
     try:
         importlib.import_module(package)
     except ImportError as error:
-        raise StoreError(f"{scheme}:// needs {package}; install it: pip install {package} ({short(error)})") from error
+        raise StoreError(f"{scheme}:// needs {package}: .venv/bin/pip install {package} ({short(error)})") from error
     options, root = None, body
     if scheme == "hf" and not re.match(r"buckets/[^/]+/[^/]+", body):
         raise StoreError(f"hf://{body}: write hf://buckets/OWNER/NAME/folder; models and data sets cannot be a store")

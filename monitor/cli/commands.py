@@ -104,6 +104,8 @@ def status(args: argparse.Namespace) -> Answer:
     if args.watch:
         return watch(folders), None
     found = [(folder, read_status(folder)) for folder in folders]
+    if not found:
+        print(f"no runs in {outputs_dir()}")
     for folder, values in found:
         print(line(folder, values))
     if args.run and (values := found[0][1]) is not None:

@@ -40,7 +40,7 @@ def read_config(path: Path) -> dict[str, Any]:
             raise MonitorError(f"{path}: others can read your addresses; run `chmod 600 {path}`")
         table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
-        raise MonitorError(f"{path}: cannot be read: {error.strerror}") from error
+        raise MonitorError(f"{path}: cannot be read: {error.strerror}; docs/recovery.md shows one") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         # the parser's message may quote the line, which is an address
         raise MonitorError(f"{path}: not a TOML file; see monitor/cli/notify.py for its form") from error

@@ -8,6 +8,7 @@ import re
 import shutil
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -315,6 +316,10 @@ def test_where_nothing_can_be_renamed_or_read_retire_and_set_aside_raise_and_the
     with monkeypatch.context() as patch, pytest.raises(OSError, match="Input/output error"):
         patch.setattr(io, "open", failing(io.open, errno.EIO, checkpoint.GUARD))
         checkpoint.retire(old)
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "platform", "win32")
+        patch.setattr(os, "replace", Mock(side_effect=[PermissionError, PermissionError, None]))
+        checkpoint.rename(old, new, sync=False)  # another program had it open for a moment
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", failing(os.replace, errno.EROFS))
         for action in (checkpoint.retire, lambda state: checkpoint.set_aside(state, "bad")):

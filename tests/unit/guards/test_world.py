@@ -31,7 +31,8 @@ def started(monkeypatch):
     ("set_by_launcher", "sentence"),
     [
         ({"HANGPROOF_WORLD": 4, "WORLD_SIZE": 2}, "asks for 4 processes .* but the launcher started 2"),
-        ({"HANGPROOF_NODE": 1}, "this is machine 1 .* its launcher calls it machine 0"),
+        ({"HANGPROOF_NODE": 1}, "this is machine 1 .* its launcher calls it machine 0. Unset HANGPROOF_NODE"),
+        ({"HANGPROOF_NODE": "x"}, "this is machine x .* its launcher calls it machine 0"),
         ({}, None),
         ({"HANGPROOF_WORLD": 2, "WORLD_SIZE": 2}, None),
         ({"HANGPROOF_NODE": 1, "WORLD_SIZE": 2, "GROUP_RANK": 1}, None),

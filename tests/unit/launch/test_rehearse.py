@@ -216,8 +216,9 @@ def test_the_file_says_how_it_ended(data, monkeypatch, end, state):
     assert bool(found.forecast.get("cost")) == (end is None or isinstance(end, str))
     assert bool(rehearse.objection(folder, runs.load(folder))) is False, "no stage of it failed"
     assert end is not OSError or found.problem["text"] == "no disk"
-    with pytest.raises(LaunchError, match="--limit"):
-        rehearse.run(argparse.Namespace(run=folder.name, limit=0.0))
+    for limit in (0.0, float("nan")):
+        with pytest.raises(LaunchError, match="--limit"):
+            rehearse.run(argparse.Namespace(run=folder.name, limit=limit))
 
 
 def test_a_result_goes_with_the_run_of_its_settings_and_one_without_a_process_is_lost(data):

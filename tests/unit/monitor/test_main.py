@@ -70,6 +70,13 @@ def test_a_keeper_whose_calls_fail_still_waits_for_the_monitor_that_it_has_start
     close(beats)
 
 
+def test_on_windows_the_keeper_waits_in_slices_because_one_long_wait_delays_ctrl_c_to_its_end(monkeypatch):
+    monkeypatch.setattr(keeper.sys, "platform", "win32")
+    monkeypatch.setattr(keeper.time, "sleep", sleep := Mock())
+    assert keeper._wait(Mock(poll=Mock(side_effect=[None, None, 5]), wait=lambda: 5), -1, 60.0) == 5
+    assert sleep.call_count == 2
+
+
 @pytest.mark.parametrize("call", ["signal.signal", "os.setsid"])
 def test_a_monitor_that_fails_before_it_has_begun_is_started_again(call, monkeypatch, capsys):
     """Exit code 1 would mean that the run cannot be supervised, and the keeper would leave it unwatched."""
@@ -91,3 +98,10 @@ def test_a_monitor_that_fails_before_it_has_begun_is_started_again(call, monkeyp
 def test_a_command_ends_with_its_code_and_a_line_of_json(words, does, code, out, err, monkeypatch, capsys):
     monkeypatch.setattr(commands, words[0].replace("-", "_"), does)
     assert keeper.main(words) == code and capsys.readouterr() == (out, err)
+    with pytest.raises(SystemExit, match="2"):
+        keeper.main(["run", "toy", "--json"])  # it has no JSON to end with
+
+
+def test_a_status_of_no_runs_says_where_there_are_none(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path))
+    assert keeper.main(["status"]) == 0 and f"no runs in {tmp_path}" in capsys.readouterr().out

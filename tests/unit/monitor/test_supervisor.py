@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import time
 from dataclasses import replace
 from types import SimpleNamespace
@@ -321,7 +322,7 @@ def test_a_start_waits_for_its_time_its_gpu_and_its_store(make_loop, trained, mo
     assert turn(run) == Transition(State.STARTING, "Starting from step 20") and run.attempt is not None
 
 
-def test_a_monitor_begins_once_and_lets_go_at_the_end(make_loop, monkeypatch, capsys):
+def test_a_monitor_begins_once_and_lets_go_at_the_end(make_loop, monkeypatch, capfd):
     run = make_loop()
     folder, keeper, woken = run.folder.folder, platform.process_info(os.getppid()), []
     request = folder / "stop.request"
@@ -347,11 +348,14 @@ def test_a_monitor_begins_once_and_lets_go_at_the_end(make_loop, monkeypatch, ca
     )
     (folder / "toy.safetensors").touch()
     assert supervised(True, state=State.COMPLETED, spec_hash=spec_hash(folder)) == 0
-    assert "toy: already completed" in capsys.readouterr().out
+    assert "toy: already completed" in capfd.readouterr().out
+    with monkeypatch.context() as closed:
+        closed.setattr(sys, "stdout", Mock(fileno=lambda: 1, write=Mock(side_effect=BrokenPipeError)))
+        assert supervised(True, state=State.COMPLETED, spec_hash=spec_hash(folder)) == 0, "not a failure of the monitor"
     monkeypatch.setenv("HANGPROOF_LIMITS", "/no/such/file")
     with pytest.raises(MonitorError, match="/no/such/file"):
         supervised(True)
-    assert woken == [(folder.parent, False)] * 8
+    assert woken == [(folder.parent, False)] * 9
 
 
 def test_the_evidence_of_a_probe_decides_and_a_trial_is_not_hung_without(make_loop):

@@ -58,6 +58,7 @@ def test_what_is_open_in_a_checkout_is_reported_by_the_check_and_refused_at_a_st
     monkeypatch.setattr(os, "environ", dict(os.environ))  # a flag sets a variable
     assert main.main(["check", str(tmp_path)]) == 1
     assert "is not an sd-scripts checkout" in capsys.readouterr().err
+    assert main.main(["check", "--help"]) == 0 and capsys.readouterr().out.startswith("usage:")
     write(tmp_path, "train_network.py", "print('trained')\n")
     for name in ("library", "networks"):
         (tmp_path / name).mkdir()

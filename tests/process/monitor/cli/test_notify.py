@@ -29,6 +29,8 @@ def test_a_notification_file_that_is_refused_is_not_shown(tmp_path, text, mode, 
     with pytest.raises(notify.MonitorError, match=problem) as refused:
         notify.read_config(config)
     assert "s3cr3t" not in str(refused.value)
+    with pytest.raises(notify.MonitorError, match=r"docs/recovery\.md shows one"):
+        notify.read_config(tmp_path / "missing.toml")
 
 
 class Apprise:

@@ -1,0 +1,38 @@
+"""The output of a command: what its terminal lacks, and readers that have read enough."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from runs_helpers import pictures, spec
+
+import runs
+from runs.paths import ROOT
+
+PRINTS = "import sys; from presets import terminal; sys.exit(terminal.command({}))"
+
+
+def test_an_encoding_that_lacks_characters_loses_no_line(tmp_path, data):
+    folder = runs.create(spec(name="my run", prompts=["写真"]), pictures(tmp_path / "in"))
+    environment = {**os.environ, "PYTHONIOENCODING": "cp1252"}
+    for words, shown in ((("presets", "estimate", folder), b"\\u2190 peak"), (("runs", "show", folder), b"\\u5199")):
+        command = [sys.executable, "-m", *map(str, words), "--json"]
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, timeout=60, check=False)
+        assert done.returncode == 0 and shown in done.stdout, done.stderr
+        assert json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+    "does", ["lambda: print('x') or 0", "lambda: print('x' * 10**6) or 0", "lambda: __import__('time').sleep(60)"]
+)
+def test_a_closed_pipe_and_ctrl_c_end_a_command_without_a_traceback(does):
+    command = [sys.executable, "-c", PRINTS.format(f"lambda: print('begun', file=sys.stderr) or ({does})()")]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert process.stderr.readline() == b"begun\n"
+        if "sleep" in does:
+            process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130 and process.stderr.read() == b""
