@@ -11,8 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import presets
-from presets import estimate as memory
-from presets import terminal
+from presets import estimate as memory, terminal
 
 IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 

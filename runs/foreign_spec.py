@@ -17,8 +17,7 @@ from presets import lint, read_table
 from presets.syntax import Command, Word
 from presets.training import Flag, Training, file_name
 from runs import env_file
-from runs.command import flags as ours_of
-from runs.command import tier_flags
+from runs.command import flags as ours_of, tier_flags
 from runs.fields import LABELS
 from runs.files import RunError
 from runs.flags import flag_faults, flag_value, known_flags

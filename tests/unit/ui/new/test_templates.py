@@ -8,8 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from configure_helpers import DRAFT, FORM
 from draft_helpers import drawn, photo
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from runs.files import RunError
 from ui.dataset import draft
