@@ -203,7 +203,7 @@ def boundary(t: Training, step: int, losses: deque, usual_s: float, metrics: Met
     saves = saves_due(args, step, ended(t, step), t.epochs)
     requested = t.requests.pending(step)
     if not t.main:
-        if saves or any(t.sampler.due(step, done) for done in {None, ended(t, step)}):
+        if saves or any(t.sampler.due(step, done) for done in dict.fromkeys((None, ended(t, step)))):
             t.hb.phase("save" if saves else "sample", note="waiting for rank 0")
         else:
             validate_if_due(t, step, metrics)
@@ -306,7 +306,7 @@ def samples_due(t: Training, step: int, losses: deque, usual_s: float, requested
             t.hb.phase("sample", note="stop requested; the state is saved, the sample images are finished first")
 
     # for its number (None), or the epoch that it ends
-    due = [done for done in {None, ended(t, step)} if t.sampler.due(step, done)]
+    due = [done for done in dict.fromkeys((None, ended(t, step))) if t.sampler.due(step, done)]
     if requested and not t.sampler.prompts:
         t.requests.refuse("sample", step, "the run has no prompts for sample images; add some, then start it again")
         requested = False
