@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 from image_helpers import PATIENCE_S, container, healthy, log_of, make_image
+from loopback import in_turn
 from monitor_helpers import events, toy_run, wait_for
-from provider_server import KEY, provider
 from queue_helpers import processes
 from run_facts import status, weight
 from runs_helpers import PROJECT, call, pictures, python, spec
@@ -30,6 +30,7 @@ from launch.store.places import open_place
 
 SETTINGS = {"save_every_n_steps": 2, "resolution": 64, "mixed_precision": "no", "repeats": 1, "workers": 0}
 SETTINGS |= {"model": "tiny-flux", "sample_every_n_steps": 0}
+KEY = "rpa_0123456789SECRET"
 POD = {"RUNPOD_POD_ID": "7h9k2m4n6p", "RUNPOD_API_KEY": KEY, "HANGPROOF_STOP_POD": "1", "HANGPROOF_STOP_AFTER_S": "1"}
 
 
@@ -55,7 +56,7 @@ def test_the_entry_point_serves_saves_every_run_at_sigterm_and_goes_on(image, tm
     assert status(folder)["state"] == "preempted" and list(folder.glob("toy-step*-state"))
     assert "this is no pod" in log_of(root) and "a-long-secret" not in log_of(root)
 
-    with provider((200, {"id": "7h9k2m4n6p", "status": "EXITED"})) as double:
+    with in_turn((200, {"id": "7h9k2m4n6p", "status": "EXITED"})) as double:
         with container(image, root, port, HANGPROOF_RUNPOD_URL=double.url, **POD) as process:
             wait_for(lambda: status(folder)["state"] == "completed", PATIENCE_S, "the run goes on by itself")
             wait_for(lambda: double.requests, PATIENCE_S, "the pod stops itself")
@@ -89,7 +90,7 @@ def test_a_pod_fetches_its_run_trains_it_and_stops(image, data, tmp_path, monkey
     root, port = tmp_path / "pod" / "data", free_port()
     root.mkdir(parents=True)
     start = {"HANGPROOF_START_RUN": made.slug, "HANGPROOF_START_STORE": store, **POD}
-    with provider((200, {"id": "7h9k2m4n6p"})) as double:
+    with in_turn((200, {"id": "7h9k2m4n6p"})) as double:
         with container(image, root, port, HANGPROOF_RUNPOD_URL=double.url, **start) as process:
             wait_for(lambda: double.requests, PATIENCE_S, "the pod stops itself")
             process.send_signal(signal.SIGTERM)

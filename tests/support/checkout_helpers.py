@@ -1,9 +1,26 @@
-"""A folder in place of kohya's sd-scripts, with two commits."""
+"""Folders in place of kohya's sd-scripts: one with two commits, one with a parser."""
 
 import subprocess
 from pathlib import Path
 
 import pytest
+
+PARSER = """
+import argparse
+
+def setup_parser():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--ae", type=str, help="path")
+    parser.add_argument("--output_dir", type=str)
+    parser.add_argument("--network_dim", type=int)
+    parser.add_argument("--split_mode", action="store_true")
+    parser.add_argument("--optimizer_type", type=str)
+    parser.add_argument("--guidance_scale", type=float, default=3.5)
+    parser.add_argument("--log_level", choices=["DEBUG", "INFO"], help="Set it / ログ")
+    parser.add_argument("--noise_offset", type=float, help="<img src=x onerror='document.title=1'> {{7*7}} ${7*7}")
+    parser.add_argument("--betas", type=float, nargs="*")
+    return parser
+"""
 
 
 def git(folder: Path, *words: str) -> str:
@@ -27,3 +44,10 @@ def checkout(tmp_path) -> tuple[Path, str, str]:
     old = commit(folder, "the first <b>one</b>")
     (folder / "train_network.py").write_text("new\n")
     return folder, old, commit(folder, "the update")
+
+
+def parser_checkout(folder: Path) -> Path:
+    """Write it. Returns the folder."""
+    folder.mkdir()
+    (folder / "flux_train_network.py").write_text(PARSER, encoding="utf-8")
+    return folder

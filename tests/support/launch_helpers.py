@@ -1,6 +1,9 @@
-"""For the tests of launch: a spec for a rented machine, a command's arguments, every model, trainer and tier."""
+"""For the tests of launch: a spec for a rented machine, a command's arguments, every model, trainer and tier, a run in a store."""
 
 import argparse
+import json
+from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ import presets
 import runs
 from launch import travel
 from launch.common import add_arguments
+from launch.store.lease import this_owner
 
 STORE = "s3://bucket/runs"
 OF_EACH_FAMILY = {(presets.models()[key]["family"], backend): (key, backend) for key, backend in MODELS}
@@ -46,3 +50,17 @@ def a_spec(choice=("flux-dev", "diffusers", "20G"), **fields):
 
 def a_run(root: Path, **fields) -> Path:
     return runs.create(a_spec(**fields), pictures(root / "photos"))
+
+
+def put_run(store: Path, slug: str = "far-cat", **status) -> Path:
+    """A run in a store that is a folder, as its agent writes it."""
+    folder = store / slug
+    folder.mkdir(parents=True)
+    at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    values = {"name": "far cat", "state": "running", "step": 40, "planned_steps": 100, "loss": 0.25, "updated_at": at}
+    (folder / "status.json").write_text(json.dumps({**values, **status}))
+    owner = {**asdict(this_owner()), "host": "far.example"}
+    (folder / "lease").mkdir()
+    claim = {"number": 1, "owner": owner, "beat": 3, "held": True, "released": False, "period_s": 60}
+    (folder / "lease" / "000001.json").write_text(json.dumps(claim))
+    return folder

@@ -139,3 +139,17 @@ def answering(respond: Callable[[Request], Answer]) -> Iterator[Double]:
     """A running server that answers with a function."""
     with running(Double(respond)) as server:
         yield server
+
+
+@contextmanager
+def in_turn(*answers: Answer) -> Iterator[Double]:
+    """A running server with these answers; it repeats the last. `requests`: (method, path, the body's value, headers)."""
+    left = list(answers)
+
+    def answer(request: Request) -> Answer:
+        server.requests.append((request.method, request.path, request.json, dict(request.headers)))
+        return left.pop(0) if len(left) > 1 else left[0]
+
+    with answering(answer) as server:
+        server.requests = []
+        yield server

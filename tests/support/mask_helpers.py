@@ -6,8 +6,6 @@ import pytest
 from PIL import Image
 
 NO_LEARNING = "1e-30"
-
-
 EPOCHS = 2
 
 

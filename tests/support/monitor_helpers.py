@@ -20,6 +20,7 @@ import tomllib
 from run_facts import status, step_of, trainers
 
 from benchmarks.trial import read_lines
+from guards import step_requests
 from monitor import config
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -227,3 +228,19 @@ def clean_up(folder: Path) -> None:
     for pid in trainers(folder):
         with contextlib.suppress(psutil.NoSuchProcess):
             psutil.Process(pid).kill()
+
+
+ASKED = "sample@2,state@4,save@7"  # the step after which each is requested
+
+
+def asking(folder, asked=ASKED):
+    """The environment of a training in which the requests are made."""
+    asks = {"HANGPROOF_INJECT": "request_injectors:ask", "REQUESTS": asked}
+    return asks | {"HANGPROOF_RUN": str(folder), "HANGPROOF_HEARTBEAT": str(folder / "beats")}
+
+
+def answers(folder):
+    """{kind: event} of the requests; each has one answer, and none waits."""
+    found = events(folder, step_requests.EVENT)
+    assert len({event["id"] for event in found}) == len(found) and not step_requests.waiting(folder)
+    return {event["request"]: event for event in found}

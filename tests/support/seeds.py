@@ -1,8 +1,17 @@
-"""The seed of a campaign: HANGPROOF_SEED, or a new one. It is printed, so that a failed campaign can be repeated."""
+"""What is drawn: the seed of a campaign (HANGPROOF_SEED, or a new one, which is printed), and values for Hypothesis."""
 
 import functools
 import os
 import secrets
+
+from hypothesis import strategies as st
+
+# Values that a file or a browser may hold.
+ANY_VALUE = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
 
 
 @functools.cache

@@ -6,7 +6,7 @@ import pytest
 from caption_server import answering, drip, run, texts
 from draft_helpers import photo
 from hypothesis import given, settings, strategies as st
-from strategies import ANY_VALUE
+from seeds import ANY_VALUE
 
 from captions import endpoint
 from captions.text import NoCaption

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from launch_helpers import a_run, a_spec, arguments
-from provider_server import KEY, Provider, provider
+from loopback import Double, in_turn
 from runs_helpers import python
 
 from launch import rent, travel
@@ -16,7 +16,7 @@ from launch.common import LaunchError
 from launch.rent import ApiError
 from launch.serve import Container
 
-NAME = "hangproof-my-lora-1234"
+KEY, NAME = "rpa_0123456789SECRET", "hangproof-my-lora-1234"
 BEFORE, OWN = {"id": "100", "name": "hangproof-my-lora-9999"}, {"id": "101", "name": NAME}
 
 
@@ -25,8 +25,8 @@ BEFORE, OWN = {"id": "100", "name": "hangproof-my-lora-9999"}, {"id": "101", "na
     [
         ([(201, OWN)], ""),
         ([(502, "<html>bad gateway</html>"), (200, [BEFORE, OWN])], ""),
-        ([(0, ""), (200, [BEFORE]), (200, {"items": [BEFORE]}), (200, {"items": ["x", OWN]})], ""),
-        ([(0, ""), (500, ""), (200, [OWN])], ""),
+        ([None, (200, [BEFORE]), (200, {"items": [BEFORE]}), (200, {"items": ["x", OWN]})], ""),
+        ([None, (500, ""), (200, [OWN])], ""),
         ([(502, ""), (401, {"detail": "no"})], "cannot be read"),
         ([(503, {"detail": "busy"}), (200, [BEFORE])], "HTTP 503"),
     ],
@@ -34,7 +34,7 @@ BEFORE, OWN = {"id": "100", "name": "hangproof-my-lora-9999"}, {"id": "101", "na
 def test_one_pod_is_rented_when_its_creation_is_not_confirmed(answers, text, clean, monkeypatch):
     monkeypatch.setattr(rent, "LOOK_S", 0.01)
     monkeypatch.setattr(rent, "token_hex", lambda count: "1234")
-    with provider(*answers) as double:
+    with in_turn(*answers) as double:
         monkeypatch.setenv("HANGPROOF_RUNPOD_URL", double.url)
         rented = partial(rent.create, KEY, a_spec(), arguments(rent, "--image", "me/h:1"), ["L4"])
         if text:
@@ -63,14 +63,14 @@ def remote(clean, quick, tmp_path, monkeypatch):
     return folder
 
 
-def submitted(folder: Path, double: Provider, monkeypatch, *words: str) -> int:
+def submitted(folder: Path, double: Double, monkeypatch, *words: str) -> int:
     monkeypatch.setenv("HANGPROOF_RUNPOD_URL", double.url)
     words = ("--image", "docker.io/me/hangproof:1", "--gpu", ",".join(GPUS), *words, "--submit")
     return rent.run(arguments(rent, *words, run=folder.name, json=True))
 
 
 def test_a_pod_is_created_as_runpod_documents(remote, monkeypatch, capsys):
-    with provider((201, POD)) as double:
+    with in_turn((201, POD)) as double:
         assert submitted(remote, double, monkeypatch) == 0
     ((method, path, body, headers),) = double.requests
     assert (method, path, headers["Authorization"]) == ("POST", "/v2/pods", f"Bearer {KEY}")
@@ -90,12 +90,12 @@ def test_a_pod_is_created_as_runpod_documents(remote, monkeypatch, capsys):
 
 def test_a_pod_is_tried_on_the_next_gpu_when_runpod_has_none(remote, monkeypatch):
     none = {"title": "Bad Request", "status": 400, "detail": "There are no instances currently available"}
-    with provider((400, none), (403, none), (201, POD)) as double:
+    with in_turn((400, none), (403, none), (201, POD)) as double:
         assert submitted(remote, double, monkeypatch, "--volume", "vol_x", "--data-center", "EU-RO-1") == 0
     asked = [body["gpu"]["id"] for _, _, body, _ in double.requests]
     assert asked == GPUS
     assert double.requests[0][2]["mounts"] == {"network": [{"volumeId": "vol_x", "path": "/workspace"}]}
-    with provider((400, none)) as double, pytest.raises(LaunchError, match="none of these GPUs now.*no instances"):
+    with in_turn((400, none)) as double, pytest.raises(LaunchError, match="none of these GPUs now.*no instances"):
         submitted(remote, double, monkeypatch)
     assert len(double.requests) == len(GPUS)
 
@@ -104,14 +104,14 @@ def test_a_pod_is_tried_on_the_next_gpu_when_runpod_has_none(remote, monkeypatch
     "status, text", [(401, "not accept the key"), (402, "balance"), (404, "refused"), (422, "refused")]
 )
 def test_runpods_final_refusals_are_not_repeated(remote, monkeypatch, status, text):
-    with provider((status, {"title": "x", "status": status, "detail": "d", "errors": ["$: bogus"]})) as double:
+    with in_turn((status, {"title": "x", "status": status, "detail": "d", "errors": ["$: bogus"]})) as double:
         with pytest.raises(LaunchError, match=text) as caught:
             submitted(remote, double, monkeypatch)
     assert len(double.requests) == 1 and "bogus" in str(caught.value) and KEY not in str(caught.value)
 
 
 def test_a_pod_needs_a_key(remote, monkeypatch):
-    with provider((201, POD)) as double:
+    with in_turn((201, POD)) as double:
         for wrong, text in ((" ", "RUNPOD_API_KEY is not set"), ("a b", "unusual characters")):
             monkeypatch.setenv("RUNPOD_API_KEY", wrong)
             with pytest.raises(LaunchError, match=text):
@@ -126,12 +126,12 @@ def test_the_key_goes_only_where_it_belongs(monkeypatch):
             rent.call(KEY, "GET", "/v2/pods")
         assert KEY not in str(caught.value)
 
-    with provider((200, {})) as thief, provider((307, "", {"Location": f"{thief.url}/steal"})) as double:
+    with in_turn((200, {})) as thief, in_turn((307, "", {"Location": f"{thief.url}/steal"})) as double:
         asked(double.url, "HTTP 307")
         assert thief.requests == []
     asked("http://api.runpod.io", "https only")
     for answer, text in (((400, {"detail": f"bad key {KEY}"}), "bad key"), ((200, "<html>captive"), "not JSON")):
-        with provider(answer) as double:
+        with in_turn(answer) as double:
             asked(double.url, text)
 
 
@@ -149,7 +149,7 @@ def test_a_machine_knows_its_own_pod():
 
 def test_a_pod_that_cannot_be_stopped_still_costs_money_and_one_that_stops_already_is_no_error(monkeypatch):
     for answer, text in (((404, {"detail": "gone"}), "still costs money: .*gone"), ((409, {"detail": "stopping"}), "")):
-        with provider(answer) as double:
+        with in_turn(answer) as double:
             monkeypatch.setenv("HANGPROOF_RUNPOD_URL", double.url)
             if text:
                 with pytest.raises(LaunchError, match=text):
@@ -160,7 +160,7 @@ def test_a_pod_that_cannot_be_stopped_still_costs_money_and_one_that_stops_alrea
 
 def test_a_pod_is_stopped_as_the_api_documents():
     command = ("-m", "launch", "stop-pod", "--json")
-    with provider((200, {"id": "p"})) as double:
+    with in_turn((200, {"id": "p"})) as double:
         done = python(*command, HANGPROOF_RUNPOD_URL=double.url, **RUNPOD)
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout.splitlines()[-1]) == {"id": "7h9k2m4n6p", "stopped": True}
@@ -175,7 +175,7 @@ def test_a_pod_is_stopped_as_the_api_documents():
 def test_a_provider_that_refuses_to_stop_the_pod_is_asked_again(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path))
     denied = {"title": "Forbidden", "status": 403, "detail": "access denied"}
-    with provider((403, denied), (200, {"id": "p"})) as double:
+    with in_turn((403, denied), (200, {"id": "p"})) as double:
         monkeypatch.setenv("HANGPROOF_RUNPOD_URL", double.url)
         container = Container(1, {**RUNPOD, "HANGPROOF_STOP_POD": "1", "HANGPROOF_STOP_AFTER_S": "0"})
         container.idle.failed = "cat cannot start"

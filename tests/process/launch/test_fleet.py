@@ -5,7 +5,7 @@ import socket
 from datetime import UTC, datetime
 
 import pytest
-from fleet_helpers import put_run
+from launch_helpers import put_run
 from monitor_helpers import wait_for
 from runs_helpers import call
 

@@ -1,7 +1,7 @@
 """Sample images and checkpoints on request, between two steps of each trainer: the training stays the same."""
 
 import pytest
-from step_request_helpers import answers, asking
+from monitor_helpers import answers, asking
 from trainer_helpers import flags, fork, good, sha
 
 from guards import checkpoint

@@ -9,7 +9,7 @@ from foreign_helpers import GUI, example, imported, row
 from hypothesis import given, settings, strategies as st
 from lint_corpus import fluxgym
 from runs_helpers import spec as make
-from strategies import ANY_VALUE
+from seeds import ANY_VALUE
 from tomlkit.exceptions import TOMLKitError
 
 import presets

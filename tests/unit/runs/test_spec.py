@@ -5,7 +5,7 @@ import re
 import pytest
 from hypothesis import example, given, settings, strategies as st
 from runs_helpers import spec
-from strategies import ANY_VALUE
+from seeds import ANY_VALUE
 
 import runs
 from runs.spec import UNKNOWN, VALUE, RunSpec, may_be_none

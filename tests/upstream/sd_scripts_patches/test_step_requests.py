@@ -3,8 +3,8 @@
 import resume_helpers
 import tiny_musubi
 import tiny_sd_scripts
+from monitor_helpers import answers, asking
 from musubi_helpers import train as train_musubi
-from step_request_helpers import answers, asking
 
 SAVES = ["--save_state", "--save_every_n_steps", "12", "--save_last_n_steps", "0"]
 

@@ -2,7 +2,7 @@
 
 import re
 
-from parser_checkout import parser_checkout
+from checkout_helpers import parser_checkout
 from ui_helpers import serving
 from ui_page import field, gpu_fold, more_settings, open_page, unfold, until
 

@@ -2,7 +2,7 @@
 
 import socket
 
-from fleet_helpers import put_run
+from launch_helpers import put_run
 from machines import Machine, toy
 from ui_helpers import serving
 from ui_page import RUN_S, a_tab, assert_accessible, field

@@ -6,7 +6,7 @@ import sys
 import time
 
 import pytest
-from fleet_helpers import put_run
+from launch_helpers import put_run
 from monitor_helpers import wait_for
 from ui_page import until
 

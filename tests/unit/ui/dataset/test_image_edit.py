@@ -9,7 +9,7 @@ import pytest
 from draft_helpers import drop, item, item_of, mask_of, photo, run_of, top_ignored
 from hypothesis import HealthCheck, given, settings, strategies as st
 from PIL import Image
-from strategies import ANY_VALUE
+from seeds import ANY_VALUE
 
 import runs
 from runs import dataset

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from parser_checkout import parser_checkout
+from checkout_helpers import parser_checkout
 from ui_helpers import PROJECT
 
 from runs.files import RunError

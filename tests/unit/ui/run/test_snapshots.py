@@ -6,7 +6,7 @@ import random
 
 import pytest
 from hypothesis import given, strategies as st
-from strategies import ANY_VALUE
+from seeds import ANY_VALUE
 from ui_helpers import lora_file
 from ui_markup import sample
 
