@@ -33,7 +33,7 @@ from guards.reading import moved_bytes
 T = TypeVar("T")
 POLL_S = 0.5  # between two calls of `waiting`
 WATCH_POLL_S = 0.1  # between two looks at all deadlines, at most
-STOPPED_S = 5.0  # a look that comes so much later: the process was stopped, as by Slurm's suspend or docker pause
+LEAST_PAUSE_S = 5.0  # a look that comes so much later: the process was stopped, as by Slurm's suspend or docker pause
 READS = ("import", "load", "hash")  # phases that are silent while they read large files
 READ = ("rchar", "read_bytes")  # by calls, and from the disk: only the latter counts what is read through a mapping
 LEAST_READ_BYTES = 1 << 20  # read between two looks: fewer are no progress
@@ -68,7 +68,7 @@ def _watch() -> None:
         left_s = min(list(_open.values()), default=math.inf) + _stopped_s - began_s
         time.sleep(min(max(left_s, 0.0), WATCH_POLL_S))  # to the moment: torch's own limits may be the same
         took_s = time.monotonic() - began_s
-        _stopped_s += took_s if took_s > STOPPED_S else 0.0
+        _stopped_s += took_s if took_s > LEAST_PAUSE_S else 0.0
         now_s = time.monotonic() - _stopped_s
         for deadline, expires_s in list(_open.items()):
             if expires_s <= now_s and _open.pop(deadline, None) is not None:

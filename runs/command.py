@@ -342,7 +342,7 @@ def _sd_scripts_dataset(spec: "RunSpec", folders: list[str]) -> dict[str, Any]:
     # What this file says counts, and not the flag of the same name.
     general, bucketed = ({k: spec.extra.get(k, value) for k, value in one.items()} for one in (general, bucketed))
     return {
-        "general": general,
+        "general": {**general, "caption_extension": ".txt"},
         "datasets": [
             {
                 "resolution": spec.resolution,

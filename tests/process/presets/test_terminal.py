@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 from runs_helpers import pictures, spec
@@ -30,7 +31,9 @@ def test_an_encoding_that_lacks_characters_loses_no_line(tmp_path, data):
 )
 def test_a_closed_pipe_and_ctrl_c_end_a_command_without_a_traceback(does):
     command = [sys.executable, "-c", PRINTS.format(f"lambda: print('begun', file=sys.stderr) or ({does})()")]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    heard = partial(signal.signal, signal.SIGINT, signal.default_int_handler)  # not so in a shell's background
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=ROOT, preexec_fn=heard, **pipes) as process:
         process.stdout.close()
         assert process.stderr.readline() == b"begun\n"
         if "sleep" in does:
