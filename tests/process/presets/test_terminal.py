@@ -3,9 +3,9 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 from functools import partial
+from subprocess import PIPE, Popen, run
 
 import pytest
 from runs_helpers import pictures, spec
@@ -21,7 +21,7 @@ def test_an_encoding_that_lacks_characters_loses_no_line(tmp_path, data):
     environment = {**os.environ, "PYTHONIOENCODING": "cp1252"}
     for words, shown in ((("presets", "estimate", folder), b"\\u2190 peak"), (("runs", "show", folder), b"\\u5199")):
         command = [sys.executable, "-m", *map(str, words), "--json"]
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, timeout=60, check=False)
+        done = run(command, cwd=ROOT, env=environment, capture_output=True, timeout=60, check=False)
         assert done.returncode == 0 and shown in done.stdout, done.stderr
         assert json.loads(done.stdout.splitlines()[-1])
 
@@ -32,8 +32,7 @@ def test_an_encoding_that_lacks_characters_loses_no_line(tmp_path, data):
 def test_a_closed_pipe_and_ctrl_c_end_a_command_without_a_traceback(does):
     command = [sys.executable, "-c", PRINTS.format(f"lambda: print('begun', file=sys.stderr) or ({does})()")]
     heard = partial(signal.signal, signal.SIGINT, signal.default_int_handler)  # not so in a shell's background
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, cwd=ROOT, preexec_fn=heard, **pipes) as process:
+    with Popen(command, cwd=ROOT, preexec_fn=heard, stdout=PIPE, stderr=PIPE) as process:
         process.stdout.close()
         assert process.stderr.readline() == b"begun\n"
         if "sleep" in does:
