@@ -339,7 +339,7 @@ def _sd_scripts_dataset(spec: "RunSpec", folders: list[str]) -> dict[str, Any]:
     }
     # What makes a trainer use masks is the same for all subsets, because their images share batches.
     masked = {"alpha_mask": True} if any(map(masks.has_mask, dataset.images_in(datasets_dir() / spec.slug))) else {}
-    # What this file says counts, and not the flag of the same name.
+    # The trainers take these from this file, and not from the flag of the same name. Only captions are always .txt files.
     general, bucketed = ({k: spec.extra.get(k, value) for k, value in one.items()} for one in (general, bucketed))
     return {
         "general": {**general, "caption_extension": ".txt"},

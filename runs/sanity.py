@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import presets
 from presets.estimate import GB, disk, estimate
 from presets.steps import Images, held_out
-from runs.command import dataset_tables, number, tier_flags
+from runs.command import number, tier_flags
 from runs.dataset import shown_per_epoch
 from runs.files import Fault
 
@@ -74,21 +74,13 @@ def facts(spec: "RunSpec", images: Images, machine: "Machine | None", sizes: Seq
         "needless_warmup": spec.backend != "diffusers"
         and number(spec.extra.get("lr_warmup_steps")) > 0
         and scheduler == "constant",
-        **_ignored(spec),
+        "other_captions": spec.extra.get("caption_extension", ".txt") != ".txt",
         "swaps_blocks": spec.backend != "musubi" and bool(number(spec.extra.get("blocks_to_swap"))),
     }
     known |= _rate(spec) | _length(spec, images, sizes) | _memory(spec, machine)
     if "disk_gb" in known and "free_disk_gb" in known:
         known["disk_share"] = known["disk_gb"] / max(0.001, known["free_disk_gb"])
     return known
-
-
-def _ignored(spec: "RunSpec") -> Facts:
-    """The extra options that have no effect, because `dataset.toml` sets the same, and decides."""
-    tables = dataset_tables(spec)
-    decides = {**tables["general"], **tables["datasets"][0]}
-    ignored = [flag for flag, value in spec.extra.items() if decides.get(flag, value) != value]
-    return {"ignored": ", ".join(ignored), "is_ignored": bool(ignored)}
 
 
 def _rate(spec: "RunSpec") -> Facts:
