@@ -24,6 +24,7 @@ import contextlib
 import io
 import json
 import os
+import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -42,7 +43,7 @@ from monitor.state import Observation, spec_edited
 
 Pause = Callable[[float], None]
 Change = dict[str, Any]  # a mitigation: {"name", "sentence", "patch"}; the patch is of the job (runs/job.py)
-STAND_IN = "HANGPROOF-NEWEST-state"  # characters that no shell quoting changes
+STAND_IN = "HANGPROOF-NEWEST-state"
 REST_S = 60.0  # to the next try, where a script could not be rendered
 LOOK_S = 5.0  # between two looks at the standby's processes and at the free memory
 AT_MOST_BYTES = 4 << 30  # what the imports of a trainer need; a training holds its model and data beside them
@@ -72,6 +73,14 @@ def start_problems(folder: RunFolder, timeout_s: float, pause: Pause) -> list[st
         folder.event("job", note)
     problems: list[str] = answer["problems"]
     return problems
+
+
+def with_state(text: str, folder: Path, state: Path | None) -> str:
+    """A prepared script with this state in place of the stand-in, each as a word of the shell.
+
+    A folder whose word has another form in the script (`runs/quoting.py`) is not found: nothing is replaced.
+    """
+    return text.replace(shlex.quote(str(folder / STAND_IN)), shlex.quote(str(state)))
 
 
 def next_change(
@@ -151,8 +160,7 @@ class Prewarm:
             return Rendered(folder.folder / SCRIPT, str(folder.spec.get("save_dir", "")))
         if (found := self._fresh(changes)) is not None and resume is not None and same:
             path = folder.folder / f"train.attempt-{number}.sh"
-            # A path with characters that the shell's quoting changes is not found in the text: nothing is replaced.
-            text = found["text"].replace(str(folder.folder / STAND_IN), str(resume))
+            text = with_state(found["text"], folder.folder, resume)
             if STAND_IN not in text and folder.replace(path.name, text.rstrip("\n")):
                 path.chmod(0o755)
                 return Rendered(path, found["save_dir"])
@@ -282,7 +290,7 @@ class Standby:
         attempt, self._next_s = self.attempt, 0.0  # the next one need not wait
         if attempt is None:
             return None
-        waits_for = read_text(attempt.heartbeats / script.name).replace(str(self.folder.folder / STAND_IN), str(resume))
+        waits_for = with_state(read_text(attempt.heartbeats / script.name), self.folder.folder, resume)
         if resume is None:
             reason = "the training starts over"
         elif not waits_for or waits_for.rstrip() != read_text(script).rstrip():

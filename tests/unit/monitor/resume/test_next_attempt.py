@@ -3,7 +3,9 @@
 import io
 import json
 import os
+import shlex
 import sys
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -49,10 +51,11 @@ def test_the_next_script_is_rendered_once_until_the_job_or_the_changes_differ(jo
         assert len(asked) == requests, now_s
     prewarm.tick(500.0, [])
     assert len(asked) == 3 and prewarm.prepared([]) == (text, "it copies")
-    state = folder.folder / "toy-step00000010-state"
-    ready = prewarm.render(2, state, [], [], None)
-    assert ready == Rendered(folder.folder / "train.attempt-2.sh", "/s") and ready.script.read_text() == f"go {state}\n"
-    assert os.access(ready.script, os.X_OK)
+    for number, place in ((2, "/my disk's"), (3, str(folder.folder))):  # `save_dir`: another shell word than the folder
+        state = Path(place) / "toy-step00000010-state"
+        ready = prewarm.render(number, state, [], [], None)
+        assert ready == Rendered(folder.folder / f"train.attempt-{number}.sh", "/s")
+        assert shlex.split(ready.script.read_text()) == ["go", str(state)] and os.access(ready.script, os.X_OK)
     made = {"script": "/made", "save_dir": "", "compatible": False}
     for resume, changes, at_save in ((None, [], []), (state, [ONE], ["one"]), (state, [], ["one"])):
         replies.append(job(made))
