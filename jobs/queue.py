@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import time
 import traceback
 from collections.abc import Iterator
@@ -26,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from guards.checkpoint import atomic_write
+from guards.reading import read_bytes
 from monitor.cli.commands import START_S, ask_to_end, launch
 from monitor.gpu import devices
 from monitor.process import platform
@@ -89,13 +89,13 @@ def _entry(values: object) -> Entry | None:
     if not isinstance(values, dict):
         return None
     values = {key: value for key, value in values.items() if key in Entry.__dataclass_fields__}
-    values["sweep"] = tuple(values.get("sweep") or ())
     try:
-        entry = Entry(**values)
+        entry = Entry(**{**values, "sweep": tuple(values.get("sweep") or ())})
     except TypeError:
         return None
     names = (entry.run, *entry.sweep)
-    return entry if all(isinstance(name, str) and name and Path(name).name == name for name in names) else None
+    plain = all(isinstance(name, str) and Path(name).name == name not in ("", "..") for name in names)
+    return entry if plain else None
 
 
 @contextlib.contextmanager
@@ -103,7 +103,7 @@ def changing() -> Iterator[Queue]:
     """The queue, to be changed; written at the end, while no other process changes it.
 
     Raises:
-        MonitorError: another process keeps it. OSError: it cannot be written.
+        MonitorError: another process keeps it. OSError: it cannot be read now, or not written.
     """
     lock = Lock(outputs() / FILE_LOCK)
     if not lock.acquire(patience_s=LOCK_S):
@@ -111,6 +111,8 @@ def changing() -> Iterator[Queue]:
             f"{outputs() / FILE}: another process has been changing the queue for {LOCK_S:.0f} s; try again"
         )
     try:
+        with contextlib.suppress(FileNotFoundError):
+            read_bytes(outputs() / FILE)  # to `read`, what cannot be read is empty
         queue = read()
         before = asdict(queue)
         yield queue
@@ -132,7 +134,7 @@ def start_or_wait(folder: Path) -> dict[str, Any]:
     if not is_held(folder / LOCK) and nothing_left(folder):
         return {"position": None, "pid": None}
     waits = _is_here(folder) and devices(RunFolder(folder).spec) and not is_held(folder / LOCK)
-    if waits and (anyone_waits() or busy(folder)):
+    if waits and (first_waiting() or busy(folder)):
         return {"position": add(folder), "pid": None}
     return {"position": None, "pid": launch(folder)["pid"]}
 
@@ -276,17 +278,7 @@ def devices_of(folder: Path) -> list[str]:
 
 def under_way() -> list[Path]:
     """The folders of the runs that a monitor watches now, wherever they were started."""
-    found = []
-    try:
-        with os.scandir(outputs()) as entries:
-            names = sorted(entry.name for entry in entries if entry.name[0] != "." and entry.is_dir())
-    except OSError:
-        return []
-    for name in names:
-        folder = outputs() / name
-        if is_held(folder / LOCK):
-            found.append(folder)
-    return found
+    return [lock.parent for lock in sorted(outputs().glob(f"*/{LOCK}")) if is_held(lock)]
 
 
 def busy(folder: Path) -> list[str]:
@@ -300,14 +292,14 @@ def blockers(folder: Path) -> list[Path]:
     return [folder] if is_held(folder / LOCK) else [outputs() / other for other in busy(folder)]
 
 
-def anyone_waits() -> bool:
-    """Whether a run waits that can be started."""
-    return any(not entry.problem for entry in read().entries)
+def first_waiting() -> Entry | None:
+    """The first entry that can be started."""
+    return next((entry for entry in read().entries if not entry.problem), None)
 
 
 def next_can_start() -> bool:
     """Whether the first run that waits waits for no other."""
-    first = next((entry for entry in read().entries if not entry.problem), None)
+    first = first_waiting()
     return first is not None and not blockers(outputs() / first.next_run)
 
 
