@@ -302,12 +302,15 @@ class RunState:
         values = values if isinstance(values, dict) else {}
         if values.get("version") != VERSION:
             return cls()
-        loaded = cls(**{key: value for key, value in values.items() if key in cls.__dataclass_fields__})
-        loaded.state, loaded.history = State(loaded.state), History(**values.get("history", {}))
-        if current := values.get("current"):
-            root = tuple(current["root"]) if current["root"] else None
-            loaded.current = AttemptRecord(**{**current, "root": root})
-        loaded.shutdown = Shutdown(**values["shutdown"]) if values.get("shutdown") else None
+        try:
+            loaded = cls(**{key: value for key, value in values.items() if key in cls.__dataclass_fields__})
+            loaded.state, loaded.history = State(loaded.state), History(**values.get("history", {}))
+            if current := values.get("current"):
+                root = tuple(current["root"]) if current["root"] else None
+                loaded.current = AttemptRecord(**{**current, "root": root})
+            loaded.shutdown = Shutdown(**values["shutdown"]) if values.get("shutdown") else None
+        except (KeyError, TypeError, ValueError):
+            return cls()
         loaded.ledger = Ledger.of(values)
         other = Path(loaded.folder or folder.own)
         try:

@@ -86,7 +86,8 @@ def test_whether_an_attempt_has_completed_the_training(code, outcome, trained, d
 
 
 def test_a_state_that_cannot_be_read_is_no_new_run_and_one_of_another_version_is(tmp_path):
-    for text in ('{"version": 1, "attempt": 7}', "[1]", "{"):
+    newer = ('"state": "thawing"', '"history": null', '"current": {"pid": 7}', '"shutdown": {"how": "gently"}')
+    for text in ('{"version": 1, "attempt": 7}', "[1]", "{", *(f'{{"version": 2, {one}}}' for one in newer)):
         (tmp_path / "monitor.json").write_text(text)
         assert RunState.load(RunFolder(tmp_path)) == RunState()
     (tmp_path / "monitor.json").unlink()
