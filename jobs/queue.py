@@ -32,7 +32,7 @@ from monitor.process import platform
 from monitor.process.platform import LOCK, Lock, is_held
 from monitor.resume.next_attempt import start_problems
 from monitor.run_folder import QUEUE as FILE, STATUS, MonitorError, RunFolder, read_json, wake_queue
-from monitor.state import State, nothing_left, read_status
+from monitor.state import State, is_abandoned, nothing_left, read_status
 from runs import sweep
 from runs.paths import outputs_dir as outputs
 
@@ -351,8 +351,8 @@ def _current(entry: Entry, now: Queue) -> Entry | None:
     folder = outputs() / entry.run
     if entry.after_pause:
         status = read_status(folder)
-        paused = status is not None and (status["alive"] or status["state"] == State.PAUSED)
-        return entry if paused and not _was_started(folder, now) else None
+        waits = status is not None and (status["alive"] or status["state"] == State.PAUSED or is_abandoned(status))
+        return entry if waits and not _was_started(folder, now) else None
     return entry if _waits(folder, now) else None
 
 

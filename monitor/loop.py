@@ -66,6 +66,7 @@ class Loop(Run):
     ):
         super().__init__(folder, config.load())
         self.turn, self.trial = turn, trial
+        self.anew = False  # a person has started it: a stop that an earlier monitor left half done is over
         self.evidence: Evidence | None = None
         self.on_view: Callable[[Attempt, Observation], None] = lambda attempt, view: None
         self.about: dict[str, Any] = {}  # what the training process says of itself

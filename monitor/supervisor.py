@@ -30,6 +30,7 @@ from monitor.phrases import PHASES, count
 from monitor.process import platform, spawned
 from monitor.process.platform import LOCK, Lock
 from monitor.resume import checkpoints
+from monitor.resume.next_attempt import CHECKED, START
 from monitor.run_folder import AlreadyWatched, MonitorError, RunFolder, machine_number, print_line, wake_queue
 from monitor.state import (
     EXIT_BUDGET,
@@ -84,7 +85,7 @@ def supervise(
         if not restarted:
             run_folder.clear_stop_request(before_s=began_s)  # meant for a monitor of before
         loop = Loop(run_folder, turn, parent_pid, received)
-        loop.state.keeper = keeper
+        loop.state.keeper, loop.anew = keeper, not restarted and os.environ.get(CHECKED) == START
         return loop.run_until_final()
     except config.ConfigError as error:
         raise MonitorError(str(error)) from error
@@ -210,8 +211,8 @@ def opening(loop: Loop) -> Transition:
     fresh = state.state in FINAL and not living and not again  # the user starts the run again
     if not fresh:
         recovery.load_incident(loop)
-        taken_away = state.shutdown is not None and state.shutdown.ending == "preempted"
-        if taken_away and not (living and loop.several):
+        over = state.shutdown is not None and (loop.anew or state.shutdown.ending == "preempted")
+        if over and not (living and loop.several):
             # This machine is here, and a keeper repeats its signals. A training that was asked to save ends first.
             state.shutdown = Shutdown("changed") if attempt is not None and not state.failing else None
     if not living:

@@ -25,7 +25,7 @@ from monitor.phrases import PHASES, count, duration
 from monitor.process import platform, spawned
 from monitor.process.platform import LOCK, is_held
 from monitor.process.spawned import ROOT, Tree, helper_environment
-from monitor.resume.next_attempt import CHECKED, start_problems
+from monitor.resume.next_attempt import CHECKED, START, start_problems
 from monitor.run_folder import (
     EVENTS,
     LOG,
@@ -62,8 +62,8 @@ def start(args: argparse.Namespace) -> Answer:
     return 0, answer
 
 
-def launch(folder: Path) -> dict[str, Any]:
-    """Start a detached monitor for `folder`: {"folder", "pid", "already"}.
+def launch(folder: Path, how: str = START) -> dict[str, Any]:
+    """Start a detached monitor for `folder`: {"folder", "pid", "already"}. how: START, or "resume": no person asks for it.
 
     Raises:
         MonitorError: the run cannot be started, or the monitor ended at once; the message says why.
@@ -80,7 +80,7 @@ def launch(folder: Path) -> dict[str, Any]:
             raise MonitorError(f"{folder.name} cannot be started: {'; '.join(missing)}")
     before = log.stat().st_size if log.exists() else 0
     command = [sys.executable, "-m", "monitor", "run", str(folder)]
-    env = helper_environment() | {"HANGPROOF_QUIET": "1", CHECKED: "1"}
+    env = helper_environment() | {"HANGPROOF_QUIET": "1", CHECKED: how}
     null = subprocess.DEVNULL
     with open(log, "ab") as out:
         keeper = subprocess.Popen(
@@ -294,7 +294,7 @@ def resume_all(args: argparse.Namespace) -> Answer:
         if not is_abandoned(read_status(folder)):
             continue
         try:
-            started.append(launch(folder))
+            started.append(launch(folder, "resume"))
             print(f"{folder.name}: watched by process {started[-1]['pid']}")
         except (MonitorError, OSError) as error:
             failed += 1

@@ -17,6 +17,7 @@ from monitor.loop import Loop
 from monitor.process import platform
 from monitor.process.platform import LOCK, is_held
 from monitor.process.spawned import KillResult
+from monitor.resume.next_attempt import CHECKED, START
 from monitor.run_folder import MonitorError
 from monitor.state import ExitStatus, Observation, RunState, Shutdown, Signals, State, Transition, Verdict, spec_hash
 from monitor.store import LeaseState, StoreView
@@ -260,6 +261,10 @@ def test_a_suspicion_is_looked_into_once_and_progress_ends_it(make_loop, trained
         ({"state": State.PREEMPTED}, 0, {"x": 1}, State.QUEUED, "preparing the start"),
         ({"state": State.BACKOFF}, None, {"x": 1}, State.QUEUED, "preparing the start"),
         ({"state": State.STOPPING, "shutdown": Shutdown("paused")}, None, {"x": 1}, State.PAUSED, "paused at step 0"),
+        ({"state": State.STOPPING, "shutdown": Shutdown("stopped"), "anew": True}, None, {"x": 1},
+         State.QUEUED, "preparing the start"),  # killed while it stopped, and started by a person: not only at the second press
+        ({"state": State.STOPPING, "current": True, "shutdown": Shutdown("paused"), "anew": True}, None, {"x": 1},
+         State.STOPPING, "saving a checkpoint, then restarting"),
         ({"state": State.RUNNING, "current": True}, None, {"x": 1}, State.RUNNING, "adopted after the monitor had been"),
         ({"state": State.RUNNING, "current": True, "failing": True, "incident": "0001"}, None, {"x": 1},
          State.RUNNING, "adopted after"),  # its incident cannot be read
@@ -279,7 +284,7 @@ def test_a_new_monitor_continues_what_was_under_way(make_loop, trained, saved, m
     run = make_loop("nodes = 2\n" if machine is not None else "", machine=machine)
     run.state.history = replace(run.state.history, failures={"x": 1})
     for name, value in saved.items():
-        setattr(run.state, name, trained(run).record if name == "current" else value)
+        setattr(run if name == "anew" else run.state, name, trained(run).record if name == "current" else value)
     result = turn(run)
     assert result.state is state and result.message.startswith(words)
     assert (run.state.history.failures or None) == kept
@@ -288,7 +293,7 @@ def test_a_new_monitor_continues_what_was_under_way(make_loop, trained, saved, m
     if state is State.QUEUED:
         assert run.state.started_at and run.state.spec_hash and run.state.reason is run.state.shutdown is None
     if state is State.STOPPING:
-        ending = saved["shutdown"].ending.replace("preempted", "changed")
+        ending = "changed" if run.anew else saved["shutdown"].ending.replace("preempted", "changed")
         assert run.state.shutdown == Shutdown(ending), "the time of another boot means nothing"
 
 
@@ -339,12 +344,13 @@ def test_a_monitor_begins_once_and_lets_go_at_the_end(make_loop, monkeypatch, ca
     assert supervised(False) == 8 and not request.exists(), "that was meant for a monitor of before"
     (loop,) = loops
     ours = f"{keeper.pid} {keeper.start}"
-    assert loop.state.keeper == ours and loop.signals == [signal.SIGINT]
+    assert loop.state.keeper == ours and loop.signals == [signal.SIGINT] and not loop.anew
+    monkeypatch.setenv(CHECKED, START)
     assert supervised(True) == 8 and request.exists()
     for known, code in ((ours, 4), ("7 1.0", 8)):  # the monitor before this one had saved the end
         assert supervised(True, state=State.FAILED, code=4, keeper=known) == code
     assert supervised(True, state=State.UNKILLABLE, keeper=ours) == 8
-    assert supervised(False, state=State.FAILED, keeper=ours) == 8
+    assert supervised(False, state=State.FAILED, keeper=ours) == 8 and [one.anew for one in loops][1:] == [False] * 3 + [True]
     (folder / "toy.safetensors").touch()
     assert supervised(True, state=State.COMPLETED, spec_hash=spec_hash(folder)) == 0
     assert "toy: already completed" in capfd.readouterr().out
