@@ -347,8 +347,8 @@ def start_attempt(run: Run) -> Attempt | Transition:
 def _start_attempt(run: Run) -> Attempt | Transition:
     state, folders = run.state, run.state_folders()
     kill_leftovers(run)
-    for folder in folders if run.leads else ():
-        checkpoint.sweep(folder)
+    for folder in folders if run.leads else ():  # in `save_dir`, another run may be writing at this moment
+        checkpoint.sweep(folder, None if folder is folders[0] else folders[0].name)
     if (no_gpu := gpu_missing(run)) is not None:
         return no_gpu
     if missing := checkpoints.room_missing(folders):

@@ -239,12 +239,17 @@ def test_where_states_are_and_how_long_the_machine_stays(make_loop, tmp_path):
     assert run.remaining_s() == 0
 
 
-def test_what_prevents_a_start_is_said_and_a_full_disk_may_pass(make_loop, monkeypatch):
+def test_what_prevents_a_start_is_said_and_a_full_disk_may_pass(make_loop, monkeypatch, tmp_path):
     run = make_loop('name = "toy"\n')
+    run.state.save_dir = str(tmp_path)
+    own, other = (tmp_path / f".{name}-step00000020-state.7.tmp" for name in ("toy", "toy-r8"))
+    own.mkdir()
+    other.mkdir()
     wrong = lambda *_: (_ for _ in ()).throw(MonitorError("run.toml: no tier"))  # noqa: E731
     for problems, said in ((lambda *_: ["no model", "no tier"], "no model; no tier"), (wrong, "run.toml: no tier")):
         monkeypatch.setattr(next_attempt, "start_problems", problems)
         assert recovery.start_attempt(run) == Transition(State.FAILED, said)
+    assert other.is_dir() and not own.exists(), "a run with the same `save_dir` may be writing a state"
     monkeypatch.setenv(next_attempt.CHECKED, "1")  # whoever started the monitor has looked
     monkeypatch.setattr(run.prewarm, "render", wrong)
     assert recovery.start_attempt(run).message == "attempt 1 cannot be started: run.toml: no tier"
