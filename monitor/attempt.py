@@ -237,6 +237,7 @@ def kill_processes(
     kill_wait_s = run.config.end.kill_wait_s if kill_wait_s is None else kill_wait_s
     left_s = run.remaining_s()
     result = attempt.kill(min(grace_s, left_s), min(kill_wait_s, max(1.0, left_s - grace_s)))
+    run.queue.acquire()  # an adopted training had the GPU's lock: no other run takes the GPU in the pause before the restart
     if result.killed:
         names = ", ".join(f"{p.name} ({p.pid})" for p in result.killed)
         run.folder.event("killed", f"killed {count(len(result.killed), 'process')} in {result.took_s:.1f} s: {names}")

@@ -358,7 +358,8 @@ def progressing(loop: Loop, attempt: Attempt, view: Observation, verdict: Verdic
         loop.drop_probe()
     if not loop.several:
         loop.prewarm.tick(view.now_s, loop.state.changes)
-    loop.standby.tick(view, attempt, loop.prewarm.prepared(loop.state.changes), loop.queue.handles())
+    if loop.queue.held:  # else an adopted training has the GPU's lock, and a standby could not inherit it
+        loop.standby.tick(view, attempt, loop.prewarm.prepared(loop.state.changes), loop.queue.handles())
     # On its way to the gate, it takes processor time from the training.
     loop.watch.disturbed = loop.standby.attempt is not None and not loop.standby.ready
     if (store := loop.store) is not None and store.holds and verdict.phase == "step":

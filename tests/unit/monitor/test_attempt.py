@@ -4,6 +4,7 @@ import os
 import time
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from monitor_evidence import beat, open_incident
@@ -136,12 +137,13 @@ def test_what_is_killed_is_named_and_what_lives_on_starts_no_second_writer(make_
     attempt = SimpleNamespace(kill=lambda *times_s: given.append(times_s) or next(results))
     monkeypatch.setattr(loop.gpus, "wait_free", lambda pids, timeout_s: waits.append((pids, timeout_s)) or pids)
     open_incident(loop)
-    loop.state.failing = True
+    loop.state.failing, loop.queue.acquire = True, Mock()
     with pytest.raises(Unkillable, match=r"python \(8\)"):
         kill_processes(loop, attempt)
     assert Incident.load(loop.incident.folder).killed == [{"name": "python", "pid": 8}]
     loop.state.shutdown = Shutdown("preempted", gone_by_s=time.monotonic() + 4)
     kill_processes(loop, attempt, 3.0, 30.0)
+    assert loop.queue.acquire.called, "an adopted training had the GPU: the pause before the restart gives it to no other run"
     assert given[0] == (END.grace_s, END.kill_wait_s) and given[1] == (3.0, pytest.approx(1.0, abs=0.5))
     assert waits[0] == ({8}, END.gpu_memory_s) and waits[1][0] == {7} and waits[1][1] <= 4
     assert [p["pid"] for p in loop.incident.killed] == [8, 7]

@@ -248,8 +248,10 @@ def test_a_suspicion_is_looked_into_once_and_progress_ends_it(make_loop, trained
     run.at = Transition(State.STARTING)
     begins = Observation(view.now_s, 0.0, (beat(count=0),))
     assert supervisor.progressing(run, attempt, begins, Verdict("ok")) is run.at
+    run.queue.devices, run.queue.held, run.standby.tick = ["0"], False, Mock()
     using = replace(view, beats=(beat(about={"device": "cuda:0"}),))
     assert supervisor.progressing(run, attempt, using, Verdict("ok")).state is State.RUNNING and run.state.gpu
+    assert not run.standby.tick.called, "adopted: its standby would train without the GPU's lock"
 
 
 @pytest.mark.parametrize(
