@@ -31,6 +31,7 @@ import time
 
 LOG = "monitor.log"  # as in run_folder.py
 EXIT_ERROR = 70  # EX_SOFTWARE of sysexits.h: the monitor failed outside its loop
+CODES = (0, 1, 3, 4, 5, 6, 130)  # of a monitor that has ended by itself; on Windows, one that crashed has any other
 PAUSE_S = 0.5
 MAX_PAUSE_S = 5.0
 HEALTHY_S = 60.0  # a monitor that ran this long was healthy: earlier failures no longer count
@@ -113,8 +114,6 @@ def _command(words: list[str]) -> int:
     except (MonitorError, OSError) as error:
         print(f"monitor: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        return 130
 
 
 def _child(words: list[str]) -> int:
@@ -223,7 +222,7 @@ def keep(words: list[str]) -> int:
                 silences = 1 if time.monotonic() - began_s - limit_s >= HEALTHY_S else silences + 1
                 _end_silent(process, run, limit_s)
                 continue
-            if 0 <= code != EXIT_ERROR:
+            if code in CODES:
                 return code
             how = f"was killed by signal {-code}" if code < 0 else "failed"
         except OSError as error:
@@ -324,20 +323,19 @@ def _end_silent(process: subprocess.Popen[bytes], run: str, silent_s: float) -> 
 def _say(run: str, text: str, send: bool = False) -> None:
     """Write a line to standard error, and `send` it to the user's addresses, by processes of their own: what blocks, blocks them."""
     line = f"monitor: {run}: {text}"
-    if sys.platform == "win32":
-        print(line, file=sys.stderr, flush=True)
-        return
     try:
-        written = subprocess.Popen(["sh", "-c", 'printf "%s\\n" "$1" >&2', "sh", line])
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            written.wait(SAY_S)
+        if sys.platform == "win32":
+            print(line, file=sys.stderr, flush=True)
+        else:
+            written = subprocess.Popen(["sh", "-c", 'printf "%s\\n" "$1" >&2', "sh", line])
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                written.wait(SAY_S)
         if send:
             import json
 
-            null = subprocess.DEVNULL
-            sender = subprocess.Popen(
-                [sys.executable, "-m", "monitor.cli.notify"], stdin=subprocess.PIPE, stdout=null, stderr=null
-            )
+            command, null = [sys.executable, "-m", "monitor.cli.notify"], subprocess.DEVNULL
+            hidden = getattr(subprocess, "CREATE_NO_WINDOW", 0)
+            sender = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=null, stderr=null, creationflags=hidden)
             assert sender.stdin is not None
             with sender.stdin as message:
                 message.write(json.dumps({"kind": "unwatched", "title": run, "body": text}).encode())
