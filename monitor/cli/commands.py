@@ -19,6 +19,7 @@ from typing import Any
 
 from guards import step_requests
 from guards.checkpoint import atomic_write
+from guards.reading import read_text
 from monitor.attempt import Attempt
 from monitor.ledger import Ledger
 from monitor.phrases import PHASES, count, duration
@@ -250,7 +251,7 @@ def request(folder: Path, kind: str) -> str:
         raise MonitorError(f"{folder.name} is stopping: {status['message']}")
     spec = RunFolder(folder).spec
     if kind == "sample" and spec:
-        none = not (folder / "sample_prompts.txt").read_text(encoding="utf-8").strip()
+        none = not read_text(folder / "sample_prompts.txt").strip()
         lacks = ["prompts"] * none + ["sample_every_n_steps (not 0)"] * (spec.get("sample_every_n_steps") == 0)
         if lacks:
             raise MonitorError(

@@ -69,7 +69,8 @@ def test_what_is_asked_of_a_run_that_cannot_do_it_is_refused_with_the_reason(tmp
     with pytest.raises(MonitorError, match=r"watches it \(stopped: no reason is recorded\)"):
         commands.ask_to_end(folder, {})
     (folder / "status.json").unlink()
-    (folder / "sample_prompts.txt").write_text(" \n")
+    prompts = folder / "sample_prompts.txt"
+    prompts.write_text(" \n")
     lock = Lock(folder / "monitor.lock")
     assert lock.acquire()
     try:
@@ -81,6 +82,9 @@ def test_what_is_asked_of_a_run_that_cannot_do_it_is_refused_with_the_reason(tmp
             RunFolder(folder).write_status({**STATUS, "state": state, "message": "so far"})
             with pytest.raises(MonitorError, match=why):
                 commands.request(folder, kind)
+        prompts.write_text("café", encoding="latin-1")  # as an editor of Windows may save it
+        (folder / "run.toml").write_text('name = "toy"\nsample_every_n_steps = 9\n')
+        assert commands.request(folder, "sample")
         name = commands.request(folder, "save")
         assert commands.request(folder, "save") == name and commands.outcome(folder, name) is None
         (folder / "events.jsonl").write_text("{\n" + json.dumps({"kind": "request", "id": name, "done": True}) + "\n")
