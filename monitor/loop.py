@@ -346,14 +346,13 @@ class Loop(Run):
                 if final and self.attempt is not None:
                     stack.callback(self.attempt.close)
                 if final and not self.unkept:
-                    stack.callback(checkpoints.drop_memory, state.snapshots)
+                    stack.callback(platform.drop_private, Path(state.snapshots))
                     state.snapshots = ""
                 if final:
                     state.current, state.failing, state.shutdown = None, False, None
-                    for kind, name in step_requests.FILES.items() if self.leads else ():
-                        if (self.folder.folder / name).exists():
-                            reason = f"the run is {self.at.state}"
-                            step_requests.refuse(self.folder.folder, kind, state.best_step, reason)
+                    for kind in step_requests.waiting(self.folder.folder) if self.leads else ():
+                        reason = f"the run is {self.at.state}"
+                        step_requests.refuse(self.folder.folder, kind, state.best_step, reason)
                 self.notifier.poll(last_message_s)
                 while not (state.save(self.folder) and self.write_status(force=True)) and time.monotonic() < until_s:
                     time.sleep(ERROR_PAUSE_S)

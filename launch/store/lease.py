@@ -62,14 +62,14 @@ def this_owner() -> Owner:
     """This process, with a new random id."""
     me = platform.process_info(os.getpid())
     return Owner(
-        secrets.token_hex(8), socket.gethostname(), platform.boot_id(), platform.process_space(), os.getpid(),
+        secrets.token_hex(8), socket.gethostname(), platform.boot_id(), platform.namespace(), os.getpid(),
         str(me.start) if me else "", platform.now().utc,
     )  # fmt: skip
 
 
 def is_dead(owner: Owner) -> bool:
     """Whether the process is known to be gone: it ran here since this boot. False also where that is not known."""
-    here = (platform.boot_id(), platform.process_space())
+    here = (platform.boot_id(), platform.namespace())
     if not all(here) or (owner.boot_id, owner.process_space) != here:
         return False
     try:

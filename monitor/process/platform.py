@@ -131,10 +131,10 @@ def boot_id() -> str:
     return f"{machine}-{first.start}" if first and first.start > _BOOT_S * _TICKS else machine
 
 
-def process_space(pid: int | str = "self") -> str:
-    """The kernel's name of a process's PID namespace: in a container, the same PID is another process. "": unknown."""
+def namespace(kind: str = "pid", pid: int | str = "self") -> str:
+    """The kernel's name of a process's namespace: a container has other PIDs ("pid") and paths ("mnt"). "": unknown."""
     try:
-        return os.readlink(f"/proc/{pid}/ns/pid")
+        return os.readlink(f"/proc/{pid}/ns/{kind}")
     except OSError:
         return ""
 

@@ -135,11 +135,11 @@ def unwatched() -> list[tuple[ProcessInfo, Path]]:
 
     Not those of a container, whose folder has another path here.
     """
-    found, here = ((process, Path(folder)) for process, folder in _values(RUN) if folder), platform.process_space()
+    found, here = ((process, Path(folder)) for process, folder in _values(RUN) if folder), platform.namespace()
     return [
         (process, folder)
         for process, folder in found
-        if not is_held(folder / LOCK) and (folder.is_dir() or platform.process_space(process.pid) == here)
+        if not is_held(folder / LOCK) and (folder.is_dir() or platform.namespace(pid=process.pid) == here)
     ]
 
 

@@ -170,17 +170,11 @@ def memory_folder(run: Path, known: str) -> tuple[str, str]:
         sweep_memory()
         name = re.sub(r"[^A-Za-z0-9_-]", "_", run.name)
         folder = platform.private_folder(name, memory())
-        (folder / OWNER).write_text(f"{run}\n{_namespace()}", encoding="utf-8")
+        (folder / OWNER).write_bytes(os.fsencode(f"{run}\n{platform.namespace('mnt')}"))
         touch_memory(str(folder))
     except OSError as error:
         return "", f"no folder for them can be made: {error.strerror or error}"
     return str(folder), ""
-
-
-def drop_memory(folder: str) -> None:
-    """Remove the snapshots of a run that has ended."""
-    if folder:
-        platform.drop_private(Path(folder))
 
 
 def touch_memory(folder: str) -> None:
@@ -190,29 +184,21 @@ def touch_memory(folder: str) -> None:
             os.utime(Path(folder) / OWNER, (time.monotonic(),) * 2)
 
 
-def _namespace() -> str:
-    """The mount namespace of this process: a path of another one says nothing here. "" where there are none."""
-    try:
-        return os.readlink("/proc/self/ns/mnt")
-    except OSError:
-        return ""
-
-
 def sweep_memory() -> None:
     """Remove the folders of runs that are gone: deleted, or with another one, or none, in monitor.json. OSError."""
     for folder in platform.private_folders(memory()):
         try:
-            name, _, namespace = (folder / OWNER).read_text(encoding="utf-8").partition("\n")
+            name, _, namespace = os.fsdecode((folder / OWNER).read_bytes()).partition("\n")
             silent_s = time.monotonic() - os.stat(folder / OWNER).st_mtime
         except OSError:
             continue  # it is being made
         run = Path(name)
-        if namespace not in ("", _namespace()):
+        if namespace not in ("", platform.namespace("mnt")):
             gone = silent_s > SILENT_S
         else:
             gone = not is_held(run / LOCK) and (read_json(run / STATE) or {}).get("snapshots") != str(folder)
         if gone:
-            drop_memory(str(folder))
+            platform.drop_private(folder)
 
 
 def memory_variables(run: Run) -> dict[str, str]:
