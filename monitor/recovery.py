@@ -19,7 +19,7 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,9 @@ class Interrupted(Exception):
 class Run:
     """What supervisor and recovery share about one run."""
 
+    pause: Callable[[float], None]  # waits, and keeps the status fresh; Interrupted: a signal or a stop request came
+    report: Callable[[State, str], None]  # shows a state while a long step of it is under way
+
     def __init__(self, folder: RunFolder, config: Config):
         """Raises MonitorError: the saved state cannot be read."""
         self.folder, self.config = folder, config
@@ -74,14 +77,6 @@ class Run:
         self.tries = 0  # starts in a row that failed for a passing reason
         self.failing_since_s = self.wait_limit_s = 0.0  # when the first of them failed, and how long they may go on
         self.unkept: str | None = None  # at the end: why the newest steps are in memory only, "" for on the disk
-
-    def pause(self, seconds: float) -> None:
-        """Wait, and keep the status fresh; Interrupted when a signal or a stop request came."""
-        raise NotImplementedError
-
-    def report(self, state: State, message: str) -> None:
-        """Show a state while a long step of it is under way."""
-        raise NotImplementedError
 
     @property
     def several(self) -> bool:
@@ -258,14 +253,14 @@ def _close_given_up(run: Run, incident: Incident, reason: str) -> str:
     kept = f"; {newest.name} is kept, and a new start resumes from it" if newest else ""
     incident.close(run.folder, f"the run gave up: {reason}{kept}", platform.now().utc)
     cause = incident.cause
-    where = (
-        f"Machine {run.folder.machine} ({socket.gethostname()}), rank {incident.evidence.rank}." if run.several else ""
-    )
-    parts = [f"{cause.title}.", where, cause.explanation, cause.advice]
+    parts = [f"{cause.title}."]
+    if run.several:
+        parts.append(f"Machine {run.folder.machine} ({socket.gethostname()}), rank {incident.evidence.rank}.")
+    parts += filter(None, [cause.explanation, cause.advice])
     parts += [f"Gave up: {reason}."] if reason != cause.explanation else []
     # The last line of the log, where a launcher's own traceback has pushed the trainer's error out of sight.
-    run.folder.mark_log(f"stopped: {' '.join(filter(None, parts)).splitlines()[0]}")
-    return " ".join([*filter(None, parts), f"See incidents/{incident.number}/report.md"])
+    run.folder.mark_log(f"stopped: {' '.join(parts).splitlines()[0]}")
+    return " ".join([*parts, f"See incidents/{incident.number}/report.md"])
 
 
 def stopped_on_request(status: ExitStatus, view: Observation) -> bool:
@@ -302,9 +297,8 @@ def _fetch_lora(run: Run) -> None:
         return
     try:
         new, old = source.stat(), target.stat() if target.is_file() else None
-        if (
-            old is None or old.st_size != new.st_size or old.st_mtime < new.st_mtime
-        ):  # of a shorter training of this run
+        # An older one is of a shorter training of this run.
+        if old is None or old.st_size != new.st_size or old.st_mtime < new.st_mtime:
             with writing_file(target) as temporary:
                 shutil.copyfile(source, temporary)
     except OSError as error:
