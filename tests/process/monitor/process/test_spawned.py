@@ -4,9 +4,7 @@ import errno
 import itertools
 import os
 import signal
-import subprocess
 import sys
-import tempfile
 import time
 from unittest.mock import Mock
 
@@ -17,7 +15,7 @@ from proc_helpers import error, failing, linux, start_of
 
 from monitor.process import platform, spawned
 from monitor.process.platform import Lock
-from monitor.process.spawned import Subjob, python
+from monitor.process.spawned import Subjob
 
 MARK = f"test-{os.getpid()}"  # the token: another run of these tests has another one
 OURS = {spawned.TOKEN: MARK}
@@ -25,13 +23,15 @@ OURS = {spawned.TOKEN: MARK}
 
 @linux
 def test_processes_are_found_by_the_token_they_inherited_and_killed(spawn):
-    shell = spawn("bash", "-c", "trap 'echo term' TERM; (trap '' TERM; exec sleep 61) & while :; do wait; done", **OURS)
+    traps = "trap 'echo term' TERM; (trap '' TERM; exec sleep 61) & while :; do wait; done"
+    shell, rank = (spawn("bash", "-c", traps, **OURS) for _ in range(2))
     found = spawned.Tree(MARK, (shell.pid, start_of(shell)))
-    wait_for(lambda: {p.name for p in found.refresh().values()} == {"bash", "sleep"})
-    result = spawned.kill(found, grace_s=0.3, kill_wait_s=60)
+    wait_for(lambda: sorted(p.name for p in found.refresh().values()) == ["bash", "bash", "sleep", "sleep"])
+    result = spawned.kill(found, grace_s=0.3, kill_wait_s=60, at_once=[rank.pid])
     assert {p.name for p in result.killed} == {"bash", "sleep"} and result.survivors == ()
-    assert shell.wait(60) == -9, "parents are killed first"
+    assert shell.wait(60) == rank.wait(60) == -9, "parents are killed first"
     assert shell.stdout.read() == "term\n", "SIGTERM is sent once"
+    assert rank.stdout.read() == "", "a rank gets none"
 
 
 @linux
@@ -99,13 +99,6 @@ def test_a_token_that_cannot_be_read_yet_is_read_at_the_next_refresh(monkeypatch
 
 
 @linux
-def test_pids_named_for_it_are_killed_without_a_sigterm(spawn):
-    process = spawn(**OURS)
-    spawned.kill(spawned.Tree(MARK, (process.pid, start_of(process))), 5, 5, at_once=[process.pid])
-    assert process.wait(30) == -signal.SIGKILL
-
-
-@linux
 def test_orphans_are_named_with_what_to_do(tmp_path, spawn, monkeypatch):
     process = spawn(**{spawned.RUN: str(tmp_path), spawned.TOKEN: "0" * 32})
     (sentence,) = [s for s in spawned.orphans() if str(tmp_path) in s]
@@ -117,7 +110,7 @@ def test_orphans_are_named_with_what_to_do(tmp_path, spawn, monkeypatch):
     spawn(**{spawned.RUN: str(tmp_path / "gone"), spawned.TOKEN: "0" * 32})
     assert any("gone" in s for s in spawned.orphans())
     with monkeypatch.context() as patched:
-        patched.setattr(platform, "process_space", lambda pid="self": str(pid))
+        patched.setattr(platform, "namespace", lambda pid="self": str(pid))
         assert not [s for s in spawned.orphans() if "gone" in s], "a container's, whose folder has another path"
     assert spawned.with_environment(spawned.RUN, str(tmp_path))[0].pid == process.pid
     assert not spawned.with_environment(spawned.RUN, str(tmp_path) + "x")
@@ -188,16 +181,6 @@ def test_a_program_that_is_missing_is_an_error_in_words():
     job.wait(time.sleep)
     job.kill()
     assert Subjob(["a\0b"], 5).error
-
-
-@pytest.mark.parametrize("number", [errno.ENOMEM, errno.EMFILE, errno.ENOSPC])
-@pytest.mark.parametrize(("place", "name"), [(subprocess.Popen, "_execute_child"), (tempfile, "TemporaryFile")])
-def test_a_fork_or_a_temporary_file_that_fails_is_an_error_in_words(monkeypatch, number, place, name):
-    fails = Mock(side_effect=OSError(number, os.strerror(number)))
-    monkeypatch.setattr(place, name, fails)
-    job = Subjob(python("monitor.nothing"), 5, stdin=b"text")
-    assert job.done() and job.code is None and os.strerror(number) in job.error
-    assert place is tempfile or job.error.startswith("monitor.nothing cannot be started: ")
 
 
 @linux
