@@ -84,7 +84,7 @@ class Attempt:
         """Begin this attempt's part of training.log; `before`: what it has printed so far. OSError: not writable."""
         header = f"=== {platform.now().utc} attempt {self.record.number}: {script.name}, from {resume or 'the start'}\n"
         with open(self.folder.own / TRAINING_LOG, "ab") as log:
-            log.write((header + before).encode())
+            log.write((header + before).encode("utf-8", "replace"))
 
     def start(self, script: Path, output: Path, variables: Mapping[str, str], inherit: tuple[int, ...]) -> None:
         """Start `script` under the shell that records its end; it prints to the end of `output`.

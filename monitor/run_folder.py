@@ -230,10 +230,12 @@ class RunFolder:
         """Replace status.json."""
         return self.replace(STATUS, json.dumps(values, ensure_ascii=False, indent=1))
 
-    def replace(self, name: str, text: str, sync: bool = False) -> bool:
-        """Replace a file of this machine's monitor atomically; False, with a message, when that fails. `sync`: it survives a power cut."""
-        # A file name that is not UTF-8 becomes a surrogate, which UTF-8 cannot encode.
-        return self._write(name, lambda path: atomic_write(path, (text + "\n").encode("utf-8", "replace"), sync))
+    def replace(self, name: str, text: str, sync: bool = False, errors: str = "replace") -> bool:
+        """Replace a file of this machine's monitor atomically; False, with a message, when that fails. `sync`: it survives a power cut.
+
+        errors: how what UTF-8 cannot encode is written: a file name that is not UTF-8 is a surrogate in `text`.
+        """
+        return self._write(name, lambda path: atomic_write(path, (text + "\n").encode("utf-8", errors), sync))
 
     def metric(self, values: dict[str, Any]) -> None:
         """Append a line to metrics.jsonl."""

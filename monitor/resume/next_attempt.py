@@ -162,7 +162,7 @@ class Prewarm:
         if (found := self._fresh(changes)) is not None and resume is not None and same:
             path = folder.folder / f"train.attempt-{number}.sh"
             text = with_state(found["text"], folder.folder, resume)
-            if STAND_IN not in text and folder.replace(path.name, text.rstrip("\n")):
+            if STAND_IN not in text and folder.replace(path.name, text.rstrip("\n"), errors="surrogateescape"):
                 path.chmod(0o755)
                 return Rendered(path, found["save_dir"])
         request = {"want": "script", "number": number, "resume": resume, "changes": changes, "was": changes_at_save}

@@ -101,6 +101,8 @@ def test_heartbeats_are_read_as_they_come_and_a_torn_one_keeps_the_last(make_loo
     assert heartbeat.read(heartbeat.path_of(made.heartbeats, 1)).request == heartbeat.REQUEST_STOP
     made.beats = []
     assert not made.request_stop()
+    made.announce(made.heartbeats / "train.sh", made.heartbeats / "not UTF-8 \udce9", "printed so far\n")
+    assert made.log_tail(200).endswith("not UTF-8 ?\nprinted so far\n")
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def run(tmp_path, monkeypatch) -> Iterator[Path]:
     """A run's folder; the folders of snapshots are in a place of the test's own."""
     place = Path(tempfile.mkdtemp(prefix="hangproof-test-", dir="/dev/shm"))
     monkeypatch.setenv(ours.PLACE, str(place))
-    folder = tmp_path / "outputs" / "my run"
+    folder = tmp_path / "outputs" / "my run \udce9"  # a name that is not UTF-8
     folder.mkdir(parents=True)
     (folder / "job.json").write_text('{"digest": "spec"}')
     yield folder

@@ -51,11 +51,16 @@ def test_the_next_script_is_rendered_once_until_the_job_or_the_changes_differ(jo
         assert len(asked) == requests, now_s
     prewarm.tick(500.0, [])
     assert len(asked) == 3 and prewarm.prepared([]) == (text, "it copies")
-    for number, place in ((2, "/my disk's"), (3, str(folder.folder))):  # `save_dir`: another shell word than the folder
+    for number, place in (
+        (2, "/my disk's \udce9"),
+        (3, str(folder.folder)),
+    ):  # `save_dir`: another shell word than the folder
         state = Path(place) / "toy-step00000010-state"
         ready = prewarm.render(number, state, [], [], None)
         assert ready == Rendered(folder.folder / f"train.attempt-{number}.sh", "/s")
-        assert shlex.split(ready.script.read_text()) == ["go", str(state)] and os.access(ready.script, os.X_OK)
+        assert shlex.split(os.fsdecode(ready.script.read_bytes())) == ["go", str(state)] and os.access(
+            ready.script, os.X_OK
+        )
     made = {"script": "/made", "save_dir": "", "compatible": False}
     for resume, changes, at_save in ((None, [], []), (state, [ONE], ["one"]), (state, [], ["one"])):
         replies.append(job(made))
