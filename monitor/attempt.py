@@ -226,15 +226,12 @@ class Unkillable(Exception):
         super().__init__(", ".join(f"{p.name} ({p.pid})" for p in processes))
 
 
-def kill_processes(
-    run: Run, attempt: Attempt, grace_s: float | None = None, kill_wait_s: float | None = None
-) -> KillResult:
+def kill_processes(run: Run, attempt: Attempt, times_s: tuple[float, float] | None = None) -> KillResult:
     """Kill what is left of the attempt and wait until its GPU memory is free, all within `run.remaining_s()`.
 
-    Without times, those after a failure. Raises Unkillable: a process lives on.
+    times_s: the grace, and the wait for the end; by default those after a failure. Raises Unkillable: a process lives on.
     """
-    grace_s = run.config.end.grace_s if grace_s is None else grace_s
-    kill_wait_s = run.config.end.kill_wait_s if kill_wait_s is None else kill_wait_s
+    grace_s, kill_wait_s = times_s or (run.config.end.grace_s, run.config.end.kill_wait_s)
     left_s = run.remaining_s()
     result = attempt.kill(min(grace_s, left_s), min(kill_wait_s, max(1.0, left_s - grace_s)))
     run.queue.acquire()  # an adopted training had the GPU's lock: no other run takes the GPU in the pause before the restart

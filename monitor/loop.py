@@ -46,6 +46,7 @@ ERROR_PAUSE_S = 0.25
 EVERY_S = 1.0  # between two writes of the status
 CHECKPOINTS_S, GPU_S, MACHINE_S = 5.0, 30.0, 5.0  # between two looks, samples in metrics.jsonl, readings of the machine
 GPU_KEYS = ("name", "utilization", "memory_used", "memory_total", "temperature", "power_w")
+Turn = Callable[["Loop"], Transition]
 ACTIVE = (State.STARTING, State.RUNNING, State.SUSPECT, State.SLOW, State.STOPPING)
 
 
@@ -56,14 +57,7 @@ class Loop(Run):
     end the process, and nobody is notified. `evidence`: of its failure. `on_view`: called with each observation.
     """
 
-    def __init__(
-        self,
-        folder: RunFolder,
-        turn: Callable[[Loop], Transition],
-        parent_pid: int | None = None,
-        received: Sequence[int] = (),
-        trial: bool = False,
-    ):
+    def __init__(self, folder: RunFolder, turn: Turn, parent_pid: int | None = None, trial: bool = False):
         super().__init__(folder, config.load())
         self.turn, self.trial = turn, trial
         self.anew = False  # a person has started it: a stop that an earlier monitor left half done is over
@@ -71,7 +65,7 @@ class Loop(Run):
         self.on_view: Callable[[Attempt, Observation], None] = lambda attempt, view: None
         self.about: dict[str, Any] = {}  # what the training process says of itself
         self.waker = platform.Waker()
-        self.signals = list(received)
+        self.signals: list[int] = []  # received, and not answered yet
         self.notifier = Notifier(folder.name, folder.log)
         if not folder.machine and not trial:
             folder.on_event = self.notifier.event

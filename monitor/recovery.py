@@ -142,14 +142,12 @@ def recover(run: Run, attempt: Attempt, evidence: Evidence | None, progress_s: f
 
     cause_count = state.cause_counts.get(cause.name, 0) + 1
     # From a cause's second failure on, or at once where it is certain to return.
+    change, limits = dict[str, Any](), run.config.restart
     if run.leads and cause.ladder and (cause_count >= 2 or cause.at_once):
-        limit_s = run.config.check.render_s
-        change = next_attempt.next_change(run.folder, cause.ladder, state.changes, limit_s, run.pause)
-    else:
-        change = {}
+        render_s = run.config.check.render_s
+        change = next_attempt.next_change(run.folder, cause.ladder, state.changes, render_s, run.pause)
     mark = f"{evidence.phase}/{evidence.step}/{cause.name}"  # the same failure twice has the same fingerprint
     new_steps = state.best_step > state.best_before
-    limits = run.config.restart
     history, stop, wait_s = state.history.after_failure(mark, new_steps, bool(change), limits, cause.wait_s)
     stop = stop if cause.restart else cause.explanation
     if stop:

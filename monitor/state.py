@@ -41,11 +41,8 @@ from runs.files import checksum
 
 VERSION = 2
 LEARNED = ".learned.json"  # beside the runs: durations that completed runs recorded
-# What a run takes along to another machine, of RunState's fields.
-CARRIED = (
-    *("attempt", "restarts", "best_step", "planned", "started_at", "gpu"),
-    *("changes", "changes_at_save", "cause_counts", "ledger"),
-)
+COUNTS = ("attempt", "restarts", "best_step", "planned")  # with the others, what a run takes along to another machine
+CARRIED = (*COUNTS, "started_at", "gpu", "changes", "changes_at_save", "cause_counts", "ledger")
 STALE_S = 30.0  # status.json is written once a second
 
 
@@ -344,9 +341,7 @@ class RunState:
             names = [change["name"] for change in before.changes] + before.changes_at_save
             if not all(name.isidentifier() for name in names):
                 raise ValueError("a mitigation has an invalid name")
-            if not all(
-                isinstance(getattr(before, name), int) for name in ("attempt", "restarts", "best_step", "planned")
-            ):
+            if not all(isinstance(getattr(before, name), int) for name in COUNTS):
                 raise ValueError("a count is not a number")
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             folder.log(f"the monitor.json in the store cannot be used and is ignored: {error}")

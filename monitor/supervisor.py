@@ -84,8 +84,9 @@ def supervise(
             return saved.code  # the monitor before this one saved it, and was killed afterwards
         if not restarted:
             run_folder.clear_stop_request(before_s=began_s)  # meant for a monitor of before
-        loop = Loop(run_folder, turn, parent_pid, received)
-        loop.state.keeper, loop.anew = keeper, not restarted and os.environ.get(CHECKED) == START
+        loop = Loop(run_folder, turn, parent_pid)
+        loop.state.keeper, loop.signals = keeper, list(received)
+        loop.anew = not restarted and os.environ.get(CHECKED) == START
         return loop.run_until_final()
     except config.ConfigError as error:
         raise MonitorError(str(error)) from error
@@ -170,8 +171,8 @@ def stopping(loop: Loop) -> Transition:
     if waits and judge(loop, view).kind not in (HUNG, SLOW, OVER):
         return loop.at
     end, hurried = loop.config.end, loop.remaining_s() < math.inf
-    grace_s, kill_s = (end.preempt_grace_s, end.preempt_kill_s) if hurried else (end.stop_grace_s, end.kill_wait_s)
-    killed = kill_processes(loop, loop.attempt, grace_s, kill_s)
+    times_s = (end.preempt_grace_s, end.preempt_kill_s) if hurried else (end.stop_grace_s, end.kill_wait_s)
+    killed = kill_processes(loop, loop.attempt, times_s)
     status = loop.attempt.exit_status(loop.observe(loop.attempt, fresh=True).beats)
     if status.done(loop.folder.foreign, killed=bool(killed.killed)) and not recovery.complete(loop):
         return completed(loop)

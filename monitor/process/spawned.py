@@ -135,12 +135,9 @@ def unwatched() -> list[tuple[ProcessInfo, Path]]:
 
     Not those of a container, whose folder has another path here.
     """
-    found, here = ((process, Path(folder)) for process, folder in _values(RUN) if folder), platform.namespace()
-    return [
-        (process, folder)
-        for process, folder in found
-        if not is_held(folder / LOCK) and (folder.is_dir() or platform.namespace(pid=process.pid) == here)
-    ]
+    found, here = [(process, Path(folder)) for process, folder in _values(RUN) if folder], platform.namespace()
+    known = [one for one in found if one[1].is_dir() or platform.namespace(pid=one[0].pid) == here]
+    return [one for one in known if not is_held(one[1] / LOCK)]
 
 
 @contextlib.contextmanager

@@ -144,7 +144,7 @@ def test_what_is_killed_is_named_and_what_lives_on_starts_no_second_writer(make_
         kill_processes(loop, attempt)
     assert Incident.load(loop.incident.folder).killed == [{"name": "python", "pid": 8}]
     loop.state.shutdown = Shutdown("preempted", gone_by_s=time.monotonic() + 4)
-    kill_processes(loop, attempt, 3.0, 30.0)
+    kill_processes(loop, attempt, (3.0, 30.0))
     assert loop.queue.acquire.called, (
         "an adopted training had the GPU: the pause before the restart gives it to no other run"
     )

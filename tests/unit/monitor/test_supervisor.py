@@ -133,7 +133,7 @@ def test_a_stop_waits_for_the_checkpoint_until_its_deadline_or_a_hang(make_loop,
     run.attempt, killed = trained(run, outcome="stopped"), []
     result = KillResult((), (), 0.0)
     monkeypatch.setattr(run, "observe", lambda attempt, fresh=False: view)
-    monkeypatch.setattr(supervisor, "kill_processes", lambda run, attempt, *times_s: killed.append(times_s) or result)
+    monkeypatch.setattr(supervisor, "kill_processes", lambda run, attempt, times_s: killed.append(times_s) or result)
     run.at = waits = Transition(State.STOPPING, "saving", time.monotonic() + 99)
     for verdict, ended in (("ok", False), ("suspect", False), ("slow", True), ("hung", True), ("over", True)):
         monkeypatch.setattr(run.watch, "observe", lambda seen, verdict=verdict: Verdict(verdict))
