@@ -129,7 +129,7 @@ def test_new_steps_count_give_restarts_back_and_close_the_incident(make_loop, tr
     closed = []
     monkeypatch.setattr(loop.recovery, "close_incident", lambda run, view, first_new: closed.append(first_new))
     run.state.history = run.state.history.__class__(restarts=3)
-    for step, after_s in ((5, 0.0), (5, 9.0), (8, 0.0), (9, restart.refund_s)):
+    for step, after_s in ((5, 0.0), (5, 9.0), (8, 0.0), (9, restart.refund_s - 5)):
         attempt = trained(run, step=step, planned=40)
         if run.last_step_s is not None:
             run.last_step_s -= after_s

@@ -147,14 +147,6 @@ def test_failures_are_answered_at_once_then_after_longer_and_the_last_ends_the_r
     assert History().after_failure("x", True, False, RESTART, least_wait_s=30)[2] == 30, "the cause needs time"
 
 
-def test_ten_minutes_of_new_steps_give_the_allowance_back():
-    history, refunded = History(restarts=RESTART.in_all_count).after_progress(599, RESTART)
-    assert not refunded
-    history, refunded = history.after_progress(1, RESTART)
-    assert refunded
-    assert history.after_failure("step/99/stuck", True, False, RESTART)[1] == ""
-
-
 def test_the_state_of_another_machine_is_continued_without_what_depends_on_that_machine(make_loop):
     there = make_loop()
     folder, change = there.folder.folder, {"name": "workers_0", "sentence": "no workers"}

@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from unittest.mock import Mock
+from unittest.mock import Mock, call
 
 from hypothesis import given, settings, strategies as st
 
@@ -14,17 +14,16 @@ from monitor.run_folder import RunFolder
 from runs import command
 
 
-def test_the_process_ends_after_the_run(tmp_path):
-    def write(*steps):
-        with (tmp_path / "metrics.jsonl").open("a") as file:
-            file.writelines(json.dumps({"kind": "step", "step": step, "loss": 1.0}) + "\n" for step in steps)
-
-    write(1, 2)
+def test_the_known_values_of_each_new_step_are_logged_and_the_process_ends_after_the_run(tmp_path):
     tracker = Mock()
-    trackio_feed.feed(tmp_path, tracker, poll_s=0.02, end_s=0.1)
-    write(3)
-    trackio_feed.feed(tmp_path, tracker, poll_s=0.02, end_s=0.1)
-    assert [logged.kwargs["step"] for logged in tracker.log.call_args_list] == [1, 2, 3]
+    for lines in (
+        [{"kind": "gpu", "gpu": 0, "power_w": 200}, {"kind": "step", "step": 1, "loss": 1.0}],
+        [{"kind": "step", "step": 2, "loss": None, "lr": 0.1}],
+    ):
+        with (tmp_path / "metrics.jsonl").open("a") as file:
+            file.writelines(json.dumps(line) + "\n" for line in lines)
+        trackio_feed.feed(tmp_path, tracker, poll_s=0.02, end_s=0.1)
+    assert tracker.log.call_args_list == [call({"loss": 1.0}, step=1), call({"lr": 0.1}, step=2)]
 
 
 def test_one_process_logs_a_run_as_long_as_it_lives(tmp_path, monkeypatch):
@@ -46,24 +45,6 @@ def test_one_process_logs_a_run_as_long_as_it_lives(tmp_path, monkeypatch):
         lock.release()
 
 
-def fed(folder, lines: list[bytes]) -> list:
-    """What is logged of these lines."""
-    (folder / "metrics.jsonl").write_bytes(b"".join(line + b"\n" for line in lines))
-    (folder / trackio_feed.STATE).unlink(missing_ok=True)
-    tracker = Mock()
-    trackio_feed.feed(folder, tracker, poll_s=0.0, end_s=0.0)
-    return [(call.kwargs["step"], *call.args) for call in tracker.log.call_args_list]
-
-
-def test_the_known_values_of_each_new_step_are_logged(tmp_path):
-    lines = [
-        {"kind": "gpu", "gpu": 0, "power_w": 200},
-        {"kind": "step", "step": 1, "loss": 1.0},
-        {"kind": "step", "step": 2, "loss": None, "lr": 0.1},
-    ]
-    assert fed(tmp_path, [json.dumps(line).encode() for line in lines]) == [(1, {"loss": 1.0}), (2, {"lr": 0.1})]
-
-
 def test_no_trainer_gets_the_option(data, tmp_path):
     for trackers, expected in (("trackio", False), ("tensorboard", True)):
         flags = command.flags(runs.make({"name": "a", "trackers": trackers}), tmp_path)
@@ -73,5 +54,8 @@ def test_no_trainer_gets_the_option(data, tmp_path):
 @settings(max_examples=40)
 @given(st.lists(st.binary(max_size=80), max_size=20))
 def test_no_line_can_break_it(tmp_path_factory, noise):
+    folder, tracker = tmp_path_factory.mktemp("run"), Mock()
     lines = [*noise, b'{"kind":"step","step":7,"loss":0.5}']
-    assert fed(tmp_path_factory.mktemp("run"), lines)[-1] == (7, {"loss": 0.5})
+    (folder / "metrics.jsonl").write_bytes(b"".join(line + b"\n" for line in lines))
+    trackio_feed.feed(folder, tracker, poll_s=0.0, end_s=0.0)
+    assert tracker.log.call_args_list[-1] == call({"loss": 0.5}, step=7)

@@ -125,6 +125,10 @@ def test_a_standby_is_tried_again_after_a_while_and_at_once_after_a_restart(alon
     assert standby.release(Path("train.sh"), None, {}, Mock()) is None
     assert [look(100.4), look(100.4 + LOOK_S - 0.1), look(100.4 + LOOK_S), look(200.0), look(300.0)] == [2, 2, 3, 3, 3]
     assert begun == pytest.approx([100.2, 100.4, 100.4 + LOOK_S])
+    standby._tries, alone = 3, "the script was edited"  # it must not run twice at once
+    standby.tick(SimpleNamespace(now_s=400.0, beats=[]), trains, ("the script", alone), ())
+    assert look(500.0) == 3
+    assert standby.summary() == {"state": "none", "pid": None, "memory_bytes": 0, "reason": alone}
 
 
 def test_what_a_run_must_be_like_to_have_one(tmp_path):
@@ -134,15 +138,6 @@ def test_what_a_run_must_be_like_to_have_one(tmp_path):
         assert "several" in never(folder, limits)
     folder.spec = {"name": "x"}
     assert never(folder, limits) == ""
-
-
-def test_a_script_that_must_not_run_twice_at_once_has_no_standby(alone, monkeypatch):
-    standby, trains, text = alone
-    monkeypatch.setattr(standby, "_begin", Mock(side_effect=AssertionError))
-    view = SimpleNamespace(now_s=100.0, beats=[SimpleNamespace(count=9)])
-    for prepared in ((text, "the script was edited"), (text, "")):
-        standby.tick(view, trains, prepared, ())
-        assert standby.summary() == {"state": "none", "pid": None, "memory_bytes": 0, "reason": "the script was edited"}
 
 
 def test_the_message_is_written_at_once_or_not_at_all():
