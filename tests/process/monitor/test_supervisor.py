@@ -3,9 +3,9 @@
 import sys
 
 import pytest
-from monitor_helpers import events, finish, started, stop, supervise, toy_run
-from run_facts import completed, incidents, report, status, trainers
-from toys import AT, HANG, HOLD, SHORT, fault_at
+from monitor_helpers import events, supervise, toy_run
+from run_facts import completed, incidents, report, status
+from toys import AT, HANG, SHORT, fault_at
 
 from monitor.ledger import Ledger
 
@@ -56,20 +56,6 @@ def test_a_death_by_sigkill_is_a_crash_even_below_a_living_launcher(folder):
     completed(folder, restarts=1)
     (incident,) = incidents(folder)
     assert incident["kind"] == "crash"
-
-
-@pytest.mark.journey
-def test_a_users_stop_saves_first_and_the_next_start_goes_on_from_there(folder):
-    toy_run(folder, HOLD, **SHORT)
-    process = started(folder, 14)
-    stop(folder, "--wait", "60")
-    assert finish(process)[0] == 3
-    now = status(folder)
-    assert now["state"] == "stopped" and now["checkpoint"]["step"] == now["step"] == 16
-    assert trainers(folder) == []
-    assert supervise(folder)[0] == 0
-    assert completed(folder)["attempt"] == 2
-    assert f"from step {now['step']}" in events(folder, "started")[1]["message"]
 
 
 def test_a_script_without_heartbeats_is_watched_by_its_log(folder):

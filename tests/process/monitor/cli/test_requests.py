@@ -3,14 +3,13 @@
 import contextlib
 import json
 import os
-import re
 import signal
 import sys
 
 import pytest
 from monitor_helpers import cli, events, finish, kill_monitor, monitor, started, stop, toy_run, wait_for
-from run_facts import completed, incidents, members, status, step_of, trainers, weight
-from toys import HOLD, SHORT, undisturbed
+from run_facts import completed, incidents, members, status, step_of, trainers
+from toys import HOLD, SHORT
 
 from guards import checkpoint
 
@@ -94,16 +93,18 @@ def test_resume_all_takes_a_living_training_up_and_doubles_nothing(tmp_path):
     assert (now["restarts"], now["attempt"]) == (0, 1) and now["checkpoint"]["step"] == now["step"]
 
 
-def test_a_paused_run_frees_its_processes_and_goes_on_exactly(folder):
+@pytest.mark.journey
+def test_a_paused_run_saves_first_frees_its_processes_and_goes_on_exactly(folder):
     toy_run(folder, HOLD, steps=30)
-    process = started(folder)
+    process = started(folder, 14)
     assert finish(monitor(folder, "pause", "--wait", "60"))[0] == 0
     assert finish(process)[0] == 3
-    now = status(folder)
-    assert now["state"] == "paused" and re.search(r"paused at step \d+; checkpoint: toy-step", now["reason"])
-    assert not members(folder)
+    now = ended(folder, "paused")
+    assert now["checkpoint"]["step"] == now["step"] == 16
+    assert now["reason"] == "paused at step 16; checkpoint: toy-step00000016-state"
     cli(folder, "resume-all")
     assert status(folder)["state"] == "paused"
     assert finish(monitor(folder, "resume"))[0] == 0
     wait_for(lambda: events(folder, "completed") and status(folder)["state"] == "completed", what="the end")
-    assert weight(folder) == undisturbed(30) and len(events(folder, "paused")) == 1
+    assert completed(folder, steps=30)["attempt"] == 2 and len(events(folder, "paused")) == 1
+    assert "from step 16" in events(folder, "started")[1]["message"]
