@@ -4,8 +4,8 @@ import json
 import sys
 
 import pytest
-from monitor_helpers import cli, events, finish, kill_monitor, monitor, started, stop, supervise, toy, toy_run
-from run_facts import incidents, report, status, trainers
+from monitor_helpers import events, supervise, toy
+from run_facts import incidents, report, status
 from runs_helpers import executable, pictures
 from toys import fault_at
 
@@ -57,20 +57,3 @@ def test_a_certain_cause_is_changed_at_the_first_restart_and_the_spec_stays_the_
     assert "tiny-flux" in (key := state.learned_key(RunFolder(folder).spec)) and list(learned) == [key]
     assert learned[key]["step"]["n"] >= 30 and 0.01 < learned[key]["step"]["median"] < 1
     assert state.load_learned(folder, {"model": "another"}) == {}
-
-
-def test_a_training_that_nobody_watches_is_listed_and_can_be_stopped(tmp_path):
-    folder = toy_run(tmp_path / "outputs" / "toy", steps=2000, pace=0.03, every=1000)
-    env = {"HANGPROOF_DATA": str(tmp_path)}
-    process = started(folder, 10, **env)
-    kill_monitor(process, folder)
-    shown = cli(folder, "status", **env)
-    assert "unwatched" in shown and str(folder) in shown and "not watched; start it again" in shown
-    other = toy_run(tmp_path / "outputs" / "other", steps=20, pace=0.01)
-    assert finish(monitor(other, **env))[0] == 0
-    log = (other / "monitor.log").read_text()
-    assert f"of {folder} (" in log and f"python -m monitor stop {folder}" in log, "listed at another's start too"
-    stop(folder, "--wait", "60", **env)
-    now = status(folder)
-    assert now["state"] == "stopped" and now["checkpoint"]["step"] == now["step"]
-    assert trainers(folder) == []

@@ -6,12 +6,14 @@ import os
 import signal
 import sys
 
+import psutil
 import pytest
 from monitor_helpers import cli, events, finish, kill_monitor, monitor, started, stop, toy_run, wait_for
 from run_facts import completed, incidents, members, status, step_of, trainers
 from toys import HOLD, SHORT
 
 from guards import checkpoint
+from monitor.process.platform import LOCK, is_held
 
 pytestmark = [
     pytest.mark.slow,
@@ -78,16 +80,25 @@ def test_two_monitors_at_the_same_moment_start_one_training_and_one_says_why(fol
     assert (refused, stopped) == (1, 3) and "another monitor watches this run" in why
 
 
-def test_resume_all_takes_a_living_training_up_and_doubles_nothing(tmp_path):
+def test_a_training_that_nobody_watches_is_listed_taken_up_and_not_doubled_and_can_be_stopped(tmp_path):
     folder = toy_run(tmp_path / "outputs" / "toy", steps=5000, pace=0.03)
     env = {"HANGPROOF_DATA": str(tmp_path)}
     process = started(folder, 15, **env)
     kill_monitor(process, folder)
     (trainer,) = trainers(folder)
+    shown = cli(folder, "status", **env)
+    assert "unwatched" in shown and str(folder) in shown and "not watched; start it again" in shown
+    other = toy_run(tmp_path / "outputs" / "other", steps=20, pace=0.01)
+    assert finish(monitor(other, **env))[0] == 0
+    log = (other / "monitor.log").read_text()
+    assert f"of {folder} (" in log and f"python -m monitor stop {folder}" in log, "listed at another's start too"
     for _ in range(2):  # the second finds it watched
         shown = cli(folder, "resume-all", "--json", **env)
         assert trainers(folder) == [trainer]
     assert json.loads(shown.splitlines()[-1]) == [], shown
+    for name in ("keeper_pid", "monitor_pid"):
+        psutil.Process(status(folder)[name]).kill()
+    wait_for(lambda: not is_held(folder / LOCK))
     stop(folder, "--wait", "120", **env)
     now = ended(folder, "stopped")
     assert (now["restarts"], now["attempt"]) == (0, 1) and now["checkpoint"]["step"] == now["step"]
