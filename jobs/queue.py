@@ -335,9 +335,7 @@ def _take() -> str:
         name = "" if first and blockers(outputs() / first) else first
         if name:
             queue.taken, queue.taken_s = name, time.time()
-        elif not any(
-            queue.taken == one.next_run for one in entries
-        ):  # else its monitor may not have written its status yet
+        elif queue.taken not in [one.next_run for one in entries]:  # else its monitor may still write its status
             queue.taken, queue.taken_s = "", 0.0
         queue.entries = entries
         return name
@@ -375,9 +373,8 @@ def _start(folder: Path) -> str:
         sweep.share_caches(folder.name)
         launch(folder)
     except (MonitorError, OSError) as error:
-        text = str(error).splitlines()[0][:300]
         RunFolder(folder).log(f"the queue could not start this run: {error}")
-        return text
+        return str(error).splitlines()[0][:300]
     return ""
 
 

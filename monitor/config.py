@@ -80,9 +80,7 @@ def load(override: str | os.PathLike[str] | None = None, environ: Mapping[str, s
     def section(name: str) -> Section:
         return Section(**{key.rpartition(".")[2]: v for key, v in values.items() if key.rpartition(".")[0] == name})
 
-    phases = {
-        name: section(f"phases.{name}") for name in (key.split(".")[1] for key in values if key.endswith(".floor_s"))
-    }
+    phases = {key.split(".")[1]: section(key.rpartition(".")[0]) for key in values if key.endswith(".floor_s")}
     names = [field.name for field in fields(Config) if field.name not in ("phases", "below_guards")]
     loaded = Config(phases, **{name: section(name) for name in names}, below_guards=below)
     enclose(loaded, environ)

@@ -49,8 +49,6 @@ START_S = 20.0
 APART_S = 2.0  # between the two samples of `diagnose`
 EVENT_BYTES = 256 << 10  # the end of events.jsonl, in which an answer is looked for
 POLL_S = 0.2
-
-
 Answer = tuple[int, Any]  # of a command: its exit code, and what `--json` adds; None for nothing
 
 
@@ -242,11 +240,9 @@ def request(folder: Path, kind: str) -> str:
     """
     status = read_status(folder)
     if status is None or not status["alive"] or status["state"] in FINAL:
-        state = status["state"] if status else "never started"
+        what, state = step_requests.KINDS[kind], status["state"] if status else "never started"
         how = f"start it first: python -m monitor start {folder.name}"
-        raise MonitorError(
-            f"{folder.name}: {step_requests.KINDS[kind]} can be made while it trains, but it is {state}; {how}"
-        )
+        raise MonitorError(f"{folder.name}: {what} can be made while it trains, but it is {state}; {how}")
     if status["state"] == State.STOPPING:
         raise MonitorError(f"{folder.name} is stopping: {status['message']}")
     spec = RunFolder(folder).spec

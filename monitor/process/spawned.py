@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from guards.reading import moved_bytes
+from monitor.phrases import count
 from monitor.process import platform
 from monitor.process.platform import LOCK, Lock, ProcessInfo, is_held
 
@@ -123,7 +124,7 @@ def orphans() -> list[str]:
     for process, folder in unwatched():
         found.setdefault(str(folder), []).append(process)
     return [
-        f"unwatched: {len(processes)} {'process' if len(processes) == 1 else 'processes'} of {folder} "
+        f"unwatched: {count(len(processes), 'process')} of {folder} "
         f"({', '.join(f'{p.name} {p.pid}' for p in processes[:5])}); run `python -m monitor start {folder}` to watch "
         f"the run again, or `python -m monitor stop {folder}` to kill it"
         for folder, processes in sorted(found.items())
