@@ -91,6 +91,8 @@ def launch(folder: Path, how: str = START) -> dict[str, Any]:
         if known.get("keeper_pid") == keeper.pid:
             return {"folder": str(folder), "pid": known["monitor_pid"], "already": False}
         if keeper.poll() is not None:
+            if is_held(folder / LOCK):  # started twice at the same moment: the other one watches it
+                return launch(folder, how)
             lines = log.read_bytes()[before:].decode("utf-8", "replace").strip().splitlines()
             raise MonitorError(lines[-1].removeprefix("monitor: ") if lines else f"{folder}: the monitor ended at once")
         time.sleep(0.02)

@@ -91,7 +91,12 @@ def test_what_is_asked_of_a_run_that_cannot_do_it_is_refused_with_the_reason(tmp
         assert commands.outcome(folder, name)["done"]
         assert commands.ask_to_end(folder, {"now": True}) and RunFolder(folder).stop_request() == {"now": True}
         RunFolder(folder).write_status({**STATUS, "monitor_pid": 77})
-        assert commands.launch(folder) == {"folder": str(folder), "pid": 77, "already": True}
+        watched = {"folder": str(folder), "pid": 77, "already": True}
+        assert commands.launch(folder) == watched
+        free = iter([True])  # at the first look: Start is pressed twice at the same moment
+        monkeypatch.setattr(commands, "is_held", lambda path: not next(free, False))
+        monkeypatch.setattr(commands, "start_problems", lambda *_: [])
+        assert commands.launch(folder) == watched
     finally:
         lock.release()
 
