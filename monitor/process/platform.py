@@ -3,8 +3,7 @@
 On Linux it reads /proc directly: psutil costs ten times as much, and the monitor runs all day. A process is identified
 by (pid, start), and `start` never changes while it lives: on Linux it is clock ticks since boot, because a creation
 time in wall-clock seconds moves when somebody sets the clock. A process that is gone is an answer, one that cannot be
-read is
-an OSError: a monitor that mistakes "no free descriptor" for "dead" would start a second trainer.
+read is an OSError: a monitor that mistakes "no free descriptor" for "dead" would start a second trainer.
 """
 
 import contextlib
