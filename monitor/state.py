@@ -365,25 +365,25 @@ class RunState:
         self.spec_hash = spec_hash
 
 
-def spec_hash(folder: Path) -> str:
-    """What tells that a run was made again between two starts: the digest of its job, or for one without a checksum of
-    `run.toml`; "" without either."""
-    job = read_json(folder / JOB)
-    if job is not None:
-        return str(job.get("digest", ""))
+def _checksum(folder: Path) -> str:
+    """Of `run.toml`; "" where it cannot be read."""
     try:
         return checksum((folder / "run.toml").read_bytes())
     except OSError:
         return ""
 
 
+def spec_hash(folder: Path) -> str:
+    """What tells that a run was made again between two starts: the digest of its job, or for one without a checksum of
+    `run.toml`; "" without either."""
+    job = read_json(folder / JOB)
+    return _checksum(folder) if job is None else str(job.get("digest", ""))
+
+
 def spec_edited(folder: Path) -> bool:
     """Whether `run.toml` was edited since the run was made."""
-    job = read_json(folder / JOB)
-    try:
-        return job is not None and job.get("run_toml") != checksum((folder / "run.toml").read_bytes())
-    except OSError:
-        return False
+    job, found = read_json(folder / JOB), _checksum(folder)
+    return job is not None and found not in ("", job.get("run_toml"))
 
 
 def nothing_left(folder: Path) -> str:
