@@ -31,16 +31,16 @@ function makeCropTool(frame, changed) {
 
   const ratioValue = () => (ratio.value ? Number(ratio.value.split(":")[0]) / Number(ratio.value.split(":")[1]) : 0);
   const between = (value, low, high) => Math.min(Math.max(value, low), high);
-  function draw() {
+  function draw(another) {
     const scale = frame.clientWidth / size[0];
     if (isWhole()) selection.$clear(); // the next drag draws a new one
     else selection.$change(rect.x * scale, rect.y * scale, rect.w * scale, rect.h * scale, NaN, true);
-    for (const [key, field] of Object.entries(fields)) if (document.activeElement !== field) field.value = rect[key];
+    for (const [key, field] of Object.entries(fields)) if (another || document.activeElement !== field) field.value = rect[key];
   }
-  function set(next, save) {
+  function set(next, save, another) {
     const [w, h] = [next.w, next.h].map((side, n) => between(Math.round(side), Math.min(SMALLEST_CROP, size[n]), size[n]));
     rect = { x: between(Math.round(next.x), 0, size[0] - w), y: between(Math.round(next.y), 0, size[1] - h), w, h };
-    draw();
+    draw(another);
     const { x, y } = rect;
     if (save) changed(isWhole() ? null : [x / size[0], y / size[1], (x + w) / size[0], (y + h) / size[1]]);
   }
@@ -70,7 +70,7 @@ function makeCropTool(frame, changed) {
   canvas.addEventListener("actionstart", () => (dragging = true));
   canvas.addEventListener("actionend", () => {
     dragging = false;
-    if (selection.hidden) return;
+    if (selection.hidden || !frame.clientWidth) return; // the dialog was closed meanwhile
     const scale = size[0] / frame.clientWidth;
     const [x, y, w, h] = ["x", "y", "width", "height"].map((key) => Math.round(selection[key] * scale));
     if (w !== rect.w || h !== rect.h) set(fitted({ x, y, w, h }), true);
@@ -80,13 +80,13 @@ function makeCropTool(frame, changed) {
   frame.append(canvas);
   return {
     panel,
-    /** Show the crop of an image with `full` pixels. */
-    show(full, crop) {
+    /** Show the crop of an image with `full` pixels. another: than the one before. */
+    show(full, crop, another) {
       if (dragging) return;
       size = full;
       const [left, top, right, bottom] = crop || [0, 0, 1, 1];
       const [x, y] = [left * size[0], top * size[1]];
-      set({ x, y, w: right * size[0] - x, h: bottom * size[1] - y }, false);
+      set({ x, y, w: right * size[0] - x, h: bottom * size[1] - y }, false, another);
     },
     activate(on) {
       panel.hidden = !on;

@@ -69,9 +69,14 @@ def test_the_large_view_edits_by_keyboard_and_pointer_and_survives_a_killed_serv
         view.get_by_label("Ratio", exact=True).select_option("1:1")
         until(lambda: now().crop is not None, "the square is stored")
         assert now().trained_size == (400, 400)
-        view.get_by_label("Width", exact=True).fill("300")
-        view.get_by_label("Width", exact=True).press("Enter")
+        width = view.get_by_label("Width", exact=True)
+        width.fill("300")
+        width.press("PageDown")  # what was typed is of the image that is left
+        view.get_by_text("2 of 12").wait_for()
+        assert width.input_value() == "300"  # all of that image
+        width.press("PageUp")
         until(lambda: now().trained_size == (300, 300), "the typed size is stored")
+        assert [item.crop for item in draft.items(mine)[1:]] == [None] * 11
         frame = page.locator(".hp-edit-frame")
         view.get_by_label("Ratio", exact=True).select_option("")
         view.get_by_role("button", name="Use the whole image").click()
@@ -156,8 +161,12 @@ def test_the_large_view_edits_by_keyboard_and_pointer_and_survives_a_killed_serv
         assert now().crop == pytest.approx((1 - crop[3], crop[0], 1 - crop[1], crop[2]), abs=1e-5)
         weight = view.get_by_label("Weight")
         weight.fill("3")
-        weight.press("Enter")
+        weight.press("PageDown")
         until(lambda: now().weight == 3, "the weight is stored")
+        view.get_by_text("2 of 12").wait_for()
+        assert weight.input_value() == "1"
+        weight.press("PageUp")
+        view.get_by_text("1 of 12").wait_for()
         # The proposed repeats follow the weight, a moment later.
         uses = lambda: 14 * int(field(page, "repeats").input_value())  # noqa: E731 - 11 images, and one three times
         until(lambda: f"shown {uses()} times" in page.locator("#plan").inner_text(), "the weight is in the plan")
