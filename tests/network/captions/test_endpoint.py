@@ -73,9 +73,9 @@ def test_no_answer_of_a_server_is_more_than_unanswered(data):
 
 def test_an_image_is_sent_small_upright_turned_and_cropped(tmp_path, server):
     path = photo(tmp_path / "large.jpg", size=(3000, 2000))
-    describe = endpoint.load(endpoint.Server(server.url, "m"))
+    asked = endpoint.checked(endpoint.Server(server.url, "m"))
     for picture in (Picture("a", "a", path), Picture("a", "a", path, 1), Picture("a", "a", path, 0, (0, 0, 0.1, 0.3))):
-        describe(upright(picture))
+        endpoint.ask(asked, upright(picture))
     large, turned, part = server.sizes
     assert large[0] == 1024 and turned[1] == 1024 and turned[0] < 1024
     assert abs(part[0] / part[1] - 0.5) < 0.02
