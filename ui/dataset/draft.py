@@ -48,14 +48,20 @@ from ui.html import duration
 
 # For the rest of the page.
 __all__ = ["OUT_OF_DATE", "add", "copy_dataset", "history", "is_id", "new_id", "redo", "undo", "uploads_dir"]
-# Text as a browser sends it: half of a character that takes two is replaced, and not refused.
-Text = Annotated[str, BeforeValidator(lambda value: plain_text(value) if isinstance(value, str) else value)]
 UPLOAD_EXPIRES_S = 24 * 3600
 DRAFT_EXPIRES_S = 60 * 24 * 3600  # counted from the last time a page opened the draft
 RECENT = 8  # drafts to choose from
 MERGE_S = 5.0  # changes of one caption that follow each other within this time are one step
 REMOVED = "This image was removed"
 PERSON, FILE = "person", "file"
+
+
+def _plain(value: Any) -> Any:
+    return plain_text(value) if isinstance(value, str) else value
+
+
+# Text as a browser sends it: half of a character that takes two is replaced, and not refused.
+Text = Annotated[str, BeforeValidator(_plain)]
 
 
 @dataclass(frozen=True)
@@ -210,10 +216,6 @@ def _without_secrets(draft_id: str, flags: str) -> str:
     known, names = {**env_file.read(folder(draft_id)), **found}, env_file.named_in(text)
     env_file.write(folder(draft_id), {name: value for name, value in known.items() if name in names})
     return text
-
-
-def _plain(value: Any) -> Any:
-    return plain_text(value) if isinstance(value, str) else value
 
 
 def digest(draft_id: str) -> str:
@@ -385,11 +387,11 @@ def delete_expired() -> None:
     An upload is deleted by its age only: two drops of one file share its path, and an import has a link of its own. A
     draft at which a command works (ui/jobs.py) stays as it is: after a night's sleep, what it writes is old too.
     """
-    old = [path for path in uploads_dir().glob("*") if _age_s(path, *path.glob("*")) > UPLOAD_EXPIRES_S]
+    old = [path for path in uploads_dir().glob("*") if _is_older(UPLOAD_EXPIRES_S, path, *path.glob("*"))]
     for path in _folders():
-        expired = [path] if (_age_s(*content_files(path)) or _age_s(path)) > DRAFT_EXPIRES_S else []
+        expired = [path] if _is_older(DRAFT_EXPIRES_S, *(content_files(path) or [path])) else []
         unfinished = path.glob(".new-*")  # of drops that ended with the server
-        expired += [new for new in unfinished if _age_s(new) > UPLOAD_EXPIRES_S]
+        expired += [new for new in unfinished if _is_older(UPLOAD_EXPIRES_S, new)]
         if expired and not _at_work(path):
             old += expired
     for path in old:
@@ -407,8 +409,12 @@ def _at_work(place: Path) -> bool:
 
 
 def content_files(place: Path) -> list[Path]:
-    """The files with the content of the draft in a folder, whether they exist or not."""
-    return [place / draft_store.NAME, place / f"{draft_store.NAME}-wal"]
+    """The files with the content of the draft in a folder. To read a draft makes an empty write-ahead log, which is none."""
+    found = list[Path]()
+    for path in (place / draft_store.NAME, place / f"{draft_store.NAME}-wal"):
+        with contextlib.suppress(OSError):
+            found += [path] if path.stat().st_size else []
+    return found
 
 
 def last_used(*paths: Path) -> float:
@@ -420,10 +426,10 @@ def last_used(*paths: Path) -> float:
     return max(times)
 
 
-def _age_s(*paths: Path) -> float:
-    """Age in seconds of the newest of the paths that exist; 0 when none exists."""
+def _is_older(limit_s: float, *paths: Path) -> bool:
+    """Whether the newest of the paths that exist is older; False when none exists."""
     newest = last_used(*paths)
-    return time.time() - newest if newest else 0.0
+    return newest > 0 and time.time() - newest > limit_s
 
 
 def touch(draft_id: str) -> None:
