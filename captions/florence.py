@@ -33,6 +33,8 @@ def load(folder: Path, task: str, gpu_gb: float = 0.0, device: str = "") -> Call
     from safetensors import SafetensorError
     from transformers import AutoProcessor, Florence2ForConditionalGeneration
 
+    if device == "cuda" and not torch.cuda.is_available():
+        raise RunError("PyTorch finds no CUDA GPU; leave out --device, or use --device cpu")
     device = device or ("cuda" if _gpu_is_free(gpu_gb) else "cpu")
     dtype = torch.float16 if device == "cuda" else torch.float32
     try:

@@ -5,6 +5,7 @@ guards/download.py downloads: it watches the bytes, checks the disk first and co
 
 import fnmatch
 import functools
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,8 +58,8 @@ def find(engine: str, model: str) -> Captioner | Path:
         return rows[0]
     if row := next((one for one in rows if one.key == model), None):
         return row
-    folder = Path(model).expanduser()
-    if not folder.is_dir():
+    folder = Path(os.path.expanduser(model))
+    if not os.path.isdir(folder):  # Path's own two raise errors for text that no path can be
         keys = ", ".join(one.key for one in rows)
         raise RunError(f"There is no model {model[:200]!r}; use one of {keys}, or the folder of a model")
     if lacking := _lacking(engine, folder):
