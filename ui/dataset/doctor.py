@@ -28,7 +28,7 @@ from ui.run.fold import QUIET
 
 PAGE = 24
 MOST_BUCKETS = 200
-REMOVED_BY = ("damaged", "duplicate", "near", "small", "blurred", "dark")
+REMOVED_BY = ("damaged", "duplicate", "near", "small", "blurred", "cut", "dark")
 BUCKETS = "buckets"  # beside the kinds of findings
 ALL_OF_IT = 0.9995  # of an image that its bucket keeps
 ABOUT_BUCKETS = (
@@ -95,13 +95,10 @@ def _plan(draft_id: str, items: list[Item]) -> tuple[Plan | None, str]:
 
 
 def fix(draft_id: str, kind: str, only: Iterable[str] | None = None) -> str:
-    """Fix the findings of a kind, as one step that can be undone.
+    """Fix the findings of a kind, as one step that can be undone. Returns a sentence about what was done.
 
     Args:
         only: ids of the images; None: all with this finding.
-
-    Returns:
-        A sentence about what was done.
 
     Raises:
         RunError: there is no such finding any more, or it cannot be fixed.

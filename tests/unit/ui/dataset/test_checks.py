@@ -13,15 +13,18 @@ from ui.dataset import bucket_preview, checks, draft_images
 
 @pytest.mark.parametrize("name", ["astronaut.png", "chelsea.png"])
 def test_a_photo_is_fine_and_its_blurred_and_dark_versions_are_not(tmp_path, name):
-    def judged(image: Image.Image, **save) -> list[str]:
+    def judged(image: Image.Image, cut: bool = False, **save) -> list[str]:
         path = tmp_path / f"x.{save.get('format', 'png').lower()}"
         image.save(path, **save)
+        if cut:
+            path.write_bytes(path.read_bytes()[: path.stat().st_size // 2] + b"\xff\xd9")
         looks = draft_images.measured(path, path.name, tmp_path / "copy")["looks"]
         return list(checks.of_item(item("x", *image.size, looks=looks), None, ""))
 
     image = shot(name)
     image.thumbnail((512, 512))
     assert judged(image) == [] == judged(image, format="JPEG", quality=85)
+    assert judged(image, cut=True, format="JPEG") == ["cut"]
     assert judged(image.filter(ImageFilter.GaussianBlur(4))) == ["blurred"]
     large = image.resize((image.width * 3, image.height * 3), Image.Resampling.BICUBIC)
     assert judged(large) == [], "sharp enough at the size that is compared"
