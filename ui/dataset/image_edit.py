@@ -4,7 +4,6 @@ Each edit is a field of the image that undo knows; runs/dataset.py applies them 
 """
 
 import base64
-import binascii
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -24,14 +23,8 @@ def rotate(draft_id: str, id: str, turns: int | None = None) -> None:
 
 
 def crop(draft_id: str, id: str, crop: Any) -> None:
-    """Train only a part of an image.
-
-    Args:
-        crop: left, top, right, bottom as fractions of the image as shown (upright and rotated); None for the complete image.
-
-    Raises:
-        RunError: the image was removed, or the crop is not a part of it.
-    """
+    """Train only a part of an image: left, top, right, bottom as fractions of the image as shown (upright and rotated), or
+    None for all of it. Raises RunError: the image was removed, or the crop is not a part of it."""
     part = valid_crop(crop)
     draft.change_image(draft_id, id, lambda _: {"crop": part and list(part)}, "crop of {}")
 
@@ -43,23 +36,26 @@ def weigh(draft_id: str, ids: list[str], weight: Any) -> None:
     draft.change_images(draft_id, ids, lambda *_: {"weight": weight}, "weight of {}", needed=True)
 
 
-def mask(draft_id: str, image_id: str, content: bytes | None, turn: int | None = None, name: str = "The mask") -> None:
+def mask(draft_id: str, id: str, png: str | None = None, turn: int | None = None, name: Text = "") -> None:
     """Set the mask of an image: white is trained, black is ignored.
 
     Args:
-        content: a PNG of the image's shape; None, or one that is all white, removes the mask. turn: the rotation of the
-            image that the mask was drawn on, in quarter turns; None for that of now. name: of the file, in messages.
+        png: base64 of a PNG of the image's shape; None, or one that is all white, removes the mask. turn: the rotation of
+            the image that the mask was drawn on, in quarter turns; None for that of now. name: of the file, in messages.
 
     Raises:
         RunError: the image was removed; not a PNG, damaged, too large, or of another shape; the mask is unchanged.
     """
-    item = draft.item(draft_id, image_id)
-    drawn = None
-    if content is not None:
+    item, drawn = draft.item(draft_id, id), None
+    if png is not None:
+        try:
+            content = base64.b64decode(png, validate=True)
+        except ValueError as error:
+            raise RunError(draft.OUT_OF_DATE) from error
         turn = item.turn if turn is None else turn % 4
         width, height = item.width, item.height
         shape = (height, width) if (turn - item.turn) % 2 else (width, height)
-        drawn = turned(masks.read(content, name, shape), -turn % 4)
+        drawn = turned(masks.read(content, name[:80] or "The mask", shape), -turn % 4)
         if drawn.getextrema() == (255, 255):
             drawn = None
 
@@ -70,20 +66,18 @@ def mask(draft_id: str, image_id: str, content: bytes | None, turn: int | None =
     draft.change_image(draft_id, item.id, make, "mask of {}")
 
 
-def shown_mask(draft_id: str, image_id: str) -> bytes | None:
-    """The mask of an image as a PNG, rotated as the image is shown; None for none. Raises RunError: it cannot be read."""
-    item = draft.item(draft_id, image_id)
+def shown_mask(draft_id: str, item: draft.Item) -> str:
+    """The mask of an image as base64 of a PNG, rotated as the image is shown; "" for none. Raises RunError: it cannot be
+    read."""
     if not item.mask:
-        return None
-    return masks.png(turned(masks.opened(draft.masks_dir(draft_id) / item.mask), item.turn))
+        return ""
+    drawn = turned(masks.opened(draft.masks_dir(draft_id) / item.mask), item.turn)
+    return base64.b64encode(masks.png(drawn)).decode()
 
 
 def start_notes(items: Iterable[draft.Item], backend: str, pairs: bool) -> list[str]:
-    """What a start with these images does not do although it was asked for, as sentences.
-
-    Args:
-        pairs: whether the model learns from pairs of images, the control images of which are not edited here.
-    """
+    """What a start with these images does not do although it was asked for, as sentences. pairs: whether the model learns
+    from pairs of images, the control images of which are not edited here."""
     images = list(items)
     notes = [masks.ignored_note(backend, sum(item.mask is not None for item in images))]
     if pairs and (edited := sum(item.crop is not None or item.turn > 0 for item in images)):
@@ -107,23 +101,5 @@ def mask_note(backend: object) -> tuple[str, bool]:
     return f"{note} Crop the image instead.", False
 
 
-# What the large view sends ---------------------------------------------------------------------------------------------
-
-
-def _mask(draft_id: str, id: str, png: str | None = None, turn: int | None = None, name: Text = "") -> None:
-    shown = name[:80] or "The mask"
-    if png is not None and len(png) > masks.MAX_BYTES * 4 // 3 + 8:
-        raise RunError(f"{shown}: the file is too large for a mask; export it smaller")
-    try:
-        content = None if png is None else base64.b64decode(png, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise RunError(draft.OUT_OF_DATE) from error
-    mask(draft_id, id, content, turn, shown)
-
-
-EDITS: dict[str, Callable[..., None]] = {
-    "rotate": rotate,
-    "crop": crop,
-    "weight": weigh,
-    "mask": _mask,
-}
+# What the large view sends.
+EDITS: dict[str, Callable[..., None]] = {"rotate": rotate, "crop": crop, "weight": weigh, "mask": mask}
