@@ -68,16 +68,11 @@ def folder_of(name: str, repeats: int | None = None) -> str:
 
 
 def move(draft_id: str, image_ids: Iterable[str], name: str, repeats: int | None = None) -> int:
-    """Move images into a subset, which is created where it does not exist; "" moves them out of all subsets.
+    """Move images into a subset, which is created where it does not exist; "" moves them out of all subsets. Returns how many
+    moved. Raises RunError: the name or the repeats cannot be used.
 
     Args:
         name: as in `overview`; repeats: those of a new subset, or None for the repeats of step 2.
-
-    Returns:
-        How many images moved.
-
-    Raises:
-        RunError: the name or the repeats cannot be used.
     """
     plain = folder_of(name, repeats)
     with change(draft_id) as edit:
