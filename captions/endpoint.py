@@ -24,6 +24,7 @@ from runs.files import RunError
 LONGEST_SIDE = 1024  # pixels of the image that is sent
 ANSWER_BYTES = 1 << 20
 MOST_TOKENS = 400
+OLD_LIMIT = b'"max_tokens": '
 TRIES = 3
 PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
 BUSY = (408, 425, 429)
@@ -152,6 +153,8 @@ def _answer(server: Server, body: bytes) -> str:
         raise NoCaption(f"{host} cannot be reached ({why})", pause_s=0.0) from error
     if len(data) > ANSWER_BYTES:
         raise NoCaption(f"{host} sent more than {ANSWER_BYTES >> 20} MB for one caption")
+    if status == 400 and b"max_completion_tokens" in data and OLD_LIMIT in body:  # OpenAI's newer models
+        return _answer(server, body.replace(OLD_LIMIT, b'"max_completion_tokens": '))
     if status != 200:
         text = f"{host} answered with HTTP status {status}{_reason(data, key)}"
         asked_s = float(retry_after) if retry_after.isdecimal() else 0.0
@@ -162,11 +165,15 @@ def _answer(server: Server, body: bytes) -> str:
 
 def _text_of(data: bytes, host: str) -> str:
     try:
-        content = json.loads(data)["choices"][0]["message"]["content"]
+        choice = json.loads(data)["choices"][0]
+        content = choice["message"]["content"]
         if isinstance(content, list):  # in parts
             content = " ".join(part["text"] for part in content if part.get("type") == "text")
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise NoCaption(f"{host} sent something else than a chat completion") from error
+    if not content and choice.get("finish_reason") == "length":
+        why = f"the model used all {MOST_TOKENS} tokens for its thoughts; use one that does not think before it answers"
+        raise NoCaption(f"{host}: {why}")
     if not isinstance(content, str):
         raise NoCaption(f"{host} sent a completion without text")
     return content

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from captions.text import NoCaption
 from runs.files import RunError
 
 GENERAL, CHARACTER = 0, 4
@@ -116,6 +117,8 @@ def load(folder: Path, device: str = "", **choice: Any) -> Callable[[Any], str]:
             raise RunError(
                 f"{folder}: the model has {len(found)} tags, selected_tags.csv has {len(tags)}; use files of one model"
             )
-        return caption_of(tags, found, **choice)
+        if not (text := caption_of(tags, found, **choice)):
+            raise NoCaption("no tag is as probable as the thresholds ask; lower them")
+        return text
 
     return caption

@@ -36,6 +36,7 @@ def refused(status: int, body: bytes = b"{}", **headers: str):
         (refused(200, b"<html>"), "something else than a chat completion", 4),
         (refused(200, b"[" * 100_000), "something else than a chat completion", 4),
         (refused(200, b'{"choices": [{"message": {"content": 7}}]}'), "without text", 4),
+        (refused(200, b'{"choices": [{"finish_reason": "length", "message": {"content": ""}}]}'), "its thoughts", 4),
         (refused(200, b" " * (endpoint.ANSWER_BYTES + 2)), "more than 1 MB", 4),
         (lambda number, question: "x" * 5_000, "5,000 characters", 4),
     ],
@@ -57,6 +58,12 @@ def test_a_server_that_never_ends_its_answer_is_left_and_one_that_is_gone_is_sai
     with answering() as gone:
         pass
     assert "cannot be reached" in run(gone, images).reason
+
+
+def test_a_server_that_wants_the_newer_name_of_the_limit_is_asked_with_it(images, server):
+    body = b'{"error": {"message": "Unsupported parameter: max_tokens. Use max_completion_tokens instead."}}'
+    server.answer = lambda number, question: (400, body, {}) if "max_tokens" in question else "a cat"
+    assert run(server, images).written == 4 and server.questions[1]["max_completion_tokens"] == endpoint.MOST_TOKENS
 
 
 @settings(max_examples=60)
