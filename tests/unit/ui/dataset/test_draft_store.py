@@ -12,7 +12,7 @@ from draft_helpers import filled, texts
 from hypothesis import given, settings, strategies as st
 
 from runs.files import RunError
-from ui.dataset import bulk, draft, draft_store
+from ui.dataset import bulk, doctor, draft, draft_store
 from ui.dataset.draft_store import applied, difference, placed
 
 WRITER = """
@@ -73,6 +73,7 @@ def test_ten_thousand_images_are_changed_in_a_moment(mine):
     for act, words, limit_s in (
         (bulk.apply, (None, {"kind": "replace", "find": "old", "with": "new"}), 1.5),
         (draft.undo, (), 1.5),
+        (doctor.examine, (), 5.0),
         (draft.set_caption, (ids[0], "typed"), 0.3),
         (draft.remove, (ids[:1],), 1.5),
     ):
