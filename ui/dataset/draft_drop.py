@@ -92,7 +92,10 @@ def take(draft_id: str, dropped: Iterable[Dropped], drop: str, more: bool, link:
     with explained("store the files"), draft_store.working(draft_id) as work:
         measured = _measured(pictures, work, link)
         texts: list[tuple[Dropped, str]] = []
-        for file in (file for file in dropped if file.is_caption):
+        # Of a.txt and a.caption, the first kind counts, as in a data set (runs/dataset.py): it comes last.
+        for file in sorted(dropped, key=lambda file: Path(file.name).suffix.lower() == CAPTION_SUFFIXES[0]):
+            if not file.is_caption:
+                continue
             try:
                 texts.append((file, _caption_in(file)))
             except RunError as error:

@@ -76,6 +76,8 @@ def test_a_folder_that_is_dropped_again_updates_its_captions(mine, tmp_path):
         note(tmp_path / "f/1.txt", text)
         _, messages = drop(mine, *tree(tmp_path / "f"))
     assert messages == ["1.png: already added as 1.png"] and captions(mine) == {"1.png": "new"}
+    drop(mine, note(tmp_path / "1.txt", "of the .txt"), note(tmp_path / "1.caption", "of the other file"))
+    assert captions(mine) == {"1.png": "of the .txt"}
 
 
 def test_a_lone_caption_file_gives_a_message_and_waits_and_a_systems_file_gives_none(mine, tmp_path):
