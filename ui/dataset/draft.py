@@ -271,13 +271,6 @@ def change_images(
     return len(changed)
 
 
-def change_image(
-    draft_id: str, image_id: str, make: Callable[[Entry], Mapping[str, Any] | None], label: str, **merge: Any
-) -> None:
-    """`change_images` for one image. Raises RunError: it was removed."""
-    change_images(draft_id, [image_id], lambda _, entry: make(entry), label, needed=True, **merge)
-
-
 def captioned(entry: Entry, text: str, author: str = PERSON) -> Entry:
     """The values of an image with another caption, and who wrote it; nobody wrote an empty one. Raises RunError: the
     caption is longer than MAX_CAPTION characters."""
@@ -293,8 +286,9 @@ def captioned(entry: Entry, text: str, author: str = PERSON) -> Entry:
 def set_caption(draft_id: str, image_id: str, text: str) -> None:
     """Store a caption as typed. Raises RunError: the image was removed, or the caption is longer than
     draft_store.MAX_CAPTION characters."""
-    merge = {"merge": f"caption:{image_id}", "within_s": MERGE_S}
-    change_image(draft_id, image_id, lambda entry: captioned(entry, plain_text(text)), "caption of {}", **merge)
+    merge: dict[str, Any] = {"merge": f"caption:{image_id}", "within_s": MERGE_S}
+    typed = plain_text(text)
+    change_images(draft_id, [image_id], lambda _, entry: captioned(entry, typed), "caption of {}", True, **merge)
 
 
 def trigger(draft_id: str) -> str:

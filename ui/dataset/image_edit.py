@@ -19,19 +19,19 @@ from ui.dataset.draft import Text
 def rotate(draft_id: str, id: str, turns: int | None = None) -> None:
     """Rotate an image by quarter turns clockwise, with its crop and its mask; without `turns` as draft.rotated says. Raises
     RunError: it was removed."""
-    draft.change_image(draft_id, id, lambda entry: draft.rotated(entry, turns), "rotation of {}")
+    draft.change_images(draft_id, [id], lambda _, entry: draft.rotated(entry, turns), "rotation of {}", needed=True)
 
 
 def crop(draft_id: str, id: str, crop: Any) -> None:
     """Train only a part of an image: left, top, right, bottom as fractions of the image as shown (upright and rotated), or
     None for all of it. Raises RunError: the image was removed, or the crop is not a part of it."""
     part = valid_crop(crop)
-    draft.change_image(draft_id, id, lambda _: {"crop": part and list(part)}, "crop of {}")
+    draft.change_images(draft_id, [id], lambda *_: {"crop": part and list(part)}, "crop of {}", needed=True)
 
 
 def weigh(draft_id: str, ids: list[str], weight: Any) -> None:
     """Repeat images `weight` times as often as the others. Raises RunError: they were removed; not a number from 1 to 10."""
-    if isinstance(weight, bool) or not isinstance(weight, int) or not 1 <= weight <= MAX_WEIGHT:
+    if type(weight) is not int or not 1 <= weight <= MAX_WEIGHT:
         raise RunError(f"The weight is a whole number from 1 to {MAX_WEIGHT}")
     draft.change_images(draft_id, ids, lambda *_: {"weight": weight}, "weight of {}", needed=True)
 
@@ -59,11 +59,11 @@ def mask(draft_id: str, id: str, png: str | None = None, turn: int | None = None
         if drawn.getextrema() == (255, 255):
             drawn = None
 
-    def make(entry: draft.Entry) -> draft.Entry:
+    def make(_: str, entry: draft.Entry) -> draft.Entry:
         place = draft.masks_dir(draft_id)  # written under the draft's lock: unneeded masks are deleted under it
         return {"mask": None if drawn is None else draft_images.store_mask(drawn, place)}
 
-    draft.change_image(draft_id, item.id, make, "mask of {}")
+    draft.change_images(draft_id, [item.id], make, "mask of {}", needed=True)
 
 
 def shown_mask(draft_id: str, item: draft.Item) -> str:

@@ -77,15 +77,6 @@ def test_the_page_can_only_add_its_own_uploads(mine, tmp_path):
     assert secret.exists() and draft.items(mine) == []
 
 
-def test_pages_of_cards(mine, tmp_path):
-    for n in range(images.PAGE_SIZE + 3):
-        drop(mine, picture(tmp_path / f"p{n:02}.png", size=(32 + n, 32)))
-    first, second = images.listing(mine, 0), images.listing(mine, 1)
-    assert (first["total"], first["pages"], len(first["items"])) == (images.PAGE_SIZE + 3, 2, images.PAGE_SIZE)
-    assert [one["file"] for one in second["items"]] == ["p12.png", "p13.png", "p14.png"]
-    assert images.listing(mine, 99)["page"] == 1 and images.listing(mine, -1)["page"] == 0
-
-
 def test_a_full_disk_is_reported_and_keeps_the_captions(tmp_path, monkeypatch):
     with small_disk(tmp_path, "600k") as disk:
         monkeypatch.setenv("HANGPROOF_DATA", str(disk))

@@ -148,5 +148,6 @@ def test_images_are_found_by_caption_tag_subset_and_warning(mine):
     assert image_action({**sent, "query": {"how": "lacks", "text": "o"}, "between": None})["ids"] == ids[1:3]
     refused = image_action({**sent, "query": {"text": "solo"}, "between": [ids[1], ids[3]]})
     assert "no longer shown" in refused["error"]
+    assert [images.listing(mine, page, size=3)["page"] for page in (-1, 99)] == [0, 1]
     one, other = item("a", 64, 64, warnings=["near"]), item("b", 64, 64, warnings=[])
     assert Query(kind="near").found([one, other]) == [one] == Query(kind="warned").found([other, one])
