@@ -165,13 +165,10 @@ def status(draft_id: str) -> dict[str, Any]:
 
 def cancel(draft_id: str) -> dict[str, Any]:
     """Cancel all imports of a draft; what they added stays. Returns the status."""
-    for _ in range(3):  # a status that was asked for meanwhile can have started the process again
-        jobs.cancel(folder(draft_id), JOB)
-        jobs.wait(folder(draft_id), JOB, jobs.GRACE_S + jobs.KILL_S)
-        for one in waiting(draft_id):  # those that its process had not begun
-            one.end("cancelled", [])
-        if not jobs.running(folder(draft_id), JOB):
-            break
+    jobs.cancel(folder(draft_id), JOB)
+    jobs.wait(folder(draft_id), JOB, jobs.GRACE_S + jobs.KILL_S)
+    for one in waiting(draft_id):  # those that its process had not begun
+        one.end("cancelled", [])
     return status(draft_id)
 
 
