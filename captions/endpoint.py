@@ -45,11 +45,8 @@ class Server:
 
 
 def checked(server: Server) -> Server:
-    """The server, with the address of its chat completions.
-
-    Raises:
-        RunError: the address is none, holds a key, or there is no model or no such variable. No message repeats the key.
-    """
+    """The server, with the address of its chat completions. Raises RunError: the address is none, holds a key, or there
+    is no model or no such variable. No message repeats the key."""
     text = server.url.strip()
     try:
         url = urllib.parse.urlsplit(text)

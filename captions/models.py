@@ -48,11 +48,8 @@ def of_engine(engine: str) -> list[Captioner]:
 
 
 def find(engine: str, model: str) -> Captioner | Path:
-    """The model that a name means: a key of the table, "" for the default, or a folder with a model's files.
-
-    Raises:
-        RunError: it is neither, or the folder lacks a file.
-    """
+    """The model that a name means: a key of the table, "" for the default, or a folder with a model's files. Raises
+    RunError: it is neither, or the folder lacks a file."""
     rows = of_engine(engine)
     if not model:
         return rows[0]
@@ -81,11 +78,8 @@ def present(row: Captioner) -> Path | None:
 
 
 def fetch(row: Captioner, on_line: Callable[[str], None]) -> Path:
-    """The folder of a model, downloaded when its files are missing. on_line: called with what the download does.
-
-    Raises:
-        RunError: offline, no space, stalled or refused. Received bytes are kept.
-    """
+    """The folder of a model, downloaded when its files are missing. on_line: called with what the download does. Raises
+    RunError: offline, no space, stalled or refused. Received bytes are kept."""
     if (folder := present(row)) is not None:
         return folder
 

@@ -78,9 +78,6 @@ def _has_caption(stem: str, texts: Mapping[tuple[str, str], Path]) -> bool:
 
 
 def upright(picture: Picture) -> Any:
-    """The picture as it is trained: upright, turned, its part, on white, as a PIL image in RGB.
-
-    Raises:
-        RunError: it is gone, damaged or too large.
-    """
+    """The picture as it is trained: upright, turned, its part, on white, as a PIL image in RGB. Raises RunError: it is
+    gone, damaged or too large."""
     return decoded(picture.path, picture.name, picture.turn, picture.crop)[0].convert("RGB")

@@ -198,16 +198,14 @@ def preview(draft_id: str, ids: Iterable[str] | None, fields: Mapping[str, Any])
 
 
 def apply(draft_id: str, ids: Iterable[str] | None, fields: Mapping[str, Any]) -> int:
-    """Edit captions as one step that can be undone. Returns how many captions changed.
+    """Edit captions as one step that can be undone. Returns how many captions changed. Raises RunError: a field is
+    missing or invalid, the pattern takes too long, or a caption would be too long. Nothing changed.
 
     Args:
         ids: the images, or None for all; removed ones are left out.
         fields: "kind" (a key of KINDS) and its fields: "text" (prefix, suffix); "find", "with", "pattern" and
             "any_case" (replace); "tags", separated by commas (remove_tags); "keep", the tags that stay in place, and
             "seed" (shuffle).
-
-    Raises:
-        RunError: a field is missing or invalid, the pattern takes too long, or a caption would be too long. Nothing changed.
     """
     kind = _kind(fields)
     edit = kind.make(fields)

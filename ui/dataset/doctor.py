@@ -95,13 +95,11 @@ def _plan(draft_id: str, items: list[Item]) -> tuple[Plan | None, str]:
 
 
 def fix(draft_id: str, kind: str, only: Iterable[str] | None = None) -> str:
-    """Fix the findings of a kind, as one step that can be undone. Returns a sentence about what was done.
+    """Fix the findings of a kind, as one step that can be undone. Returns a sentence about what was done. Raises
+    RunError: there is no such finding any more, or it cannot be fixed.
 
     Args:
         only: ids of the images; None: all with this finding.
-
-    Raises:
-        RunError: there is no such finding any more, or it cannot be fixed.
     """
     report = examine(draft_id)
     wanted = None if only is None else set(only)

@@ -247,14 +247,12 @@ def change_images(
     **merge: Any,
 ) -> int:
     """Change values of images as one step, and return how many images changed; ids of removed images are left out.
+    Raises RunError: an image was removed, and all are `needed`.
 
     Args:
         ids: the images; None for all. make: the new values of an image, from its id and its entry; None for no change.
         label: what undo calls the step, such as "crop of {}"; {} is the file of the image, or "3 images", and {captions}
             is "3 captions". needed: see Raises. merge: see draft_store.change.
-
-    Raises:
-        RunError: an image was removed, and all are `needed`.
     """
     with draft_store.change(draft_id, **merge) as edit:
         images, changed = edit.state["images"], []

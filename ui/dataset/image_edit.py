@@ -37,14 +37,12 @@ def weigh(draft_id: str, ids: list[str], weight: Any) -> None:
 
 
 def mask(draft_id: str, id: str, png: str | None = None, turn: int | None = None, name: Text = "") -> None:
-    """Set the mask of an image: white is trained, black is ignored.
+    """Set the mask of an image: white is trained, black is ignored. Raises RunError: the image was removed; not a PNG,
+    damaged, too large, or of another shape; the mask is unchanged.
 
     Args:
         png: base64 of a PNG of the image's shape; None, or one that is all white, removes the mask. turn: the rotation of
             the image that the mask was drawn on, in quarter turns; None for that of now. name: of the file, in messages.
-
-    Raises:
-        RunError: the image was removed; not a PNG, damaged, too large, or of another shape; the mask is unchanged.
     """
     item, drawn = draft.item(draft_id, id), None
     if png is not None:
