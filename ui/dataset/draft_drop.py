@@ -10,6 +10,7 @@ import os
 import re
 import secrets
 import shutil
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -249,8 +250,12 @@ def _assign(state: State, texts: list[tuple[Dropped, str]], drop: str, more: boo
             for scope, stem in entry["names"]:
                 named.setdefault((entry["folder"], scope, stem), []).append(key)
                 by_stem.setdefault((entry["folder"], stem), []).append(key)
+    same_name = Counter((file.folder, file.name) for file, _ in texts)
     for file, text in texts:
         owners = named.get((file.folder, file.drop, file.stem), [])
+        if len(owners) > 1 and same_name[file.folder, file.name] > 1:  # dropped from several folders, such as a search
+            messages.append(f"{file.shown}: several files have this name; type the captions on the cards")
+            continue
         state["texts"][file.key] = {"text": text, "drop": file.drop, "used": bool(owners)}
         messages += [line for key in owners for line in _give(state, key, file.key, text)]
     if more:

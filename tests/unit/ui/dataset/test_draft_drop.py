@@ -54,6 +54,11 @@ def test_captions_of_two_drops_with_the_same_names_are_not_mixed(mine, tmp_path)
         note(tmp_path / name / "1.txt", name)
         drop(mine, *tree(tmp_path / name))
     assert captions(mine) == {"1.png": "first", "1-2.png": "second"}
+    other = draft.new_id()  # both in one drop, as from a search of the system's
+    files = [(path, path.name) for name in ("first", "second") for path, _ in tree(tmp_path / name)]
+    _, messages = drop(other, *files)
+    assert set(messages) == {"1.txt: several files have this name; type the captions on the cards"}
+    assert captions(other) == {"1.png": "", "1-2.png": ""}
     _, messages = drop(mine, note(tmp_path / "1.txt", "whose?"))
     assert messages == ["1.txt: it can belong to 1.png, 1-2.png; type the caption on its card"]
     assert captions(mine) == {"1.png": "first", "1-2.png": "second"}
