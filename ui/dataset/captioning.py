@@ -93,11 +93,11 @@ def _check(options: dict[str, Any]) -> None:
 
 def status(draft_id: str) -> dict[str, Any]:
     """How far the last job is: {"job": its id, "state", "seconds", "before": done when its process began, "done", "total",
-    "line", "failures", "error"}; state "" without one."""
+    "line", "failed": number of images without a caption, "failures": the last ones, "error"}; state "" without one."""
     folder = draft.folder(draft_id)
     job = jobs.read(folder, JOB)
     if job is None or (found := stored(draft_id)) is None:
-        numbers = dict.fromkeys(("seconds", "before", "done", "total"), 0)
+        numbers = dict.fromkeys(("seconds", "before", "done", "total", "failed"), 0)
         return {"job": "", "state": "", **numbers, "line": "", "failures": [], "error": ""}
     text, _, errors = jobs.output(folder, JOB)
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("{")]
@@ -112,6 +112,7 @@ def status(draft_id: str) -> dict[str, Any]:
         "done": found["total"] - _left(draft_id),
         "total": found["total"],
         "line": others[-1] if others else "",
+        "failed": len(failures),
         "failures": failures[-MOST_FAILURES:],
         "error": error[-1].removeprefix("captions: ") if error and job.state not in ("running", "done") else "",
     }
@@ -169,7 +170,7 @@ def shown(status: dict[str, Any]) -> str:
     bar = f'<progress aria-label="Captions written" max="{max(1, total)}" value="{done}"></progress>' if busy else ""
     bar += f"<p>{esc(status['line'])}</p>" if busy and status["line"] else ""
     failed = "".join(f"<li>{esc(line)}</li>" for line in status["failures"])
-    many = len(status["failures"])
+    many = status["failed"]
     title = "1 image has no caption" if many == 1 else f"{many} images have no caption"
     failures = f"<details><summary>{title}</summary><ul>{failed}</ul></details>" if failed else ""
     said = f"{counted}." if busy else f"{ENDED.get(status['state'], status['state'])} {counted}."

@@ -107,7 +107,7 @@ def test_a_job_that_fails_says_why(draft_id):
         server.answer = lambda number, question: (404, b'{"error": "no model m"}', {})
         captioning.start(draft_id, options(server.url))
         now = wait(draft_id)
-    assert now["state"] == "failed" and "404: no model m" in now["error"] and len(now["failures"]) == 1
+    assert now["state"] == "failed" and "404: no model m" in now["error"] and len(now["failures"]) == now["failed"] == 1
     assert captions(draft_id)["3.png"] == ""
 
 

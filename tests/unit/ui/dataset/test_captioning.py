@@ -50,7 +50,7 @@ def test_images_that_were_removed_need_no_caption(mine):
 
 
 STATUS = {"state": "running", "before": 0, "done": 10, "total": 40, "seconds": 100}
-STATUS |= {"line": "<x>", "failures": ["<y>"], "error": ""}
+STATUS |= {"line": "<x>", "failed": 1, "failures": ["<y>"], "error": ""}
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ STATUS |= {"line": "<x>", "failures": ["<y>"], "error": ""}
         ({"seconds": 1, "line": "", "failures": []}, ["captions written."], ["left", "<p></p>", "<details"]),
         ({"state": "failed", "error": "no GPU"}, ["Stopped. 10 of", "no GPU"], ["<progress", "&lt;x", "left"]),
         ({"done": 0, "total": 0}, ['max="1" value="0"'], ["left"]),
-        ({"before": 8}, ["10 of 40 captions written, about 25 min left."], []),
+        ({"before": 8, "failed": 35}, ["written, about 25 min left.", "35 images have no caption"], []),
     ],
 )  # fmt: skip
 def test_how_far_a_captioning_is(status, there, not_there):
