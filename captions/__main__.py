@@ -116,8 +116,8 @@ def _loader(given: argparse.Namespace, needed: bool) -> Callable[[], job.Describ
     """What loads the engine. The model's files are fetched here, because a download has limits of its own."""
     if given.engine == "endpoint":
         server = endpoint.Server(given.url, given.model, given.prompt, given.key_variable, given.request_s)
-        ready = endpoint.load(server)
-        return lambda: ready
+        ask = functools.partial(endpoint.ask, endpoint.checked(server))
+        return lambda: ask
     found = models.find(given.engine, given.model)
     if isinstance(found, Path):
         folder, gpu_gb, name = found, 0.0, found.name

@@ -6,7 +6,6 @@ thread with a limit for all of it: a server that sends a byte now and then would
 """
 
 import base64
-import functools
 import io
 import ipaddress
 import json
@@ -15,7 +14,6 @@ import re
 import threading
 import time
 import urllib.parse
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,6 +24,7 @@ from runs.files import RunError
 LONGEST_SIDE = 1024  # pixels of the image that is sent
 ANSWER_BYTES = 1 << 20
 MOST_TOKENS = 400
+OLD_LIMIT = b'"max_tokens": '
 TRIES = 3
 PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
 BUSY = (408, 425, 429)
@@ -46,35 +45,26 @@ class Server:
 
 
 def checked(server: Server) -> Server:
-    """The server, with the address of its chat completions.
-
-    Raises:
-        RunError: the address is none, holds a key, or there is no model or no such variable. No message repeats the key.
-    """
-    url = urllib.parse.urlsplit(_address(server.url))
-    path = url.path.rstrip("/")
-    if not path.endswith("/chat/completions"):
-        path += "/chat/completions"
-    if not server.model.strip():
-        raise RunError("Enter the name of the model, as the server knows it")
-    key_of(server)
-    address = urllib.parse.urlunsplit((url.scheme, url.netloc, path, "", ""))
-    return replace(server, url=address, model=server.model.strip(), prompt=server.prompt.strip() or PROMPT)
-
-
-def _address(text: str) -> str:
+    """The server, with the address of its chat completions. Raises RunError: the address is none, holds a key, or there
+    is no model or no such variable. No message repeats the key."""
+    text = server.url.strip()
     try:
-        url = urllib.parse.urlsplit(text.strip())
+        url = urllib.parse.urlsplit(text)
         good = url.scheme in ("http", "https") and bool(url.hostname) and (url.port or 1) > 0
     except ValueError:
         good = False
-    if not good or not re.fullmatch(r"[\x21-\x7e]{8,500}", text.strip()):
+    if not good or not re.fullmatch(r"[\x21-\x7e]{8,500}", text):
         raise RunError("Enter the server's address, such as http://127.0.0.1:11434/v1")
     if "@" in url.netloc or url.query or url.fragment:
         raise RunError(
             "The address must not hold a user, a password or a key; enter the name of the variable with the key"
         )
-    return text.strip()
+    if not server.model.strip():
+        raise RunError("Enter the name of the model, as the server knows it")
+    key_of(server)
+    path = url.path.rstrip("/").removesuffix("/chat/completions") + "/chat/completions"
+    address = urllib.parse.urlunsplit((url.scheme, url.netloc, path, "", ""))
+    return replace(server, url=address, model=server.model.strip(), prompt=server.prompt.strip() or PROMPT)
 
 
 def key_of(server: Server) -> str:
@@ -97,13 +87,8 @@ def key_of(server: Server) -> str:
     return key
 
 
-def load(server: Server) -> Callable[[Any], str]:
-    """A function from an image (PIL, RGB) to the server's answer, which raises NoCaption. Raises RunError: see `checked`."""
-    return functools.partial(ask, checked(server))
-
-
-def ask(server: Server, image: Any, pause: Callable[[float], None] = time.sleep) -> str:
-    """The answer for one image, after at most TRIES requests. Raises NoCaption."""
+def ask(server: Server, image: Any) -> str:
+    """The answer of a checked server for one image (PIL, RGB), after at most TRIES requests. Raises NoCaption."""
     body = json.dumps(_question(server, image)).encode()
     for number in range(TRIES - 1):
         try:
@@ -111,7 +96,7 @@ def ask(server: Server, image: Any, pause: Callable[[float], None] = time.sleep)
         except NoCaption as error:
             if error.pause_s is None:
                 raise
-            pause(min(max(PAUSE_S * 2**number, error.pause_s), LONGEST_PAUSE_S))
+            time.sleep(min(max(PAUSE_S * 2**number, error.pause_s), LONGEST_PAUSE_S))
     return _answer(server, body)
 
 
@@ -161,34 +146,38 @@ def _answer(server: Server, body: bytes) -> str:
         late.set()
         raise NoCaption(f"{host} did not answer within {server.limit_s:g} s", pause_s=0.0) from error
     except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
-        raise NoCaption(
-            _without(key, f"{host} cannot be reached ({error or type(error).__name__})"), pause_s=0.0
-        ) from error
+        why = _without(key, str(error) or type(error).__name__)
+        raise NoCaption(f"{host} cannot be reached ({why})", pause_s=0.0) from error
     if len(data) > ANSWER_BYTES:
         raise NoCaption(f"{host} sent more than {ANSWER_BYTES >> 20} MB for one caption")
-    if status in BUSY or status >= 500:
-        asked_s = float(retry_after) if retry_after.isdecimal() else 0.0
-        raise NoCaption(_without(key, f"{host} answered with HTTP status {status}{_reason(data)}"), pause_s=asked_s)
+    if status == 400 and b"max_completion_tokens" in data and OLD_LIMIT in body:  # OpenAI's newer models
+        return _answer(server, body.replace(OLD_LIMIT, b'"max_completion_tokens": '))
     if status != 200:
-        text = _without(key, f"{host} answered with HTTP status {status}{_reason(data)}")
-        raise NoCaption(text, fatal=status in REFUSED or 300 <= status < 400)
+        text = f"{host} answered with HTTP status {status}{_reason(data, key)}"
+        asked_s = float(retry_after) if retry_after.isdecimal() else 0.0
+        pause_s = asked_s if status in BUSY or status >= 500 else None
+        raise NoCaption(text, fatal=status in REFUSED or 300 <= status < 400, pause_s=pause_s)
     return _without(key, _text_of(data, host))
 
 
 def _text_of(data: bytes, host: str) -> str:
     try:
-        content = json.loads(data)["choices"][0]["message"]["content"]
+        choice = json.loads(data)["choices"][0]
+        content = choice["message"]["content"]
         if isinstance(content, list):  # in parts
             content = " ".join(part["text"] for part in content if part.get("type") == "text")
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise NoCaption(f"{host} sent something else than a chat completion") from error
+    if not content and choice.get("finish_reason") == "length":
+        why = f"the model used all {MOST_TOKENS} tokens for its thoughts; use one that does not think before it answers"
+        raise NoCaption(f"{host}: {why}")
     if not isinstance(content, str):
         raise NoCaption(f"{host} sent a completion without text")
     return content
 
 
-def _reason(data: bytes) -> str:
-    """What a server says about its refusal, short and on one line; "" where it says nothing."""
+def _reason(data: bytes, key: str = "") -> str:
+    """What a server says about its refusal, without the key, short and on one line; "" where it says nothing."""
     try:
         found = json.loads(data)
         error = found.get("error", found.get("detail", found.get("message", "")))
@@ -197,7 +186,9 @@ def _reason(data: bytes) -> str:
         return ""
     if not isinstance(text, str):
         return ""
-    line = " ".join(character for character in text[:2000].split() if character.isprintable())[:300]
+    line = " ".join(word for word in _without(key, text).split() if word.isprintable())[
+        :300
+    ]  # a part of the key is a key
     return f": {line}" if line else ""
 
 

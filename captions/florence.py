@@ -20,19 +20,19 @@ BEAMS = 3  # as in the model's card
 
 
 def load(folder: Path, task: str, gpu_gb: float = 0.0, device: str = "") -> Callable[[Any], str]:
-    """A function from an image (PIL, RGB) to its caption.
+    """A function from an image (PIL, RGB) to its caption. Raises RunError: the files are not those of a Florence-2
+    model.
 
     Args:
         task: a key of TASKS. gpu_gb: free GPU memory that the model needs, else it runs on the processor.
         device: "cpu" or "cuda"; "" chooses.
-
-    Raises:
-        RunError: the files are not those of a Florence-2 model.
     """
     import torch
     from safetensors import SafetensorError
     from transformers import AutoProcessor, Florence2ForConditionalGeneration
 
+    if device == "cuda" and not torch.cuda.is_available():
+        raise RunError("PyTorch finds no CUDA GPU; leave out --device, or use --device cpu")
     device = device or ("cuda" if _gpu_is_free(gpu_gb) else "cpu")
     dtype = torch.float16 if device == "cuda" else torch.float32
     try:

@@ -56,14 +56,12 @@ def run(
     load_s: float = LOAD_S,
     image_s: float = IMAGE_S,
 ) -> Report:
-    """Write the missing captions of `work`, and print one line about each image.
+    """Write the missing captions of `work`, and print one line about each image. Raises RunError: the engine cannot be
+    loaded, or a caption cannot be stored.
 
     Args:
         load: returns the function from an image to its caption; called once, when there is something to do. frame: what
             each caption becomes. load_s, image_s: limits in seconds for the model to load, and for one image.
-
-    Raises:
-        RunError: the engine cannot be loaded, or a caption cannot be stored.
     """
     report, missing = Report(), work.missing()
     if not missing:

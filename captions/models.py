@@ -5,6 +5,7 @@ guards/download.py downloads: it watches the bytes, checks the disk first and co
 
 import fnmatch
 import functools
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,18 +48,15 @@ def of_engine(engine: str) -> list[Captioner]:
 
 
 def find(engine: str, model: str) -> Captioner | Path:
-    """The model that a name means: a key of the table, "" for the default, or a folder with a model's files.
-
-    Raises:
-        RunError: it is neither, or the folder lacks a file.
-    """
+    """The model that a name means: a key of the table, "" for the default, or a folder with a model's files. Raises
+    RunError: it is neither, or the folder lacks a file."""
     rows = of_engine(engine)
     if not model:
         return rows[0]
     if row := next((one for one in rows if one.key == model), None):
         return row
-    folder = Path(model).expanduser()
-    if not folder.is_dir():
+    folder = Path(os.path.expanduser(model))
+    if not os.path.isdir(folder):  # Path's own two raise errors for text that no path can be
         keys = ", ".join(one.key for one in rows)
         raise RunError(f"There is no model {model[:200]!r}; use one of {keys}, or the folder of a model")
     if lacking := _lacking(engine, folder):
@@ -80,11 +78,8 @@ def present(row: Captioner) -> Path | None:
 
 
 def fetch(row: Captioner, on_line: Callable[[str], None]) -> Path:
-    """The folder of a model, downloaded when its files are missing. on_line: called with what the download does.
-
-    Raises:
-        RunError: offline, no space, stalled or refused. Received bytes are kept.
-    """
+    """The folder of a model, downloaded when its files are missing. on_line: called with what the download does. Raises
+    RunError: offline, no space, stalled or refused. Received bytes are kept."""
     if (folder := present(row)) is not None:
         return folder
 

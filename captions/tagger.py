@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from captions.text import NoCaption
 from runs.files import RunError
 
 GENERAL, CHARACTER = 0, 4
@@ -79,14 +80,8 @@ def square(image: Any, side: int) -> Any:
 
 
 def load(folder: Path, device: str = "", **choice: Any) -> Callable[[Any], str]:
-    """A function from an image (PIL, RGB) to its tags.
-
-    Args:
-        device: "cpu" or "cuda"; "" chooses what onnxruntime has. choice: of caption_of.
-
-    Raises:
-        RunError: onnxruntime is missing, or the files are not those of a tagger.
-    """
+    """A function from an image (PIL, RGB) to its tags. Raises RunError: onnxruntime is missing, or the files are not those of
+    a tagger. device: "cpu" or "cuda"; "" chooses what onnxruntime has. choice: of caption_of."""
     try:
         import onnxruntime
     except ImportError as error:
@@ -94,26 +89,19 @@ def load(folder: Path, device: str = "", **choice: Any) -> Callable[[Any], str]:
     import numpy
     from onnxruntime.capi import onnxruntime_pybind11_state as faults
 
+    damage = (faults.Fail, faults.InvalidProtobuf, faults.InvalidGraph, faults.NoSuchFile, faults.NotImplemented)
     tags = read_tags(folder / "selected_tags.csv")
     there = onnxruntime.get_available_providers()
-    wanted = [one for one in ("CUDAExecutionProvider",) if one in there and device != "cpu"]
+    wanted = ["CUDAExecutionProvider"] if "CUDAExecutionProvider" in there and device != "cpu" else []
     try:
         session = onnxruntime.InferenceSession(folder / "model.onnx", providers=[*wanted, "CPUExecutionProvider"])
-    except (
-        faults.Fail,
-        faults.InvalidProtobuf,
-        faults.InvalidGraph,
-        faults.NoSuchFile,
-        faults.NotImplemented,
-        ValueError,
-    ) as error:
+    except (*damage, ValueError) as error:
         raise RunError(f"{folder / 'model.onnx'} cannot be loaded ({error}); download the model again") from error
     given, answered = session.get_inputs(), session.get_outputs()
     shape = given[0].shape if len(given) == 1 and len(answered) == 1 else []
     if len(shape) != 4 or 3 not in shape[1:] or not isinstance(shape[2], int):
-        raise RunError(
-            f"{folder / 'model.onnx'} is not a tagger: it takes {[one.shape for one in given]}, not one image"
-        )
+        takes = [one.shape for one in given]
+        raise RunError(f"{folder / 'model.onnx'} is not a tagger: it takes {takes}, not one image")
     channels_first, side = shape[1] == 3, shape[2]
 
     def caption(image: Any) -> str:
@@ -129,6 +117,8 @@ def load(folder: Path, device: str = "", **choice: Any) -> Callable[[Any], str]:
             raise RunError(
                 f"{folder}: the model has {len(found)} tags, selected_tags.csv has {len(tags)}; use files of one model"
             )
-        return caption_of(tags, found, **choice)
+        if not (text := caption_of(tags, found, **choice)):
+            raise NoCaption("no tag is as probable as the thresholds ask; lower them")
+        return text
 
     return caption

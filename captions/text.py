@@ -22,11 +22,8 @@ class NoCaption(Exception):
 
 
 def cleaned(answer: object) -> str:
-    """The caption in an answer: without a model's thoughts, code fences, quotes around it, control and format characters.
-
-    Raises:
-        NoCaption: nothing is left, or it is longer than MOST_CHARACTERS.
-    """
+    """The caption in an answer: without a model's thoughts, code fences, quotes around it, control and format
+    characters. Raises NoCaption: nothing is left, or it is longer than MOST_CHARACTERS."""
     if not isinstance(answer, str):
         raise NoCaption("the answer is not text")
     text = THOUGHT.sub(" ", answer.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))

@@ -4,6 +4,7 @@ Of a folder: each caption is the text file beside its image, as kohya's trainers
 known, so a job that is killed loses at most the image it was working on, and the next start continues there.
 """
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,7 +45,7 @@ class Folder:
 
     def __init__(self, folder: Path, rewrite: bool = False) -> None:
         """Raises RunError: it is not a folder with images."""
-        if not folder.is_dir():
+        if not os.path.isdir(folder):  # Path.is_dir raises an error for a name that is too long
             raise RunError(f"{folder} is not a folder; name the folder of the images")
         with explained("read the folder"):
             files = sorted(path for path in folder.iterdir() if path.name[0] != ".")
@@ -77,9 +78,6 @@ def _has_caption(stem: str, texts: Mapping[tuple[str, str], Path]) -> bool:
 
 
 def upright(picture: Picture) -> Any:
-    """The picture as it is trained: upright, turned, its part, on white, as a PIL image in RGB.
-
-    Raises:
-        RunError: it is gone, damaged or too large.
-    """
+    """The picture as it is trained: upright, turned, its part, on white, as a PIL image in RGB. Raises RunError: it is
+    gone, damaged or too large."""
     return decoded(picture.path, picture.name, picture.turn, picture.crop)[0].convert("RGB")

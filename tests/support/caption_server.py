@@ -1,6 +1,7 @@
 """A server with OpenAI's chat completions on loopback, which can be slow, fail and lie, and a job that asks it."""
 
 import base64
+import functools
 import io
 import time
 from collections.abc import Iterator
@@ -67,4 +68,4 @@ def texts(folder: Path) -> dict[str, str]:
 def run(server: CaptionServer, folder: Path, **limits) -> job.Report:
     """A job in this process, with a server."""
     asked = endpoint.Server(server.url, "m", limit_s=limits.pop("limit_s", 60.0))
-    return job.run(Folder(folder), lambda: endpoint.load(asked), **limits)
+    return job.run(Folder(folder), lambda: functools.partial(endpoint.ask, endpoint.checked(asked)), **limits)

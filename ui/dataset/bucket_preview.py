@@ -104,14 +104,9 @@ def _slot(rules: Rules, musubi: bool, image: Size) -> Slot:
 
 
 def musubi_place(rules: Rules, image: Size) -> tuple[Size, Size]:
-    """The bucket of an image with musubi-tuner's rules, and its size before the crop."""
-    if not rules.enable_bucket:
-        return rules.resolution, cover(image, rules.resolution)
-    area = rules.resolution[0] * rules.resolution[1]
-    if rules.bucket_no_upscale and image[0] * image[1] <= area:
-        bucket = _whole(image[0]), _whole(image[1])
-        return bucket, image
-    choices = musubi_resolutions(area)
+    """The bucket of an image with musubi-tuner's rules, and its size before the crop. A run always has buckets there, and
+    small images are enlarged."""
+    choices = musubi_resolutions(rules.resolution[0] * rules.resolution[1])
     aspect = image[0] / image[1]
     bucket = min(choices, key=lambda size: abs(size[0] / size[1] - aspect))
     return bucket, cover(image, bucket)

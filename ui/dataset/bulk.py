@@ -89,6 +89,10 @@ def _replace(fields: Mapping[str, Any]) -> Edit:
     repeats = math.prod(max(1, int(number[:9])) for number in re.findall(r"\{\s*([0-9]+)", find)) if is_pattern else 1
     if repeats > MAX_REPEATED:
         raise RunError(f"Find: the numbers in braces multiply to more than {MAX_REPEATED}; lower them")
+    if is_pattern and re.search(
+        r"(?<!\\)\(\?(?:R|&|P>|[+-]?[0-9])", find
+    ):  # takes 1 GB a second, whatever its limit of time
+        raise RunError("Find: a regular expression cannot contain itself here; write out what is repeated")
     try:
         pattern = regex.compile(find if is_pattern else regex.escape(find), regex.IGNORECASE if any_case else 0)
     except (regex.error, RecursionError, OverflowError, MemoryError) as error:
@@ -114,7 +118,7 @@ def _replace(fields: Mapping[str, Any]) -> Edit:
                 f"Find: this regular expression needs more than {PATTERN_S:.0f} s; simplify it. Nested repetitions such as "
                 "(a|aa)+ are the usual cause"
             ) from error
-        except (regex.error, IndexError) as error:
+        except (regex.error, IndexError, ValueError) as error:
             raise RunError(f"Replace with: {error}; groups are \\1, \\2 or \\g<name>, a backslash is \\\\") from error
         finally:
             left_s -= time.monotonic() - began_s
@@ -194,16 +198,14 @@ def preview(draft_id: str, ids: Iterable[str] | None, fields: Mapping[str, Any])
 
 
 def apply(draft_id: str, ids: Iterable[str] | None, fields: Mapping[str, Any]) -> int:
-    """Edit captions as one step that can be undone. Returns how many captions changed.
+    """Edit captions as one step that can be undone. Returns how many captions changed. Raises RunError: a field is
+    missing or invalid, the pattern takes too long, or a caption would be too long. Nothing changed.
 
     Args:
         ids: the images, or None for all; removed ones are left out.
         fields: "kind" (a key of KINDS) and its fields: "text" (prefix, suffix); "find", "with", "pattern" and
             "any_case" (replace); "tags", separated by commas (remove_tags); "keep", the tags that stay in place, and
             "seed" (shuffle).
-
-    Raises:
-        RunError: a field is missing or invalid, the pattern takes too long, or a caption would be too long. Nothing changed.
     """
     kind = _kind(fields)
     edit = kind.make(fields)

@@ -35,13 +35,8 @@ STEP_IMAGES = 500  # captions that undo brings back at once
 
 
 def start(draft_id: str, options: dict[str, Any], *chosen: Any) -> int:
-    """Start to write captions in the background. Returns the number of images.
-
-    Args: as begin.
-
-    Raises:
-        RunError: an option is not valid, there is nothing to do, or a job runs already.
-    """
+    """Start to write captions in the background. Returns the number of images. Args: as begin. Raises RunError: an option is
+    not valid, there is nothing to do, or a job runs already."""
     _check(checked(options))
     if running(draft_id):
         raise RunError("Captions are being written already; cancel that first")
@@ -54,10 +49,15 @@ def resume(draft_id: str) -> None:
     if (found := stored(draft_id)) is None:
         raise RunError("There are no captions to continue; start them anew")
     _check(checked(found["options"]))
-    _run(draft_id)
+
+    def count_done() -> None:
+        with draft.locked(draft_id) as file:
+            file.store({**file.state, "captions": {**found, "before": found["total"] - _left(draft_id)}})
+
+    _run(draft_id, count_done)
 
 
-def _run(draft_id: str, prepare: Callable[[], object] = lambda: None) -> None:
+def _run(draft_id: str, prepare: Callable[[], object]) -> None:
     jobs.start(draft.folder(draft_id), JOB, ["ui.dataset.captioning", draft_id, "--json"], LIMIT_S, prepare=prepare)
 
 
@@ -92,11 +92,13 @@ def _check(options: dict[str, Any]) -> None:
 
 
 def status(draft_id: str) -> dict[str, Any]:
-    """How far the last job is: {"job": its id, "state", "seconds", "done", "total", "line", "failures", "error"}; state "" without one."""
+    """How far the last job is: {"job": its id, "state", "seconds", "before": done when its process began, "done", "total",
+    "line", "failed": number of images without a caption, "failures": the last ones, "error"}; state "" without one."""
     folder = draft.folder(draft_id)
     job = jobs.read(folder, JOB)
     if job is None or (found := stored(draft_id)) is None:
-        return {"job": "", "state": "", "seconds": 0, "done": 0, "total": 0, "line": "", "failures": [], "error": ""}
+        numbers = dict.fromkeys(("seconds", "before", "done", "total", "failed"), 0)
+        return {"job": "", "state": "", **numbers, "line": "", "failures": [], "error": ""}
     text, _, errors = jobs.output(folder, JOB)
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("{")]
     failures = [line for line in lines if ": no caption: " in line]
@@ -106,9 +108,11 @@ def status(draft_id: str) -> dict[str, Any]:
         "job": found["job"],
         "state": job.state,
         "seconds": round(job.seconds),
+        "before": found.get("before", 0),
         "done": found["total"] - _left(draft_id),
         "total": found["total"],
         "line": others[-1] if others else "",
+        "failed": len(failures),
         "failures": failures[-MOST_FAILURES:],
         "error": error[-1].removeprefix("captions: ") if error and job.state not in ("running", "done") else "",
     }
@@ -160,12 +164,13 @@ def shown(status: dict[str, Any]) -> str:
         return ""
     busy, done, total = status["state"] == "running", status["done"], status["total"]
     counted = f"{done:,} of {total:,} captions written"
-    left = status["seconds"] / done * (total - done) if done else 0
+    here = done - status["before"]  # what a process wrote that has ended says nothing of this one's speed
+    left = status["seconds"] / here * (total - done) if here > 0 else 0
     counted += f", about {duration(left)} left" if busy and left >= LEAST_LEFT_S else ""
     bar = f'<progress aria-label="Captions written" max="{max(1, total)}" value="{done}"></progress>' if busy else ""
     bar += f"<p>{esc(status['line'])}</p>" if busy and status["line"] else ""
     failed = "".join(f"<li>{esc(line)}</li>" for line in status["failures"])
-    many = len(status["failures"])
+    many = status["failed"]
     title = "1 image has no caption" if many == 1 else f"{many} images have no caption"
     failures = f"<details><summary>{title}</summary><ul>{failed}</ul></details>" if failed else ""
     said = f"{counted}." if busy else f"{ENDED.get(status['state'], status['state'])} {counted}."
@@ -282,15 +287,13 @@ def begin(
     only: Iterable[str] | None = None,
     overwrite: bool = False,
 ) -> int:
-    """Store what the next job is. Returns the number of its images.
+    """Store what the next job is. Returns the number of its images. Raises RunError: there is nothing to do, or the disk does
+    not take it.
 
     Args:
         options: of `python -m captions`, by name. which: images without a caption ("empty"), also those with one that a
             model wrote ("model"), or "all". only: ids of the images to choose from; None: all.
         overwrite: with "all", also replace captions that a person wrote or that came from a file.
-
-    Raises:
-        RunError: there is nothing to do, or the disk does not take it.
     """
     if which not in WHICH:
         raise RunError(draft.OUT_OF_DATE)

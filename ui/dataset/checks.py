@@ -17,6 +17,7 @@ LEAST_SHARPNESS = 0.01  # variance of the Laplacian, in parts of the variance of
 LEAST_CONTRAST = 30.0  # variance of the brightness below which sharpness says nothing: fog, a plain colour
 DARK_HIGH, DARK_MEAN = 70, 30  # of 255: 95 of 100 pixels and the mean of a picture that is too dark are below
 MOST_CONTRAST = 600.0  # variance of its brightness; stars at night have more
+MOST_GREY = 0.05  # share of rows at the lower end that are plain grey
 LEAST_KEPT = 0.85  # share of a picture that its bucket keeps
 
 
@@ -42,6 +43,7 @@ KINDS = {
     "near": Kind("Nearly identical", f"Pictures of one moment teach the LoRA that moment. {PIXELS}", "Remove"),
     "small": Kind("Too small to learn from", "The LoRA learns their blocks and noise.", "Remove"),
     "blurred": Kind("Perhaps blurred", "The LoRA learns the blur. Keep those that are meant to be soft.", "Remove"),
+    "cut": Kind("Perhaps incomplete", "The lower end is plain grey: the file may have been cut off.", "Remove"),
     "dark": Kind("Very dark", "There is little to learn from them.", "Remove"),
     "sideways": Kind(
         "Perhaps on their side",
@@ -119,6 +121,8 @@ def of_item(item: Item, slot: Slot | None, word: str) -> dict[str, str]:
         found["cropped"] = f"{bucket} keeps {slot.kept * 100:.0f} % of {width} × {height}"
     if is_blurred(item):
         found["blurred"] = ""
+    if looks.get("grey", 0) > MOST_GREY:
+        found["cut"] = f"the lower {looks['grey']:.0%}"
     if looks and looks["contrast"] <= MOST_CONTRAST and looks["high"] < DARK_HIGH and looks["mean"] < DARK_MEAN:
         found["dark"] = f"mean brightness {looks['mean']:.0f} of 255"
     if item.changes:

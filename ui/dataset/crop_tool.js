@@ -21,28 +21,30 @@ function makeCropTool(frame, changed) {
   const fields = {};
   for (const key in CROP_FIELDS) fields[key] = make("input", "hp-text", { type: "number", step: 1, onchange: () => typedCrop(key) });
   const isWhole = () => rect.w === size[0] && rect.h === size[1];
-  const all = () => ({ x: 0, y: 0, w: size[0], h: size[1] });
   const panel = make("div", "hp-tool-panel", [
     make("p", "hp-hint", "Drag over the image to choose the part to train, or type it in pixels. The original stays."),
     labelled("Ratio", ratio),
     make("div", "hp-crop-fields", Object.entries(CROP_FIELDS).map(([key, label]) => labelled(label, fields[key]))),
-    button("Use the whole image", "hp-quiet", () => isWhole() || set(all(), true)),
+    button("Use the whole image", "hp-quiet", () => isWhole() || set({ x: 0, y: 0, w: size[0], h: size[1] })),
   ]);
 
   const ratioValue = () => (ratio.value ? Number(ratio.value.split(":")[0]) / Number(ratio.value.split(":")[1]) : 0);
   const between = (value, low, high) => Math.min(Math.max(value, low), high);
-  function draw() {
+  function draw(another) {
     const scale = frame.clientWidth / size[0];
     if (isWhole()) selection.$clear(); // the next drag draws a new one
     else selection.$change(rect.x * scale, rect.y * scale, rect.w * scale, rect.h * scale, NaN, true);
-    for (const [key, field] of Object.entries(fields)) if (document.activeElement !== field) field.value = rect[key];
+    for (const [key, field] of Object.entries(fields)) if (another || document.activeElement !== field) field.value = rect[key];
   }
-  function set(next, save) {
+  function place(next) {
     const [w, h] = [next.w, next.h].map((side, n) => between(Math.round(side), Math.min(SMALLEST_CROP, size[n]), size[n]));
     rect = { x: between(Math.round(next.x), 0, size[0] - w), y: between(Math.round(next.y), 0, size[1] - h), w, h };
+  }
+  function set(next) {
+    place(next);
     draw();
-    const { x, y } = rect;
-    if (save) changed(isWhole() ? null : [x / size[0], y / size[1], (x + w) / size[0], (y + h) / size[1]]);
+    const { x, y, w, h } = rect;
+    changed(isWhole() ? null : [x / size[0], y / size[1], (x + w) / size[0], (y + h) / size[1]]);
   }
   /** The part of a rectangle that is in the image: its largest middle with the ratio. */
   function fitted(outer) {
@@ -58,35 +60,36 @@ function makeCropTool(frame, changed) {
     const next = { ...rect, [key]: value };
     if (ratioValue() && key === "w") next.h = value / ratioValue();
     if (ratioValue() && key === "h") next.w = value * ratioValue();
-    set(fitted(next), true);
+    set(fitted(next));
     fields[key].value = rect[key];
   }
   ratio.addEventListener("change", () => {
     selection.aspectRatio = ratioValue() || NaN;
-    if (ratioValue()) set(fitted(rect), true);
+    if (ratioValue()) set(fitted(rect));
   });
 
   // What was drawn beyond the image is cut off; what was moved beyond it comes back.
   canvas.addEventListener("actionstart", () => (dragging = true));
   canvas.addEventListener("actionend", () => {
     dragging = false;
-    if (selection.hidden) return;
+    if (selection.hidden || !frame.clientWidth) return; // the dialog was closed meanwhile
     const scale = size[0] / frame.clientWidth;
     const [x, y, w, h] = ["x", "y", "width", "height"].map((key) => Math.round(selection[key] * scale));
-    if (w !== rect.w || h !== rect.h) set(fitted({ x, y, w, h }), true);
-    else if (x !== rect.x || y !== rect.y) set({ x, y, w, h }, true);
+    if (w !== rect.w || h !== rect.h) set(fitted({ x, y, w, h }));
+    else if (x !== rect.x || y !== rect.y) set({ x, y, w, h });
   });
   new ResizeObserver(() => dragging || draw()).observe(frame);
   frame.append(canvas);
   return {
     panel,
-    /** Show the crop of an image with `full` pixels. */
-    show(full, crop) {
+    /** Show the crop of an image with `full` pixels. another: than the one before. */
+    show(full, crop, another) {
       if (dragging) return;
       size = full;
       const [left, top, right, bottom] = crop || [0, 0, 1, 1];
       const [x, y] = [left * size[0], top * size[1]];
-      set({ x, y, w: right * size[0] - x, h: bottom * size[1] - y }, false);
+      place({ x, y, w: right * size[0] - x, h: bottom * size[1] - y });
+      draw(another);
     },
     activate(on) {
       panel.hidden = !on;

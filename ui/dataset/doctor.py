@@ -28,7 +28,7 @@ from ui.run.fold import QUIET
 
 PAGE = 24
 MOST_BUCKETS = 200
-REMOVED_BY = ("damaged", "duplicate", "near", "small", "blurred", "dark")
+REMOVED_BY = ("damaged", "duplicate", "near", "small", "blurred", "cut", "dark")
 BUCKETS = "buckets"  # beside the kinds of findings
 ALL_OF_IT = 0.9995  # of an image that its bucket keeps
 ABOUT_BUCKETS = (
@@ -49,9 +49,9 @@ class Report:
     plan_error: str
 
     @property
-    def buckets(self) -> list[Bucket]:
-        """The buckets that are shown."""
-        return list(self.plan.buckets)[:MOST_BUCKETS] if self.plan else []
+    def buckets(self) -> Sequence[Bucket]:
+        """The buckets; none while they are not known."""
+        return self.plan.buckets if self.plan else []
 
 
 def examine(draft_id: str, again: bool = False) -> Report:
@@ -95,16 +95,11 @@ def _plan(draft_id: str, items: list[Item]) -> tuple[Plan | None, str]:
 
 
 def fix(draft_id: str, kind: str, only: Iterable[str] | None = None) -> str:
-    """Fix the findings of a kind, as one step that can be undone.
+    """Fix the findings of a kind, as one step that can be undone. Returns a sentence about what was done. Raises
+    RunError: there is no such finding any more, or it cannot be fixed.
 
     Args:
         only: ids of the images; None: all with this finding.
-
-    Returns:
-        A sentence about what was done.
-
-    Raises:
-        RunError: there is no such finding any more, or it cannot be fixed.
     """
     report = examine(draft_id)
     wanted = None if only is None else set(only)
@@ -161,13 +156,16 @@ def _full_bucket(report: Report) -> dict[str, tuple[int, int]]:
 
 
 def report(draft_id: str) -> dict[str, Any]:
-    """The findings by kind with their numbers, and the buckets. Raises RunError: the draft cannot be read."""
+    """The findings by kind with their numbers, and the largest buckets. Raises RunError: the draft cannot be read."""
     found = examine(draft_id)
-    buckets = [{**vars(one), "number": n, "images": len(one.images)} for n, one in enumerate(found.buckets)]
+    some = found.buckets[:MOST_BUCKETS]
+    buckets = [{**vars(one), "number": n, "images": len(one.images)} for n, one in enumerate(some)]
     return {
         "total": len(found.items),
         "kinds": [{"kind": kind, **KINDS[kind].heading(len(some))} for kind, some in found.findings.items()],
         "buckets": buckets,
+        "all_buckets": len(found.buckets),
+        "small_buckets": sum(one.few for one in found.buckets),
         "plan_error": found.plan_error,
         "resolution": found.plan.resolution if found.plan else 0,
     }
@@ -222,10 +220,8 @@ def _choices(report: dict[str, Any]) -> list[tuple[str, str]]:
     found = [(one["title"], one["kind"]) for one in report["kinds"]]
     if not report["total"]:
         return found
-    few = sum(one["few"] for one in report["buckets"])
-    text = f"Buckets: {len(report['buckets'])} at {report['resolution']} pixels" + (
-        f", {few} smaller than a batch" if few else ""
-    )
+    few = f", {report['small_buckets']:,} smaller than a batch" if report["small_buckets"] else ""
+    text = f"Buckets: {report['all_buckets']:,} at {report['resolution']} pixels{few}"
     return [*found, ("Buckets: not known while step 2 has an error" if report["plan_error"] else text, BUCKETS)]
 
 

@@ -48,14 +48,20 @@ from ui.html import duration
 
 # For the rest of the page.
 __all__ = ["OUT_OF_DATE", "add", "copy_dataset", "history", "is_id", "new_id", "redo", "undo", "uploads_dir"]
-# Text as a browser sends it: half of a character that takes two is replaced, and not refused.
-Text = Annotated[str, BeforeValidator(lambda value: plain_text(value) if isinstance(value, str) else value)]
 UPLOAD_EXPIRES_S = 24 * 3600
 DRAFT_EXPIRES_S = 60 * 24 * 3600  # counted from the last time a page opened the draft
 RECENT = 8  # drafts to choose from
 MERGE_S = 5.0  # changes of one caption that follow each other within this time are one step
 REMOVED = "This image was removed"
 PERSON, FILE = "person", "file"
+
+
+def _plain(value: Any) -> Any:
+    return plain_text(value) if isinstance(value, str) else value
+
+
+# Text as a browser sends it: half of a character that takes two is replaced, and not refused.
+Text = Annotated[str, BeforeValidator(_plain)]
 
 
 @dataclass(frozen=True)
@@ -212,10 +218,6 @@ def _without_secrets(draft_id: str, flags: str) -> str:
     return text
 
 
-def _plain(value: Any) -> Any:
-    return plain_text(value) if isinstance(value, str) else value
-
-
 def digest(draft_id: str) -> str:
     """Hash of all images and captions as they are now; "" when there are none."""
     return draft_store.digest(draft_store.read(draft_id))
@@ -245,14 +247,12 @@ def change_images(
     **merge: Any,
 ) -> int:
     """Change values of images as one step, and return how many images changed; ids of removed images are left out.
+    Raises RunError: an image was removed, and all are `needed`.
 
     Args:
         ids: the images; None for all. make: the new values of an image, from its id and its entry; None for no change.
         label: what undo calls the step, such as "crop of {}"; {} is the file of the image, or "3 images", and {captions}
             is "3 captions". needed: see Raises. merge: see draft_store.change.
-
-    Raises:
-        RunError: an image was removed, and all are `needed`.
     """
     with draft_store.change(draft_id, **merge) as edit:
         images, changed = edit.state["images"], []
@@ -267,13 +267,6 @@ def change_images(
         label = label.replace("{captions}", count(len(changed), "caption"))
         edit.label = label.replace("{}", changed[0] if len(changed) == 1 else count(len(changed), "image"))
     return len(changed)
-
-
-def change_image(
-    draft_id: str, image_id: str, make: Callable[[Entry], Mapping[str, Any] | None], label: str, **merge: Any
-) -> None:
-    """`change_images` for one image. Raises RunError: it was removed."""
-    change_images(draft_id, [image_id], lambda _, entry: make(entry), label, needed=True, **merge)
 
 
 def captioned(entry: Entry, text: str, author: str = PERSON) -> Entry:
@@ -291,8 +284,9 @@ def captioned(entry: Entry, text: str, author: str = PERSON) -> Entry:
 def set_caption(draft_id: str, image_id: str, text: str) -> None:
     """Store a caption as typed. Raises RunError: the image was removed, or the caption is longer than
     draft_store.MAX_CAPTION characters."""
-    merge = {"merge": f"caption:{image_id}", "within_s": MERGE_S}
-    change_image(draft_id, image_id, lambda entry: captioned(entry, plain_text(text)), "caption of {}", **merge)
+    merge: dict[str, Any] = {"merge": f"caption:{image_id}", "within_s": MERGE_S}
+    typed = plain_text(text)
+    change_images(draft_id, [image_id], lambda _, entry: captioned(entry, typed), "caption of {}", True, **merge)
 
 
 def trigger(draft_id: str) -> str:
@@ -385,11 +379,11 @@ def delete_expired() -> None:
     An upload is deleted by its age only: two drops of one file share its path, and an import has a link of its own. A
     draft at which a command works (ui/jobs.py) stays as it is: after a night's sleep, what it writes is old too.
     """
-    old = [path for path in uploads_dir().glob("*") if _age_s(path, *path.glob("*")) > UPLOAD_EXPIRES_S]
+    old = [path for path in uploads_dir().glob("*") if _is_older(UPLOAD_EXPIRES_S, path, *path.glob("*"))]
     for path in _folders():
-        expired = [path] if (_age_s(*content_files(path)) or _age_s(path)) > DRAFT_EXPIRES_S else []
+        expired = [path] if _is_older(DRAFT_EXPIRES_S, *(content_files(path) or [path])) else []
         unfinished = path.glob(".new-*")  # of drops that ended with the server
-        expired += [new for new in unfinished if _age_s(new) > UPLOAD_EXPIRES_S]
+        expired += [new for new in unfinished if _is_older(UPLOAD_EXPIRES_S, new)]
         if expired and not _at_work(path):
             old += expired
     for path in old:
@@ -407,8 +401,12 @@ def _at_work(place: Path) -> bool:
 
 
 def content_files(place: Path) -> list[Path]:
-    """The files with the content of the draft in a folder, whether they exist or not."""
-    return [place / draft_store.NAME, place / f"{draft_store.NAME}-wal"]
+    """The files with the content of the draft in a folder. To read a draft makes an empty write-ahead log, which is none."""
+    found = list[Path]()
+    for path in (place / draft_store.NAME, place / f"{draft_store.NAME}-wal"):
+        with contextlib.suppress(OSError):
+            found += [path] if path.stat().st_size else []
+    return found
 
 
 def last_used(*paths: Path) -> float:
@@ -420,10 +418,10 @@ def last_used(*paths: Path) -> float:
     return max(times)
 
 
-def _age_s(*paths: Path) -> float:
-    """Age in seconds of the newest of the paths that exist; 0 when none exists."""
+def _is_older(limit_s: float, *paths: Path) -> bool:
+    """Whether the newest of the paths that exist is older; False when none exists."""
     newest = last_used(*paths)
-    return time.time() - newest if newest else 0.0
+    return newest > 0 and time.time() - newest > limit_s
 
 
 def touch(draft_id: str) -> None:

@@ -10,6 +10,7 @@ import os
 import re
 import secrets
 import shutil
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -85,17 +86,15 @@ def drop_id(given: str) -> str:
 
 
 def take(draft_id: str, dropped: Iterable[Dropped], drop: str, more: bool, link: bool = False) -> tuple[int, list[str]]:
-    """Add files whose names were checked, as one step with the others of their drop. Args and result: as `add`.
-
-    Args:
-        link: images may be hard-linked, because nothing writes to these files.
-    """
+    """Add files whose names were checked, as one step with the others of their drop. Args and result: as `add`. link: images
+    may be hard-linked, because nothing writes to these files."""
     dropped, messages = list(dropped), []
     pictures = [file for file in dropped if not file.is_caption]
     with explained("store the files"), draft_store.working(draft_id) as work:
         measured = _measured(pictures, work, link)
         texts: list[tuple[Dropped, str]] = []
-        for file in dropped:
+        # Of a.txt and a.caption, the first kind counts, as in a data set (runs/dataset.py): it comes last.
+        for file in sorted(dropped, key=lambda file: Path(file.name).suffix.lower() == CAPTION_SUFFIXES[0]):
             if not file.is_caption:
                 continue
             try:
@@ -145,27 +144,23 @@ def expanded(
                 continue
             if len(name) > MAX_NAME:
                 raise RunError(f"{name[:80]}…: the path has more than {MAX_NAME} characters; shorten it")
-            parts = [(path, name, drop)]
-            if archives.is_zip(name):
-                into = place / f"zip-{secrets.token_hex(6)}"
-                stack.callback(shutil.rmtree, into, ignore_errors=True)
-                into.mkdir(parents=True)
-                entries, notes = archives.unpack(path, into, name)
-                messages += notes
-                where = name.rpartition("/")[0]
-                parts = [
-                    (entry.path, f"{where}/{entry.name}" if where else entry.name, f"{drop}/{name}")
-                    for entry in entries
-                ]
+            inside, _, last = name.rpartition("/")
+            if not archives.is_zip(name):
+                found.append(Dropped(path, last, inside, drop))
+                continue
+            into = place / f"zip-{secrets.token_hex(6)}"
+            stack.callback(shutil.rmtree, into, ignore_errors=True)
+            into.mkdir(parents=True)
+            entries, notes = archives.unpack(path, into, name)
+            messages += notes
+            for entry in entries:
+                relative = f"{inside}/{entry.name}" if inside else entry.name
+                under, _, last = draft_store.plain_text(relative).rpartition("/")
+                found.append(Dropped(entry.path, last, under, f"{drop}/{name}"))
         except FileNotFoundError:
             messages.append(f"{given}: {draft_images.GONE}")
-            continue
         except RunError as error:
             messages.append(str(error))
-            continue
-        for file, relative, scope in parts:
-            inside, _, last = draft_store.plain_text(relative).rpartition("/")
-            found.append(Dropped(file, last, inside, scope))
     return found, messages
 
 
@@ -200,16 +195,16 @@ def _store(draft_id: str, state: State, work: Path, pictures: list[tuple[Dropped
         key = same_content.get((file.folder, found["sha256"]), key)
         if key in images:
             same = images[key]
-            names = [*same["names"], [file.drop, file.stem]]
-            images[key] = {**same, "names": names if [file.drop, file.stem] not in same["names"] else same["names"]}
+            if (own := [file.drop, file.stem]) not in same["names"]:
+                images[key] = {**same, "names": [*same["names"], own]}
             shown = f"{same['folder']}/{same['file']}" if same["folder"] else same["file"]
             messages.append(f"{file.shown}: already added as {shown}")
             continue
-        in_all += found["bytes"]
-        if len(images) >= limits["max_images"] or in_all > limits["max_draft_mb"] * 1_000_000:
+        if len(images) >= limits["max_images"] or in_all + found["bytes"] > limits["max_draft_mb"] * 1_000_000:
             refused += 1
             _refuse(state, file)
             continue
+        in_all += found["bytes"]
         suffix = Path(file.name).suffix.lower()
         stem = unique_stem(file.name, taken.setdefault(file.folder, set()))
         for name in ("images", "thumbs"):
@@ -255,8 +250,12 @@ def _assign(state: State, texts: list[tuple[Dropped, str]], drop: str, more: boo
             for scope, stem in entry["names"]:
                 named.setdefault((entry["folder"], scope, stem), []).append(key)
                 by_stem.setdefault((entry["folder"], stem), []).append(key)
+    same_name = Counter((file.folder, file.name) for file, _ in texts)
     for file, text in texts:
         owners = named.get((file.folder, file.drop, file.stem), [])
+        if len(owners) > 1 and same_name[file.folder, file.name] > 1:  # dropped from several folders, such as a search
+            messages.append(f"{file.shown}: several files have this name; type the captions on the cards")
+            continue
         state["texts"][file.key] = {"text": text, "drop": file.drop, "used": bool(owners)}
         messages += [line for key in owners for line in _give(state, key, file.key, text)]
     if more:
@@ -314,17 +313,9 @@ def _of_run(data: Path, name: str, plain: Path) -> tuple[Dropped, Entry]:
 
 
 def copy_dataset(draft_id: str, slug: str, fields: Mapping[str, Any] | None = None) -> list[str]:
-    """Replace the draft's images and captions by copies of a run's data set, as one step that can be undone.
-
-    Args:
-        fields: form values to store with them.
-
-    Returns:
-        One message for each image that was not copied.
-
-    Raises:
-        RunError: the data set does not exist, or the disk has no space for a copy; the draft is unchanged.
-    """
+    """Replace the draft's images and captions by copies of a run's data set, as one step that can be undone, and store form
+    values with them. Returns one message for each image that was not copied. Raises RunError: there is no such data set, or
+    the disk has no space for a copy; the draft is unchanged."""
     captions = read_captions(slug)
     with explained("copy the images"), draft_store.working(draft_id) as work:
         data = datasets_dir() / slug

@@ -11,6 +11,7 @@ import functools
 import hashlib
 import json
 import os
+import secrets
 import shutil
 from pathlib import Path
 from typing import Any
@@ -109,7 +110,8 @@ def looks_of(small: Any, size: tuple[int, int]) -> dict[str, Any]:
     """What the pixels of a thumbnail show, for ui/dataset/checks.py.
 
     pixels: a hash of them and of the image's `size`. sharpness: variance of the Laplacian in parts of that of the
-    brightness. contrast: variance of the brightness. mean, high: brightness of 0 to 255: mean and 95th percentile.
+    brightness. contrast: variance of the brightness. mean, high: brightness of 0 to 255: mean and 95th percentile. grey:
+    the share of rows at the lower end that are plain grey: where the data of a JPEG ends early, its decoder fills in 128.
     """
     values = np.asarray(small.convert("L"), dtype=np.float32)
     contrast, sharpness = float(values.var()), 0.0
@@ -123,6 +125,7 @@ def looks_of(small: Any, size: tuple[int, int]) -> dict[str, Any]:
         "contrast": round(contrast, 2),
         "mean": round(float(values.mean()), 2),
         "high": round(float(np.percentile(values, 95)), 2),
+        "grey": round(int(np.argmin(np.abs(values - 128).max(axis=1)[::-1] < 4)) / len(values), 3),
     }
 
 
@@ -175,14 +178,12 @@ def write_picture(
     path: Path, target: Path, side: int, turn: int, crop: pictures.Crop | None = None, mask: Path | None = None
 ) -> None:
     """Write what the page shows of an image, a JPEG of at most `side` pixels: upright, on white, turned, cropped, and grey
-    where its mask ignores it. It replaces that of other edits.
+    where its mask ignores it. It replaces that of other edits. Raises RunError: the image cannot be read, or the picture
+    cannot be written.
 
     Args:
         mask: of the image before it is turned; one that cannot be read is left out, because a card without its mask is
             better than no card, and a start reports it.
-
-    Raises:
-        RunError: the image cannot be read, or the picture cannot be written.
     """
     from PIL import Image
 
@@ -198,7 +199,7 @@ def write_picture(
         if crop is not None:
             small = small.crop(pictures.crop_box(small.size, crop))
         small.thumbnail((side, side))
-        part = target.with_suffix(".part")
+        part = target.with_suffix(f".{secrets.token_hex(4)}")  # another page can ask for the same picture now
         _save(small, part)
         part.replace(target)
         for old in target.parent.glob(f"{target.name.rpartition('-')[0]}-*.jpg"):  # each stroke of a mask makes one

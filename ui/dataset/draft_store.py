@@ -104,7 +104,7 @@ class DraftFile:
         """Turn an error of the database into a RunError that says what to do."""
         try:
             yield
-        except sqlite3.Error as error:
+        except (sqlite3.Error, ValueError) as error:  # ValueError: a row is no JSON
             code = getattr(error, "sqlite_errorcode", 0) & 0xFF
             said = f"{self.path} cannot be read ({error}); move it to another folder, then reload the page"
             if code == sqlite3.SQLITE_FULL:
@@ -134,7 +134,8 @@ class DraftFile:
         if version == self.version:
             return self.state
         rows = self.sql("SELECT part, key, value FROM content")
-        values = json.loads(f"[{','.join(value for _, _, value in rows)}]")
+        with self.explained():
+            values = json.loads(f"[{','.join(value for _, _, value in rows)}]")
         found: dict[str, dict[str, Any]] = {part: {} for part in (*TABLES, "meta")}
         for (part, key, _), value in zip(rows, values, strict=True):
             old = self.state[part].get(key) if part in TABLES else None

@@ -6,18 +6,21 @@ const waiting = []; // { file, path, drop }: not yet taken by the server
 hangproof.kept = () => waiting.length;
 
 // What was dropped --------------------------------------------------------------------------------------------------
+/** The files of an entry. What the browser cannot read has an `error` in place of a file. */
 async function filesOf(entry) {
-  if (entry.isFile) {
-    const file = await new Promise((done, failed) => entry.file(done, failed));
-    return [{ file, path: entry.fullPath.replace(/^\//, "") }];
-  }
-  const reader = entry.createReader();
+  const path = entry.fullPath.replace(/^\//, "");
   const found = [];
-  for (;;) {
-    const part = await new Promise((done, failed) => reader.readEntries(done, failed));
-    if (!part.length) return found;
-    for (const one of part) found.push(...(await filesOf(one)));
+  try {
+    if (entry.isFile) return [{ file: await new Promise((done, failed) => entry.file(done, failed)), path }];
+    const reader = entry.createReader();
+    for (let part = [null]; part.length; ) {
+      part = await new Promise((done, failed) => reader.readEntries(done, failed));
+      for (const one of part) found.push(...(await filesOf(one)));
+    }
+  } catch (error) {
+    found.push({ path, error });
   }
+  return found;
 }
 async function dropped(transfer) {
   const loose = [...transfer.files].map((file) => ({ file, path: file.name })); // both are empty after the event
@@ -33,6 +36,7 @@ function chosen() {
 let uploading = false;
 let request = null; // of the batch that is being uploaded
 let cancelled = false;
+const messages = []; // of this upload
 const cancelUpload = button("Cancel the upload", "hp-quiet", () => {
   cancelled = true;
   request.abort();
@@ -41,11 +45,15 @@ cancelUpload.hidden = true;
 
 function upload(list) {
   const drop = hangproof.random(); // the server pairs images and captions within one drop
-  const files = list
+  const shown = list
     .filter(({ path }) => !path.split("/").some((part) => SKIPPED.test(part)))
     .sort((a, b) => a.path.localeCompare(b.path, undefined, { numeric: true }));
+  const files = shown.filter(({ file }) => file);
+  for (const { path, error } of shown) if (error) messages.push(`${path}: the browser cannot read it (${error.message})`);
   waiting.push(...files.map((one) => ({ ...one, drop })));
-  if (files.length && !uploading) uploadAll();
+  if (uploading) return;
+  if (files.length) uploadAll();
+  else showNotes(messages.length ? messages.splice(0) : ["There are no files to add."], "bad");
 }
 function nextBatch() {
   let bytes = 0;
@@ -58,7 +66,6 @@ function nextBatch() {
 /** Upload what waits, one batch after the other; files that arrive meanwhile join in. */
 async function uploadAll() {
   [uploading, cancelled, cancelUpload.hidden] = [true, false, false];
-  const messages = [];
   let [added, done] = [0, 0];
   while (waiting.length && !cancelled) {
     const batch = nextBatch();
@@ -84,7 +91,7 @@ async function uploadAll() {
   [uploading, cancelUpload.hidden] = [false, true];
   showProgress(DROP_HINT, null);
   const count = `${many(added, "image")} added.`;
-  if (messages.length) showNotes([...(added ? [`${count} Messages:`] : []), ...messages], "bad");
+  if (messages.length) showNotes([...(added ? [`${count} Messages:`] : []), ...messages.splice(0)], "bad");
   else showNotes([added ? count : state().importing ? "The images are being imported." : "Captions read."], "good", true);
 }
 /** The server's answer to one batch; null when there is none. */

@@ -4,7 +4,6 @@ Each edit is a field of the image that undo knows; runs/dataset.py applies them 
 """
 
 import base64
-import binascii
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -20,70 +19,63 @@ from ui.dataset.draft import Text
 def rotate(draft_id: str, id: str, turns: int | None = None) -> None:
     """Rotate an image by quarter turns clockwise, with its crop and its mask; without `turns` as draft.rotated says. Raises
     RunError: it was removed."""
-    draft.change_image(draft_id, id, lambda entry: draft.rotated(entry, turns), "rotation of {}")
+    draft.change_images(draft_id, [id], lambda _, entry: draft.rotated(entry, turns), "rotation of {}", needed=True)
 
 
 def crop(draft_id: str, id: str, crop: Any) -> None:
-    """Train only a part of an image.
-
-    Args:
-        crop: left, top, right, bottom as fractions of the image as shown (upright and rotated); None for the complete image.
-
-    Raises:
-        RunError: the image was removed, or the crop is not a part of it.
-    """
+    """Train only a part of an image: left, top, right, bottom as fractions of the image as shown (upright and rotated), or
+    None for all of it. Raises RunError: the image was removed, or the crop is not a part of it."""
     part = valid_crop(crop)
-    draft.change_image(draft_id, id, lambda _: {"crop": part and list(part)}, "crop of {}")
+    draft.change_images(draft_id, [id], lambda *_: {"crop": part and list(part)}, "crop of {}", needed=True)
 
 
 def weigh(draft_id: str, ids: list[str], weight: Any) -> None:
     """Repeat images `weight` times as often as the others. Raises RunError: they were removed; not a number from 1 to 10."""
-    if isinstance(weight, bool) or not isinstance(weight, int) or not 1 <= weight <= MAX_WEIGHT:
+    if type(weight) is not int or not 1 <= weight <= MAX_WEIGHT:
         raise RunError(f"The weight is a whole number from 1 to {MAX_WEIGHT}")
     draft.change_images(draft_id, ids, lambda *_: {"weight": weight}, "weight of {}", needed=True)
 
 
-def mask(draft_id: str, image_id: str, content: bytes | None, turn: int | None = None, name: str = "The mask") -> None:
-    """Set the mask of an image: white is trained, black is ignored.
+def mask(draft_id: str, id: str, png: str | None = None, turn: int | None = None, name: Text = "") -> None:
+    """Set the mask of an image: white is trained, black is ignored. Raises RunError: the image was removed; not a PNG,
+    damaged, too large, or of another shape; the mask is unchanged.
 
     Args:
-        content: a PNG of the image's shape; None, or one that is all white, removes the mask. turn: the rotation of the
-            image that the mask was drawn on, in quarter turns; None for that of now. name: of the file, in messages.
-
-    Raises:
-        RunError: the image was removed; not a PNG, damaged, too large, or of another shape; the mask is unchanged.
+        png: base64 of a PNG of the image's shape; None, or one that is all white, removes the mask. turn: the rotation of
+            the image that the mask was drawn on, in quarter turns; None for that of now. name: of the file, in messages.
     """
-    item = draft.item(draft_id, image_id)
-    drawn = None
-    if content is not None:
+    item, drawn = draft.item(draft_id, id), None
+    if png is not None:
+        try:
+            content = base64.b64decode(png, validate=True)
+        except ValueError as error:
+            raise RunError(draft.OUT_OF_DATE) from error
         turn = item.turn if turn is None else turn % 4
         width, height = item.width, item.height
         shape = (height, width) if (turn - item.turn) % 2 else (width, height)
-        drawn = turned(masks.read(content, name, shape), -turn % 4)
+        drawn = turned(masks.read(content, name[:80] or "The mask", shape), -turn % 4)
         if drawn.getextrema() == (255, 255):
             drawn = None
 
-    def make(entry: draft.Entry) -> draft.Entry:
+    def make(_: str, entry: draft.Entry) -> draft.Entry:
         place = draft.masks_dir(draft_id)  # written under the draft's lock: unneeded masks are deleted under it
         return {"mask": None if drawn is None else draft_images.store_mask(drawn, place)}
 
-    draft.change_image(draft_id, item.id, make, "mask of {}")
+    draft.change_images(draft_id, [item.id], make, "mask of {}", needed=True)
 
 
-def shown_mask(draft_id: str, image_id: str) -> bytes | None:
-    """The mask of an image as a PNG, rotated as the image is shown; None for none. Raises RunError: it cannot be read."""
-    item = draft.item(draft_id, image_id)
+def shown_mask(draft_id: str, item: draft.Item) -> str:
+    """The mask of an image as base64 of a PNG, rotated as the image is shown; "" for none. Raises RunError: it cannot be
+    read."""
     if not item.mask:
-        return None
-    return masks.png(turned(masks.opened(draft.masks_dir(draft_id) / item.mask), item.turn))
+        return ""
+    drawn = turned(masks.opened(draft.masks_dir(draft_id) / item.mask), item.turn)
+    return base64.b64encode(masks.png(drawn)).decode()
 
 
 def start_notes(items: Iterable[draft.Item], backend: str, pairs: bool) -> list[str]:
-    """What a start with these images does not do although it was asked for, as sentences.
-
-    Args:
-        pairs: whether the model learns from pairs of images, the control images of which are not edited here.
-    """
+    """What a start with these images does not do although it was asked for, as sentences. pairs: whether the model learns
+    from pairs of images, the control images of which are not edited here."""
     images = list(items)
     notes = [masks.ignored_note(backend, sum(item.mask is not None for item in images))]
     if pairs and (edited := sum(item.crop is not None or item.turn > 0 for item in images)):
@@ -107,23 +99,5 @@ def mask_note(backend: object) -> tuple[str, bool]:
     return f"{note} Crop the image instead.", False
 
 
-# What the large view sends ---------------------------------------------------------------------------------------------
-
-
-def _mask(draft_id: str, id: str, png: str | None = None, turn: int | None = None, name: Text = "") -> None:
-    shown = name[:80] or "The mask"
-    if png is not None and len(png) > masks.MAX_BYTES * 4 // 3 + 8:
-        raise RunError(f"{shown}: the file is too large for a mask; export it smaller")
-    try:
-        content = None if png is None else base64.b64decode(png, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise RunError(draft.OUT_OF_DATE) from error
-    mask(draft_id, id, content, turn, shown)
-
-
-EDITS: dict[str, Callable[..., None]] = {
-    "rotate": rotate,
-    "crop": crop,
-    "weight": weigh,
-    "mask": _mask,
-}
+# What the large view sends.
+EDITS: dict[str, Callable[..., None]] = {"rotate": rotate, "crop": crop, "weight": weigh, "mask": mask}

@@ -128,7 +128,8 @@ function makeEditor() {
   // Showing ----------------------------------------------------------------------------------------------------------
   const index = () => state().items.findIndex((one) => one.id === id);
   const keyOfItem = (one) => [one.id, one.turn, one.mask].join();
-  function drawItem() {
+  /** another: what the fields have is of the image before. */
+  function drawItem(another) {
     const [width, height] = item.full;
     frame.style.setProperty("--w", width);
     frame.style.setProperty("--h", height);
@@ -141,8 +142,8 @@ function makeEditor() {
     const text = hangproof.unsavedText("caption", id) ?? item.caption;
     if (caption.value !== text) caption.value = text;
     drawLength();
-    if (document.activeElement !== weight) weight.value = item.weight;
-    if (crops < 2) cropTool.show(item.full, item.crop); // 1: the answer to it is shown
+    if (another || document.activeElement !== weight) weight.value = item.weight;
+    if (another || crops < 2) cropTool.show(item.full, item.crop, another); // 1: the answer to it is shown
   }
   /** Ask for the large picture, the mask and the item itself, which a filter may have taken off the page. */
   async function load(again) {
@@ -176,7 +177,7 @@ function makeEditor() {
       choose("look");
       dialog.showModal();
     }
-    drawItem();
+    drawItem(true);
     if (document.activeElement === dialog || !dialog.contains(document.activeElement)) close.focus();
     load();
   }
@@ -197,6 +198,9 @@ function makeEditor() {
     const way = { ArrowLeft: -1, ArrowRight: 1, PageUp: -1, PageDown: 1 }[event.key];
     if (!way || (typing && !event.key.startsWith("Page")) || event.ctrlKey || event.metaKey || event.altKey) return;
     event.preventDefault();
+    if (stage.matches(":active")) return; // the end of a stroke or a drag is stored with the shown image
+    typing?.blur(); // so is a number that was typed and not left yet
+    typing?.focus();
     beside(way);
   });
   dialog.addEventListener("click", (event) => event.target === dialog && dialog.close());

@@ -5,7 +5,6 @@ of 500 photos make a page that takes a minute to open. `image_action` serves the
 the values come from a browser, so each is checked, and an error is a sentence.
 """
 
-import base64
 import functools
 import inspect
 import shutil
@@ -67,22 +66,15 @@ class Query:
         """The items to show, in their order; `items` itself for all."""
         if self == Query(how=self.how):
             return items
-        of_kind, text, without = (
-            FILTERS.get(self.kind, FILTERS[""]),
-            self.text.casefold(),
-            self.how in ("lacks", "no_tag"),
-        )
-        if by_tag := self.how in ("tag", "no_tag"):
-            text = " ".join(text.split())
+        of_kind, text = FILTERS.get(self.kind, FILTERS[""]), self.text.casefold()
+        by_tag, without = self.how in ("tag", "no_tag"), self.how in ("lacks", "no_tag")
+        text = " ".join(text.split()) if by_tag else text
 
         def fits(caption: str) -> bool:
             return not text or (text not in (tags_of(caption) if by_tag else caption)) == without
 
-        return [
-            item
-            for item in items
-            if of_kind(item) and (self.folder is None or item.folder == self.folder) and fits(item.caption.casefold())
-        ]
+        some = [item for item in items if of_kind(item) and self.folder in (None, item.folder)]
+        return [item for item in some if fits(item.caption.casefold())]
 
 
 def query_of(data: Mapping[str, Any]) -> Query:
@@ -138,12 +130,11 @@ def opened(draft_id: str, id: str) -> dict[str, Any]:
     if item is None:
         return {"item": None}
     (card,) = _cards(draft_id, images, [item])
-    drawn = image_edit.shown_mask(draft_id, id)
     note, used = image_edit.mask_note(form.current(draft_id)["backend"])
     return {
         "item": card,
         "url": file_url(draft.large(draft_id, id)),
-        "mask": base64.b64encode(drawn).decode() if drawn else "",
+        "mask": image_edit.shown_mask(draft_id, item),
         "note": note,
         "uses_masks": used,
     }

@@ -307,12 +307,9 @@ def _not_added(draft_id: str, files: list[Dropped]) -> list[Dropped]:
 
 
 def files_of(root: Path, drop: str) -> tuple[list[Dropped], list[str]]:
-    """The images and captions of a folder and its subfolders, sorted as people count, without hidden ones; and a message for
-    what is not added. A link is followed to a file inside the folder only.
-
-    Raises:
-        RunError: the folder has no images, or too many files.
-    """
+    """The images and captions of a folder and its subfolders, sorted as people count, without hidden ones; and a
+    message for what is not added. A link is followed to a file inside the folder only. Raises RunError: the folder has
+    no images, or too many files."""
     found: list[Dropped] = []
     messages: list[str] = []
     outside, images, real = 0, 0, root.resolve()

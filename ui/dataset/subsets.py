@@ -12,12 +12,11 @@ from typing import Any
 from monitor.phrases import count
 from presets.steps import repeats_of
 from runs import archives
-from runs.dataset import unique_stem
+from runs.dataset import MAX_REPEATS, unique_stem
 from runs.files import RunError
 from ui.dataset.draft_store import State, change, plain_text, read
 
 MAX_NAME = 100  # characters
-MAX_REPEATS = 9999
 
 
 def overview(draft_id: str) -> list[dict[str, Any]]:
@@ -45,9 +44,7 @@ def folder_of(name: str, repeats: int | None = None) -> str:
     """The folder of a subset; "" is the data set's own folder. Raises RunError: the name cannot be used, or the repeats
     are no number from 1 to MAX_REPEATS."""
     name = " ".join(plain_text(name).split())
-    if repeats is not None and (
-        isinstance(repeats, bool) or not isinstance(repeats, int) or not 0 < repeats <= MAX_REPEATS
-    ):
+    if repeats is not None and (type(repeats) is not int or not 0 < repeats <= MAX_REPEATS):
         raise RunError(f"Repeats: use a whole number from 1 to {MAX_REPEATS}")
     if not name:
         if repeats is not None:
@@ -68,16 +65,11 @@ def folder_of(name: str, repeats: int | None = None) -> str:
 
 
 def move(draft_id: str, image_ids: Iterable[str], name: str, repeats: int | None = None) -> int:
-    """Move images into a subset, which is created where it does not exist; "" moves them out of all subsets.
+    """Move images into a subset, which is created where it does not exist; "" moves them out of all subsets. Returns how many
+    moved. Raises RunError: the name or the repeats cannot be used.
 
     Args:
         name: as in `overview`; repeats: those of a new subset, or None for the repeats of step 2.
-
-    Returns:
-        How many images moved.
-
-    Raises:
-        RunError: the name or the repeats cannot be used.
     """
     plain = folder_of(name, repeats)
     with change(draft_id) as edit:

@@ -36,6 +36,7 @@ def refused(status: int, body: bytes = b"{}", **headers: str):
         (refused(200, b"<html>"), "something else than a chat completion", 4),
         (refused(200, b"[" * 100_000), "something else than a chat completion", 4),
         (refused(200, b'{"choices": [{"message": {"content": 7}}]}'), "without text", 4),
+        (refused(200, b'{"choices": [{"finish_reason": "length", "message": {"content": ""}}]}'), "its thoughts", 4),
         (refused(200, b" " * (endpoint.ANSWER_BYTES + 2)), "more than 1 MB", 4),
         (lambda number, question: "x" * 5_000, "5,000 characters", 4),
     ],
@@ -59,6 +60,12 @@ def test_a_server_that_never_ends_its_answer_is_left_and_one_that_is_gone_is_sai
     assert "cannot be reached" in run(gone, images).reason
 
 
+def test_a_server_that_wants_the_newer_name_of_the_limit_is_asked_with_it(images, server):
+    body = b'{"error": {"message": "Unsupported parameter: max_tokens. Use max_completion_tokens instead."}}'
+    server.answer = lambda number, question: (400, body, {}) if "max_tokens" in question else "a cat"
+    assert run(server, images).written == 4 and server.questions[1]["max_completion_tokens"] == endpoint.MOST_TOKENS
+
+
 @settings(max_examples=60)
 @given(
     st.binary(max_size=400) | ANY_VALUE.map(lambda v: json.dumps({"choices": [{"message": v}], "error": v}).encode())
@@ -73,9 +80,9 @@ def test_no_answer_of_a_server_is_more_than_unanswered(data):
 
 def test_an_image_is_sent_small_upright_turned_and_cropped(tmp_path, server):
     path = photo(tmp_path / "large.jpg", size=(3000, 2000))
-    describe = endpoint.load(endpoint.Server(server.url, "m"))
+    asked = endpoint.checked(endpoint.Server(server.url, "m"))
     for picture in (Picture("a", "a", path), Picture("a", "a", path, 1), Picture("a", "a", path, 0, (0, 0, 0.1, 0.3))):
-        describe(upright(picture))
+        endpoint.ask(asked, upright(picture))
     large, turned, part = server.sizes
     assert large[0] == 1024 and turned[1] == 1024 and turned[0] < 1024
     assert abs(part[0] / part[1] - 0.5) < 0.02

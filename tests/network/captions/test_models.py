@@ -13,8 +13,9 @@ def test_the_models_of_the_table():
     rows = models.captioners()
     assert {row.engine for row in rows.values()} == {"florence", "tagger"}
     assert models.find("florence", "") is rows["florence-2-base"]
-    with pytest.raises(RunError, match="use one of wd-vit-v3"):
-        models.find("tagger", "no-such-model")
+    for name in ("no-such-model", "x" * 300, "~nobody/model"):
+        with pytest.raises(RunError, match="use one of wd-vit-v3"):
+            models.find("tagger", name)
     with pytest.raises(RunError, match="has no model.onnx"):
         models.find("tagger", str(PROJECT))
 

@@ -7,6 +7,7 @@ from PIL import Image
 from tiny_tagger import TAGS, tagger_model
 
 from captions import tagger
+from captions.text import NoCaption
 from runs.files import RunError
 
 
@@ -17,6 +18,8 @@ def test_a_tagger_sees_bgr_on_a_white_square(tmp_path, channels_first):
     # White above and below makes blue 0.5, green 0.75 and red 1.
     caption = describe(Image.new("RGB", (64, 32), (255, 128, 0)))
     assert caption == "alice (wonderland), o_o, solo, blue sky, red, long hair"
+    with pytest.raises(NoCaption, match="lower them"):
+        tagger.load(model, "cpu", general=1.1, character=1.1)(Image.new("RGB", (8, 8)))
 
 
 def test_thresholds_blacklist_and_underscores():

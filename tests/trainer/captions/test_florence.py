@@ -84,6 +84,9 @@ def test_each_length_asks_its_own_question_and_ends_at_its_limit(model, monkeypa
     for task in florence.TASKS:
         caption = florence.load(model, task, device="cpu")(Image.new("RGB", (70, 50), "green"))
         assert caption and len(caption.split()) <= 8
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(RunError, match="no CUDA GPU"):
+        florence.load(model, "short", device="cuda")
 
 
 def test_code_of_a_repository_never_runs(model, tmp_path):

@@ -9,13 +9,18 @@ const listed = (caption) => ({
   caption,
 });
 
+/** What the images' script gives these names. */
+const images = (names, more) =>
+  load(["dom", "unsaved", "new/fields", ...NAMES.map((name) => `dataset/${name}`)], names, {
+    ...{ localStorage: storage(), sessionStorage: storage(), Option: nothing, Cropper: nothing },
+    ...more,
+  });
+
 test("a list that is older than another answer is asked for again and not shown", async () => {
   const asked = [];
   const props = { value: listed("") };
   const image_action = ({ action }) => new Promise((answer) => asked.push([action, answer]));
-  const { ask, change } = load(["dom", "unsaved", "new/fields", ...NAMES.map((name) => `dataset/${name}`)], ["ask", "change"], {
-    ...{ props, server: { image_action }, localStorage: storage(), sessionStorage: storage(), Option: nothing, Cropper: nothing },
-  });
+  const { ask, change } = images(["ask", "change"], { props, server: { image_action } });
   const moved = change("move_image", {});
   const saved = ask("save_caption", {});
   asked[1][1]({ ok: true, history: ["caption of a.png", ""] });
@@ -28,4 +33,14 @@ test("a list that is older than another answer is asked for again and not shown"
   await moved;
   assert.equal(props.value.caption, "typed");
   assert.equal(asked.length, 3);
+});
+
+test("a file of a dropped folder that the browser cannot read costs only itself", async () => {
+  const { filesOf } = images(["filesOf"]);
+  const file = (name, act) => ({ isFile: true, fullPath: `/set/${name}`, file: act });
+  const parts = [[file("a.png", (done) => done("A")), file("b.png", (_, failed) => failed(new Error("no permission")))], []];
+  const readEntries = (done, failed) => (parts.length ? done(parts.shift()) : failed(new Error("gone")));
+  const found = await filesOf({ fullPath: "/set", createReader: () => ({ readEntries }) });
+  assert.deepEqual(found.map((one) => one.path), ["set/a.png", "set/b.png"]);
+  assert.deepEqual([found[0].file, found[1].error.message], ["A", "no permission"]);
 });

@@ -69,37 +69,47 @@ def test_the_large_view_edits_by_keyboard_and_pointer_and_survives_a_killed_serv
         view.get_by_label("Ratio", exact=True).select_option("1:1")
         until(lambda: now().crop is not None, "the square is stored")
         assert now().trained_size == (400, 400)
-        view.get_by_label("Width", exact=True).fill("300")
-        view.get_by_label("Width", exact=True).press("Enter")
+        width = view.get_by_label("Width", exact=True)
+        width.fill("300")
+        width.press("PageDown")  # what was typed is of the image that is left
+        view.get_by_text("2 of 12").wait_for()
+        assert width.input_value() == "300"  # all of that image
+        width.press("PageUp")
         until(lambda: now().trained_size == (300, 300), "the typed size is stored")
+        assert [item.crop for item in draft.items(mine)[1:]] == [None] * 11
         frame = page.locator(".hp-edit-frame")
         view.get_by_label("Ratio", exact=True).select_option("")
         view.get_by_role("button", name="Use the whole image").click()
         until(lambda: now().crop is None, "the whole image is stored")
 
-        def drag(*points: tuple[float, float]) -> None:
+        def drag(*points: tuple[float, float], key: str = "F9") -> None:
             box = frame.bounding_box()
             places = [(box["x"] + x * box["width"], box["y"] + y * box["height"]) for x, y in points]
             page.mouse.move(*places[0])
             page.mouse.down()
             for place in places[1:]:
                 page.mouse.move(*place, steps=2)
+            page.keyboard.press(key)  # before the button is let go
             page.mouse.up()
 
-        drag((0.25, 0.25), (0.75, 0.75))
+        drag((0.25, 0.25), (0.75, 0.75), key="PageDown")  # the image that is dragged over stays
         drawn = pytest.approx((0.25, 0.25, 0.75, 0.75), abs=0.01)
         until(lambda: now().crop is not None and now().crop == drawn, "the drawn crop is stored")
         drag((0.5, 0.5), (0.5, 0.6))  # moves it
         until(lambda: now().crop[3] > 0.8, "the moved crop is stored")
         drag((0.75, 0.85), (0.9, 0.95))  # its corner
         until(lambda: now().crop[2] > 0.85, "the resized crop is stored")
+        crop = now().crop
+        drag((0.1, 0.1), (0.2, 0.2), key="Escape")  # the view is closed: nothing is drawn
+        page.get_by_label("Open coffee.png").click()
         page.locator(".hp-card[data-file='coffee.png'] .hp-tags", has_text="cropped").wait_for()
 
         # mask by pointer, keyboard and file
         masks = [None]
         view.get_by_role("button", name="Mask", exact=True).click()
-        drag((0.3, 0.5), (0.7, 0.5))
+        drag((0.3, 0.5), (0.7, 0.5), key="PageDown")
         changed("the stroke is stored")
+        assert now().crop == crop
         painted = mask_of(mine, now())
         height, width = painted.shape
         assert painted[height // 2, width // 2] == 0 and painted[0, 0] == 255
@@ -156,8 +166,12 @@ def test_the_large_view_edits_by_keyboard_and_pointer_and_survives_a_killed_serv
         assert now().crop == pytest.approx((1 - crop[3], crop[0], 1 - crop[1], crop[2]), abs=1e-5)
         weight = view.get_by_label("Weight")
         weight.fill("3")
-        weight.press("Enter")
+        weight.press("PageDown")
         until(lambda: now().weight == 3, "the weight is stored")
+        view.get_by_text("2 of 12").wait_for()
+        assert weight.input_value() == "1"
+        weight.press("PageUp")
+        view.get_by_text("1 of 12").wait_for()
         # The proposed repeats follow the weight, a moment later.
         uses = lambda: 14 * int(field(page, "repeats").input_value())  # noqa: E731 - 11 images, and one three times
         until(lambda: f"shown {uses()} times" in page.locator("#plan").inner_text(), "the weight is in the plan")

@@ -49,6 +49,9 @@ def test_folders_and_files_are_added_however_they_come(tab, server, tmp_path):
     two_folders(tmp_path)
     two_folders(tmp_path / "set", 40)
     open_page(tab, server)
+    (tmp_path / "empty").mkdir()
+    os_drop(tab, tmp_path / "empty")
+    tab.locator(".hp-notes").get_by_text("There are no files to add.").wait_for()
     os_drop(tab, tmp_path / "a", tmp_path / "b")
     shows(tab, 4)
     first = {"a/1.png": "the picture of a", "a/2.png": "", "b/1.png": "the picture of b", "b/2.png": ""}

@@ -57,13 +57,6 @@ def test_which_captions_are_replaced(draft_id, which, overwrite, replaced):
     assert captions(draft_id) == before, "one step"
 
 
-def test_only_the_images_that_were_chosen(draft_id):
-    ids = [item_of(draft_id, name).id for name in ("0.png", "3.png")]
-    assert captioning.begin(draft_id, options("http://h/v1"), "empty", only=ids) == 1
-    with pytest.raises(RunError, match="has a caption that is to be kept"):
-        captioning.begin(draft_id, options("http://h/v1"), "empty", only=ids[:1])
-
-
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_a_caption_that_was_typed_meanwhile_is_kept(draft_id, overwrite):
     captioning.begin(draft_id, options("http://h/v1"), "all", overwrite=overwrite)
@@ -103,7 +96,7 @@ def test_a_killed_job_is_shown_as_interrupted_and_continues(draft_id):
         server.answer = lambda number, question: "after"
         captioning.resume(draft_id)
         now = wait(draft_id)
-        assert (now["state"], now["done"], now["error"]) == ("done", 5, "")
+        assert (now["state"], now["before"], now["done"], now["error"]) == ("done", 2, 5, "")
         after = captions(draft_id)
         assert all(after[name] == text for name, text in kept.items())
         assert sorted(after.values()) == sorted([*kept.values(), *["after"] * (5 - len(kept))])
@@ -114,7 +107,7 @@ def test_a_job_that_fails_says_why(draft_id):
         server.answer = lambda number, question: (404, b'{"error": "no model m"}', {})
         captioning.start(draft_id, options(server.url))
         now = wait(draft_id)
-    assert now["state"] == "failed" and "404: no model m" in now["error"] and len(now["failures"]) == 1
+    assert now["state"] == "failed" and "404: no model m" in now["error"] and len(now["failures"]) == now["failed"] == 1
     assert captions(draft_id)["3.png"] == ""
 
 

@@ -8,7 +8,7 @@ import runs
 from trainer.buckets import Rules
 from ui.dataset import bucket_preview
 
-SIDES = st.integers(16, 6000)
+SIDES = st.integers(1, 6000)
 
 
 def test_the_settings_are_those_of_the_files_that_a_run_gets():
@@ -24,12 +24,12 @@ def test_the_settings_are_those_of_the_files_that_a_run_gets():
 
 
 @settings(max_examples=50)
-@given(SIDES, SIDES, st.integers(256, 1536), st.booleans())
-def test_what_is_kept_lies_inside_the_image(width, height, resolution, musubi):
-    rules = Rules((resolution, resolution), True, max(64, resolution // 2), resolution * 2)
+@given(SIDES, SIDES, st.integers(256, 1536), st.booleans(), st.booleans())
+def test_what_is_kept_lies_inside_the_image(width, height, resolution, musubi, no_upscale):
+    rules = Rules((resolution, resolution), True, max(64, resolution // 2), resolution * 2, 64, no_upscale)
     slot = bucket_preview._slot(rules, musubi, (width, height))
     left, top, right, bottom = slot.part
-    assert 0 <= left < right <= 1 and 0 <= top < bottom <= 1
+    assert 0 not in slot.bucket and 0 <= left < right <= 1 and 0 <= top < bottom <= 1
     assert slot.kept == pytest.approx((right - left) * (bottom - top))
 
 

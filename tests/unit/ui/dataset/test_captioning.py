@@ -36,7 +36,7 @@ def test_captions_are_written_for_the_images_and_with_the_options_that_were_chos
 
 def test_images_that_were_removed_need_no_caption(mine):
     ids = filled(mine, "", "", "c")
-    captioning.begin(mine, {"engine": "tagger"})
+    assert [captioning.begin(mine, {"engine": "tagger"}, only=only) for only in (ids[1:], None)] == [1, 2]
     draft.remove(mine, ids[:1])
     assert captioning.DraftWork(mine).counts() == (1, 2)
     draft.remove(mine, ids[1:2])
@@ -49,7 +49,8 @@ def test_images_that_were_removed_need_no_caption(mine):
         captioning.begin(mine, {"engine": "tagger"}, only=ids)
 
 
-STATUS = {"state": "running", "done": 10, "total": 40, "seconds": 100, "line": "<x>", "failures": ["<y>"], "error": ""}
+STATUS = {"state": "running", "before": 0, "done": 10, "total": 40, "seconds": 100}
+STATUS |= {"line": "<x>", "failed": 1, "failures": ["<y>"], "error": ""}
 
 
 @pytest.mark.parametrize(
@@ -59,6 +60,7 @@ STATUS = {"state": "running", "done": 10, "total": 40, "seconds": 100, "line": "
         ({"seconds": 1, "line": "", "failures": []}, ["captions written."], ["left", "<p></p>", "<details"]),
         ({"state": "failed", "error": "no GPU"}, ["Stopped. 10 of", "no GPU"], ["<progress", "&lt;x", "left"]),
         ({"done": 0, "total": 0}, ['max="1" value="0"'], ["left"]),
+        ({"before": 8, "failed": 35}, ["written, about 25 min left.", "35 images have no caption"], []),
     ],
 )  # fmt: skip
 def test_how_far_a_captioning_is(status, there, not_there):

@@ -114,7 +114,7 @@ def test_only_a_cropped_image_is_shown_with_the_part_that_is_kept(mine, tmp_path
     assert "Show more" not in doctor._pictures(mine, "no_caption", 0, 2)
 
 
-def test_the_findings_and_their_fixes(mine, tmp_path):
+def test_the_findings_and_their_fixes(mine, tmp_path, monkeypatch):
     run, _ = drawn(doctor.draw, mine, images_view())
     (state, undo, kinds, *_) = run["current"](None, None, 24, "")
     assert "There are no images." in state["value"] and not kinds["visible"]
@@ -123,6 +123,9 @@ def test_the_findings_and_their_fixes(mine, tmp_path):
     state, undo, kinds, bucket, *_ = run["current"]("gone", 7, 24, "")
     assert "Found in 2 images." in state["value"] and not undo["visible"] and kinds["value"] == kinds["choices"][0][1]
     assert kinds["choices"][-1][0].startswith("Buckets: 2 at 512 pixels") and not bucket["visible"]
+    with monkeypatch.context() as patch:
+        patch.setattr(doctor, "MOST_BUCKETS", 1)
+        assert run["current"](doctor.BUCKETS, 1, 24, "")[2]["choices"][-1] == kinds["choices"][-1], "all are counted"
     shown = run["current"]("no_caption", None, 24, "Removed 1 image.")
     assert "Removed 1 image. Found in" in shown[0]["value"] and shown[1]["visible"]
     assert len(shown[8]["value"]) == 2

@@ -54,6 +54,11 @@ def test_captions_of_two_drops_with_the_same_names_are_not_mixed(mine, tmp_path)
         note(tmp_path / name / "1.txt", name)
         drop(mine, *tree(tmp_path / name))
     assert captions(mine) == {"1.png": "first", "1-2.png": "second"}
+    other = draft.new_id()  # both in one drop, as from a search of the system's
+    files = [(path, path.name) for name in ("first", "second") for path, _ in tree(tmp_path / name)]
+    _, messages = drop(other, *files)
+    assert set(messages) == {"1.txt: several files have this name; type the captions on the cards"}
+    assert captions(other) == {"1.png": "", "1-2.png": ""}
     _, messages = drop(mine, note(tmp_path / "1.txt", "whose?"))
     assert messages == ["1.txt: it can belong to 1.png, 1-2.png; type the caption on its card"]
     assert captions(mine) == {"1.png": "first", "1-2.png": "second"}
@@ -76,6 +81,8 @@ def test_a_folder_that_is_dropped_again_updates_its_captions(mine, tmp_path):
         note(tmp_path / "f/1.txt", text)
         _, messages = drop(mine, *tree(tmp_path / "f"))
     assert messages == ["1.png: already added as 1.png"] and captions(mine) == {"1.png": "new"}
+    drop(mine, note(tmp_path / "1.txt", "of the .txt"), note(tmp_path / "1.caption", "of the other file"))
+    assert captions(mine) == {"1.png": "of the .txt"}
 
 
 def test_a_lone_caption_file_gives_a_message_and_waits_and_a_systems_file_gives_none(mine, tmp_path):

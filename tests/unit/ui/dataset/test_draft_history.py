@@ -1,5 +1,6 @@
 """Every change of a draft can be undone and redone, in any order: every file that this can reach is there."""
 
+import base64
 import contextlib
 import hashlib
 import shutil
@@ -26,7 +27,9 @@ EDITS = {  # what changes one image: the function, and its values
     draft.set_caption: st.tuples(st.text(max_size=12)),
     image_edit.crop: st.tuples(st.sampled_from([None, [0, 0, 0.5, 1], [0.25, 0.25, 1, 1]])),
     image_edit.rotate: st.just((1,)),
-    image_edit.mask: st.integers(1, 254).map(lambda level: (masks.png(Image.new("L", (64, 64), level)),)),
+    image_edit.mask: st.integers(1, 254).map(
+        lambda level: (base64.b64encode(masks.png(Image.new("L", (64, 64), level))).decode(),)
+    ),
     draft.move: st.tuples(st.integers(-9, 9)),
     subsets.move: st.tuples(st.sampled_from(["10_cat", "dog"]), st.none()),
     draft.remove: st.just(()),
@@ -95,6 +98,10 @@ def test_two_threads_lose_no_change(mine, tmp_path):
     assert [one.exception() for one in work_done] == [None] * 6
     found = {item.id: item.caption for item in draft.items(mine)}
     assert len(found) == 6 and all(found[key] == f"{key} 7" for key in ids)
+    image_edit.rotate(mine, ids[0])
+    with ThreadPoolExecutor(8) as pool:  # pages that ask for one new thumbnail
+        shown = set(pool.map(lambda _: draft.thumb(mine, draft.item(mine, ids[0])), range(32)))
+    assert [path.is_file() for path in shown] == [True]
 
 
 def reachable(draft_id: str) -> list[dict]:

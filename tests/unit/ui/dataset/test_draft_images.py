@@ -4,7 +4,7 @@ import random
 import struct
 
 import pytest
-from draft_helpers import camera_exif, captions, drop, item_of, limits, photo, run_of
+from draft_helpers import camera_exif, captions, drop, item_of, limits, note, photo, run_of
 from PIL import Image
 from runs_helpers import picture
 
@@ -90,17 +90,13 @@ def test_near_images_are_those_of_comparing_all_with_all():
         assert (f"{n}" in found) == bool(near)
 
 
-def test_a_caption_is_read_as_in_a_data_set_and_one_that_cannot_be_is_explained(mine, tmp_path):
-    for n, (content, messages) in enumerate(
-        (
-            ("猫 🐱\r\nzweite".encode("utf-16"), []),
-            (b"caf\xe9", ["1.txt: the caption is not UTF-8 text (byte 3); save the file as UTF-8"]),
-            (b"x" * 30_000, ["2.txt: the caption has 30000 characters; shorten it to 20000"]),
-        )
-    ):
-        (text := tmp_path / f"{n}.txt").write_bytes(content)
-        assert drop(mine, photo(tmp_path / f"{n}.png", n), text) == (1, messages)
-    assert list(captions(mine).values()) == ["猫 🐱 zweite", "", ""]
+def test_a_caption_that_is_too_long_is_explained_and_its_image_is_added(mine, tmp_path):
+    long = note(tmp_path / "a.txt", "x" * 30_000)
+    assert drop(mine, photo(tmp_path / "a.png"), long) == (
+        1,
+        ["a.txt: the caption has 30000 characters; shorten it to 20000"],
+    )
+    assert captions(mine) == {"a.png": ""}
 
 
 def test_the_limits_of_a_file_and_a_draft_are_those_of_the_table(mine, tmp_path, monkeypatch):

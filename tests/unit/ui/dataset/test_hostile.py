@@ -1,7 +1,7 @@
 """Hostile and random folders, names, captions, ZIPs and images: a clear answer, nothing outside the two data
 folders, no caption on another picture.
 
-100 cases by default. All: HOSTILE_CASES=5000 .venv/bin/python -m pytest -q tests/unit/ui/dataset/test_hostile.py
+The campaign: HANGPROOF_EXAMPLES=50 .venv/bin/python -m pytest -q tests/unit/ui/dataset/test_hostile.py
 """
 
 import contextlib
@@ -24,13 +24,13 @@ import pytest
 import tomllib
 from hypothesis import given, settings, strategies as st
 from PIL import Image
+from seeds import examples
 
 import runs
 from runs import archives, dataset, pictures
 from ui.dataset import draft, draft_images, images
 from ui.new import new_lora
 
-CASES = int(os.environ.get("HOSTILE_CASES", "100"))
 MARKUP = ["<img src=x onerror=alert(1)>", "</textarea><script>alert(1)</script>", "javascript:alert(1)"]
 MARKUP.append("\"'`${7*7}{{7*7}}")
 NASTY = ["..", ".", "CON", "nul", "a:b", "~", "$(id)", "-rf", "\u202egnp", "日本", "🦊", "�", "%2e%2e"]
@@ -46,10 +46,6 @@ HYPOTHESIS = Path(os.environ.get("HYPOTHESIS_STORAGE_DIRECTORY", ".hypothesis"))
 WRITES = {"os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.link", "os.symlink", "os.chmod", "os.truncate"}
 AT = ("os.remove", "os.rmdir")  # with a folder's descriptor as last argument, which shutil.rmtree uses
 _watched: list[str] | None = None
-
-
-def cases(share: float) -> settings:
-    return settings(max_examples=max(20, round(CASES * share)))
 
 
 def _audit(event: str, args: tuple) -> None:
@@ -168,7 +164,7 @@ DROPPED = st.sampled_from(["image"] * 4 + ["caption"] * 5 + ["bad", "bad", "junk
 FILES = st.lists(st.tuples(FOLDERS, STEMS, DROPPED, st.integers(0, 9)), min_size=1, max_size=10)
 
 
-@cases(0.3)
+@settings(max_examples=examples(30))
 @given(drops=st.lists(st.tuples(FILES, st.integers(0, 8)), min_size=1, max_size=3), create=st.booleans())
 def test_dropped_folders(drops, create):
     with sandbox() as root:
@@ -220,7 +216,7 @@ ENTRY = st.tuples(FOLDERS, STEMS, PACKED, st.integers(0, 9), METHODS)
 BODIES = {"bad": b"junk", "link": b"/etc/passwd", "nested": b"PK", "bomb": bytes(1_100_000), "folder": b""}
 
 
-@cases(0.2)
+@settings(max_examples=examples(20))
 @given(
     entries=st.lists(ENTRY, max_size=7),
     damage=st.none() | st.lists(st.tuples(st.integers(0, 4000), st.integers(0, 255)), min_size=1, max_size=6),
@@ -272,7 +268,7 @@ FORMATS |= {"JPEG": "jpg", "TIFF": "tif", "HEIF": "heic"}
 
 
 @pytest.mark.filterwarnings("ignore")
-@cases(0.15)
+@settings(max_examples=examples(20))
 @given(
     kind=st.sampled_from(sorted(FORMATS)),
     suffix=st.sampled_from([*FORMATS.values(), "ico", "svg", "jxl", "PNG"]) | st.just(""),

@@ -7,15 +7,21 @@ import re
 import numpy as np
 import pytest
 from draft_helpers import drop, item, item_of, mask_of, photo, run_of, top_ignored
-from hypothesis import HealthCheck, given, settings, strategies as st
 from PIL import Image
-from seeds import ANY_VALUE
 
 import runs
 from runs import dataset
 from runs.masks import png
 from ui.dataset import draft, draft_images, draft_store, image_edit, images
 from ui.new import form
+
+
+def masked(draft_id: str, image_id: str, content: bytes, **more) -> None:
+    image_edit.mask(draft_id, image_id, base64.b64encode(content).decode(), **more)
+
+
+def shown_mask(draft_id: str) -> Image.Image:
+    return Image.open(io.BytesIO(base64.b64decode(image_edit.shown_mask(draft_id, item_of(draft_id, "a.png")))))
 
 
 def test_edits_are_undone_and_never_change_the_dropped_file(mine, tmp_path):
@@ -25,7 +31,7 @@ def test_edits_are_undone_and_never_change_the_dropped_file(mine, tmp_path):
     image_edit.crop(mine, item.id, [0.25, 0, 0.75, 1])
     assert draft.thumb(mine, item_of(mine, "a.png")).is_file()
     image_edit.weigh(mine, [item.id], 4)
-    image_edit.mask(mine, item.id, top_ignored(400, 300))
+    masked(mine, item.id, top_ignored(400, 300))
     image_edit.rotate(mine, item.id, 1)
     after = item_of(mine, "a.png")
     assert (after.turn, after.crop, after.weight) == (1, (0, 0.25, 1, 0.75), 4)
@@ -58,24 +64,23 @@ def test_a_mask_is_drawn_on_the_rotated_image(mine, tmp_path, turn):
     if turn:
         image_edit.rotate(mine, item.id, turn)
     shape = (80, 60) if turn % 2 == 0 else (60, 80)
-    image_edit.mask(mine, item.id, top_ignored(*shape))
-    shown = Image.open(io.BytesIO(image_edit.shown_mask(mine, item.id)))
+    masked(mine, item.id, top_ignored(*shape))
+    shown = shown_mask(mine)
     assert shown.size == shape and not np.asarray(shown)[: shape[1] // 2 - 1].any() and np.asarray(shown)[-1].all()
     image_edit.rotate(mine, item.id, 1)
-    image_edit.mask(mine, item.id, top_ignored(*shape), turn=turn)  # drawn before the rotation arrived
+    masked(mine, item.id, top_ignored(*shape), turn=turn)  # drawn before the rotation arrived
     image_edit.rotate(mine, item.id, -1)
-    again = Image.open(io.BytesIO(image_edit.shown_mask(mine, item.id)))
-    assert again.tobytes() == shown.tobytes()
+    assert shown_mask(mine).tobytes() == shown.tobytes()
 
 
 def test_a_white_mask_is_no_mask_and_unused_masks_are_deleted(mine, tmp_path, monkeypatch):
     monkeypatch.setattr(draft_store, "HISTORY_STEPS", 10)
     drop(mine, photo(tmp_path / "a.png", size=(64, 64)))
     item = item_of(mine, "a.png")
-    image_edit.mask(mine, item.id, png(Image.new("L", (64, 64), 255)))
+    masked(mine, item.id, png(Image.new("L", (64, 64), 255)))
     assert item_of(mine, "a.png").mask is None
     for level in range(30):
-        image_edit.mask(mine, item.id, png(Image.new("L", (64, 64), level)))
+        masked(mine, item.id, png(Image.new("L", (64, 64), level)))
     draft_store.close(draft.folder(mine) / draft_store.NAME)
     assert draft.items(mine) and len(list(draft.masks_dir(mine).iterdir())) <= 11  # those of 10 undo steps
     while draft.undo(mine):
@@ -89,9 +94,9 @@ def test_a_run_and_a_copy_of_it_have_the_edits(data, mine, tmp_path):
     first, second, third, fourth = (item.id for item in draft.items(mine))
     draft.set_caption(mine, first, "a caption")
     image_edit.crop(mine, second, [0, 0, 0.5, 1])
-    image_edit.mask(mine, third, top_ignored(128, 128))
+    masked(mine, third, top_ignored(128, 128))
     image_edit.weigh(mine, [first, fourth], 3)
-    image_edit.mask(mine, fourth, top_ignored(128, 128))
+    masked(mine, fourth, top_ignored(128, 128))
     expected = draft.counts(mine)
     run_of(mine, repeats=5)
     folder = data / "datasets/my-lora"
@@ -112,13 +117,13 @@ def test_a_run_and_a_copy_of_it_have_the_edits(data, mine, tmp_path):
 
 def test_a_run_of_a_trainer_without_masks_says_so_and_its_copy_has_them(data, mine, tmp_path):
     drop(mine, photo(tmp_path / "a.png", size=(128, 128)), photo(tmp_path / "b.png", 1, size=(128, 128)))
-    image_edit.mask(mine, item_of(mine, "a.png").id, top_ignored(128, 128))
+    masked(mine, item_of(mine, "a.png").id, top_ignored(128, 128))
     values = {**form.defaults(), "name": "n", "model": "z-image", "backend": "musubi"}
     items, counts = draft.items(mine), draft.counts(mine)
     said = " ".join(fault.message for fault in form.review(values, counts, items=items).warnings)
     assert "kohya's musubi-tuner cannot use masks: 1 of the images has one and is trained as a whole." in said
     values = {**values, "model": "tiny-flux", "backend": "diffusers"}
-    image_edit.mask(mine, item_of(mine, "b.png").id, png(Image.new("L", (128, 128), 0)))
+    masked(mine, item_of(mine, "b.png").id, png(Image.new("L", (128, 128), 0)))
     said = " ".join(fault.message for fault in form.review(values, counts, items=draft.items(mine)).warnings)
     assert "The mask ignores all of b.png: erase a part of it, or remove the image" in said
     draft.undo(mine)
@@ -132,28 +137,6 @@ def test_a_run_of_a_trainer_without_masks_says_so_and_its_copy_has_them(data, mi
     other = draft.new_id()
     draft.copy_dataset(other, "my-lora")
     assert [bool(item.mask) for item in draft.items(other)] == [True, False]
-
-
-WHAT = st.sampled_from([*image_edit.EDITS, "", "__class__"]) | ANY_VALUE
-KEYS = st.sampled_from(["turns", "crop", "weight", "png", "turn", "name"])
-
-
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(WHAT, st.dictionaries(KEYS, ANY_VALUE, max_size=6), st.booleans())
-def test_whatever_the_browser_sends_is_an_edit_or_an_error(mine, tmp_path, what, sent, known):
-    if not draft.items(mine):
-        drop(mine, photo(tmp_path / "a.png", size=(64, 48)))
-    item = draft.items(mine)[0]
-    key = item.id if known else "../../etc"
-    answer = images.image_action({"draft": mine, "action": what, "id": key, "ids": [key], **sent})
-    if answer["ok"] is not True:
-        assert answer["error"] and draft.items(mine)[0] == item
-        return
-    after = draft.items(mine)[0]
-    assert known and after.weight in range(1, 11) and after.turn in range(4)
-    assert after.crop is None or all(0 <= one <= 1 for one in after.crop)
-    assert after.mask is None or (draft.masks_dir(mine) / after.mask).is_file()
-    assert sorted(path.name for path in draft.folder(mine).parent.iterdir()) == [mine]
 
 
 def test_a_mask_that_is_no_mask_is_refused_with_its_name(mine, tmp_path):

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from ui_helpers import write_run
 
 from runs.files import RunError
+from runs.pictures import valid_crop
 from ui import jobs
 from ui.api.server import endpoints
 from ui.dataset import bulk, draft, images, subsets
@@ -26,6 +27,7 @@ KEYS = (
     "run draft id ids first kind which options do to action from text pattern level before at incident edit"
     " between path name repeats folder query filter size page bucket all overwrite job store add remove paths uploads"
     " names drop more word code bytes beside file script draft_id image images settings files preview which"
+    " turns turn crop weight png"
 )
 OWN = "my-run ../.. /proc pause save probe slurm endpoint time"
 OTHERS = ("start_draft", "delete_run")  # they would start a training, and delete the run of the next examples
@@ -103,6 +105,8 @@ def test_any_call_is_answered_and_changes_no_other_caption_and_no_other_file(cal
         assert [one.id for one in draft.items(place)] == before, "what is refused changes nothing"
     for one in draft.items(place):
         assert {f"{0:024x}": "a dog", f"{1:024x}": "a cat"}[one.id] not in one.caption, "the other one's caption"
+        assert one.weight in range(1, 11) and one.turn in range(4) and valid_crop(one.crop) == one.crop
+        assert one.mask is None or (draft.masks_dir(place) / one.mask).is_file()
     assert sorted(path.name for path in data.parent.iterdir()) == ["data", "secret.txt"]
 
 
@@ -144,5 +148,6 @@ def test_images_are_found_by_caption_tag_subset_and_warning(mine):
     assert image_action({**sent, "query": {"how": "lacks", "text": "o"}, "between": None})["ids"] == ids[1:3]
     refused = image_action({**sent, "query": {"text": "solo"}, "between": [ids[1], ids[3]]})
     assert "no longer shown" in refused["error"]
+    assert [images.listing(mine, page, size=3)["page"] for page in (-1, 99)] == [0, 1]
     one, other = item("a", 64, 64, warnings=["near"]), item("b", 64, 64, warnings=[])
     assert Query(kind="near").found([one, other]) == [one] == Query(kind="warned").found([other, one])

@@ -52,12 +52,11 @@ def test_each_image_goes_into_the_bucket_of_sd_scripts(bucket_manager, resolutio
 
 
 @pytest.mark.parametrize("resolution", [256, 512, 960, 1024, 1328])
-@pytest.mark.parametrize("no_upscale", [False, True])
-def test_each_image_goes_into_the_bucket_of_musubi_tuner(resolution, no_upscale):
+def test_each_image_goes_into_the_bucket_of_musubi_tuner(resolution):
     code = musubi_buckets()
-    rules = Rules((resolution, resolution), True, bucket_no_upscale=no_upscale)
+    rules = Rules((resolution, resolution), True)
     for name in ("ARCHITECTURE_Z_IMAGE", "ARCHITECTURE_FLUX_2_DEV", "ARCHITECTURE_QWEN_IMAGE", "ARCHITECTURE_WAN"):
-        theirs = code["BucketSelector"](rules.resolution, True, no_upscale, code[name])
+        theirs = code["BucketSelector"](rules.resolution, True, False, code[name])
         assert theirs.reso_steps == bucket_preview.MUSUBI_STEPS
         assert tuple(theirs.bucket_resolutions) == bucket_preview.musubi_resolutions(resolution**2)
         draw = random.Random(3)
