@@ -186,10 +186,9 @@ def _reason(data: bytes, key: str = "") -> str:
         return ""
     if not isinstance(text, str):
         return ""
-    line = " ".join(word for word in _without(key, text).split() if word.isprintable())[
-        :300
-    ]  # a part of the key is a key
-    return f": {line}" if line else ""
+    text = _without(key, text)  # before it is cut: a part of the key would stay
+    line = " ".join(word for word in text.split() if word.isprintable())
+    return f": {line[:300]}" if line else ""
 
 
 def _without(key: str, text: str) -> str:
