@@ -3,6 +3,9 @@
 import argparse
 import importlib
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from runs_helpers import call
@@ -21,6 +24,17 @@ def test_a_benchmark_has_arguments_with_which_it_measures(name, capsys):
     with pytest.raises(SystemExit, match="0"):
         main([name, "--help"])
     assert module.__doc__.splitlines()[0] in capsys.readouterr().out
+    programs = [text for text in vars(module).values() if isinstance(text, str) and text.startswith("\nimport ")]
+    check = [
+        Path(sys.executable).parent / "ruff",
+        "check",
+        "--isolated",
+        "--select=F",
+        "--config=builtins=['module']",
+        "-",
+    ]
+    for text in programs:
+        assert subprocess.run(check, input=text, text=True, capture_output=True).returncode == 0, text
 
 
 def test_an_unknown_name_lists_those_there_are(capsys):
