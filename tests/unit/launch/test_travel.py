@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import yaml
 from launch_helpers import CHOICES, a_run, a_spec, arguments
-from runs_helpers import call, executable, pictures, spec
+from runs_helpers import call, executable, picture, pictures, spec
 
 import presets
 import runs
@@ -53,6 +53,9 @@ def test_a_run_that_needs_files_of_this_machine_is_not_sent_to_a_rented_one_befo
     monkeypatch.setattr(travel.StoreAgent, "flush", lambda *words: "")
     (folder / f"{folder.name}-step00000010-state").mkdir()
     assert travel.upload(folder).startswith(f"{folder.name} is in ")
+    picture(data / "datasets" / folder.name / "at 9:41.png")
+    with pytest.raises(LaunchError, match="at 9:41.png: .* would train without it there; rename it"):
+        travel.upload(folder)
 
 
 def test_one_pod_is_no_place_for_a_run_of_two_machines(data, clean):

@@ -25,6 +25,10 @@ def test_a_manifest_cannot_name_a_file_outside_the_run():
             parse(json.dumps(values).encode(), made.name, "my-run")
 
 
+def test_a_screenshot_of_a_mac_has_a_name_that_a_store_carries():
+    assert check_member(name := "data/Screenshot at 9.41\u202fAM.png", "my-run") == name
+
+
 def test_a_damaged_manifest_is_refused():
     manifest = Manifest("my-run", 1, 1, 5, False, "me", "now", {})
     assert parse(manifest.dumps(), manifest.name, "my-run") == manifest
