@@ -247,7 +247,7 @@ def prepared(row: Row, seed: int, root: Path) -> Iterator[Scenario]:
         yield scenario
     finally:
         thaw = lambda: fault_actions.unfreeze(root / "frozen")  # noqa: E731
-        left = kill_all(scenario.token, thaw) if scenario else {}
+        left = kill_all(scenario.token, thaw) if scenario else []
         for at in (root / name for name in ("frozen", "disk", "shm")):
             if at.is_mount():
                 run("umount", "--lazy", str(at), check=False)  # it goes away as soon as nobody uses it
