@@ -21,6 +21,8 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.report import CannotMeasure, Report, ratio, say
+from benchmarks.tiny_flux import command_line
+from benchmarks.trial import clean_environment, read_lines
 from runs.paths import ROOT
 
 SCRIPTS = {"flux": "train_dreambooth_lora_flux.py", "sdxl": "train_dreambooth_lora_sdxl.py"}
@@ -134,9 +136,8 @@ def run_script(script: Path, family: str, model: Path, folder: Path, steps: int)
     }
     if family == "flux":
         flags |= {"max_sequence_length": T5_TOKENS, "guidance_scale": 1, "weighting_scheme": "none", "lora_alpha": RANK}
-    words = [word for key, value in flags.items() for word in (f"--{key}", str(value))]
     program = [sys.executable, str(ROOT / "benchmarks/example_script.py"), str(script), str(SEED), str(result)]
-    run([*program, *words], folder)
+    run([*program, *command_line(flags)], folder)
     return json.loads(result.read_text(encoding="utf-8"))
 
 
@@ -155,19 +156,16 @@ def run_trainer(model: Path, folder: Path, steps: int) -> list[dict]:
         "output_dir": output,
         "max_train_steps": steps,
     }
-    words = [word for key, value in flags.items() for word in (f"--{key}", str(value))]
+    words = command_line(flags, "--optimizer_args", f"weight_decay={DECAY}", "--network_train_unet_only")
     (output / "metrics.jsonl").unlink(missing_ok=True)
-    decay = ["--optimizer_args", f"weight_decay={DECAY}", "--network_train_unet_only"]
-    run([sys.executable, "-m", "trainer", *words, *decay], folder, HANGPROOF_RUN=str(output))
-    lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    return [line for line in lines if "step_s" in line]
+    run([sys.executable, "-m", "trainer", *words], folder, HANGPROOF_RUN=str(output))
+    return [line for line in read_lines(output / "metrics.jsonl") if "step_s" in line]
 
 
 def run(command: list[str], folder: Path, **extra: str) -> None:
     """A contender, to its end. Raises: CannotMeasure with its last lines when it fails."""
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("HANGPROOF_")}
     # One thread: with more, another program on the machine delays all of a step's products, and the ratio is a lottery.
-    environment = {**kept, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **extra}
+    environment = clean_environment(HF_HUB_OFFLINE="1", PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1", **extra)
     with (folder / "log").open("w+", encoding="utf-8") as log:
         done = subprocess.run(
             command, cwd=ROOT, env=environment, stdout=log, stderr=log, timeout=LONGEST_S, check=False
