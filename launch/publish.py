@@ -55,7 +55,6 @@ OPTIONS = (
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prepare, send, report. Raises LaunchError, RunError."""
     folder = runs.run_folder(args.run)
     if args.preview:
         text = preview(folder, vars(args))

@@ -152,9 +152,9 @@ def _find(account: str, name: str, lost: ApiError) -> dict[str, Any]:
         except ApiError as error:
             why = f"{lost}; the list of pods cannot be read either ({error})"
             continue
-        pods = next((value for value in answer.values() if isinstance(value, list)), [])
-        if found := next((pod for pod in pods if isinstance(pod, dict) and pod.get("name") == name), None):
-            return found
+        for pod in next((value for value in answer.values() if isinstance(value, list)), []):
+            if isinstance(pod, dict) and pod.get("id") and pod.get("name") == name:
+                return pod
     raise LaunchError(f"{why}. Look for the pod {name} in RunPod's console first: if it is there, it costs money")
 
 
@@ -210,16 +210,13 @@ def run(args: argparse.Namespace) -> int:
         raise LaunchError(f"{spec.model} trains on a CPU; rent a GPU for it with --gpu NAME, or train it here")
     path = folder / FILE
     atomic_write(path, json.dumps(body(spec, args, names[0]), ensure_ascii=False, indent=2) + "\n")
-    answer: dict[str, Any] = {}
+    made, secrets = None, ["HANGPROOF_AUTH", *travel.secrets(spec, args)]
+    said = f"{path}\nMake these secrets in RunPod's console first: {', '.join(secrets)}"
     if args.submit:
         account = key()
         print(travel.upload(folder))
-        answer = create(account, spec, args, names)
-    made = str(answer.get("id", ""))
-    secrets = ["HANGPROOF_AUTH", *travel.secrets(spec, args)]
-    said = f"{path}\nMake these secrets in RunPod's console first: {', '.join(secrets)}"
-    if made:
-        cost = f"{answer.get('cost', '?')} USD an hour (price_per_hour of a spend limit)"
+        rented = create(account, spec, args, names)
+        made, cost = rented["id"], f"{rented.get('cost', '?')} USD an hour (price_per_hour of a spend limit)"
         said = f"pod {made}: {cost}; its page: https://{made}-7860.proxy.runpod.net"
-    value = {"file": str(path), "secrets": secrets, "gpus": names, "submitted": args.submit, "pod": made or None}
+    value = {"file": str(path), "secrets": secrets, "gpus": names, "submitted": args.submit, "pod": made}
     return common.report(args, said, value)

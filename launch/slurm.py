@@ -51,7 +51,6 @@ OPTIONS = (
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the script, and submit it where asked."""
     folder = find(args.run)
     # Without run.toml, the folder only has a script of the user's own.
     spec = load(folder) if (folder / "run.toml").is_file() else None

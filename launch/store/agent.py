@@ -285,7 +285,6 @@ class Agent:
         return None
 
     def restoring(self, done: int, total: int) -> None:
-        """Show how far a restore is."""
         self.moved_s = time.monotonic()
         self.report.set(message=f"restoring from the store: {done / 1e6:.0f} of {total / 1e6:.0f} MB")
 

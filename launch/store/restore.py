@@ -60,9 +60,7 @@ def restore(
     folder = folder or outputs_dir() / run
     with explained(f"restore {run}"):
         folder.parent.mkdir(parents=True, exist_ok=True)
-        found = Restored(place, run, folder, on_progress)
-        found.go()
-    return found
+        return Restored(place, run, folder, on_progress).go()
 
 
 class Restored:
@@ -79,18 +77,18 @@ class Restored:
         self.damaged: set[str] = set()  # SHA-256 of contents that the store holds damaged; for `Copier`
         self.notes: list[str] = []
 
-    def go(self) -> None:
+    def go(self) -> "Restored":
         """See `restore`."""
         has_run = (self.folder / "run.toml").is_file()
         self.step = newest_state(self.folder, self.memory)
         self.manifest, wanted = self._fetch_newest(has_run)
-        if self.manifest is None:
-            return
-        self._install(wanted, has_run)
-        self.step = newest_state(self.folder, self.memory)
-        with contextlib.suppress(OSError):
-            self.memory.save(self.place.address)
-        shutil.rmtree(self.staging, ignore_errors=True)
+        if self.manifest is not None:
+            self._install(wanted, has_run)
+            self.step = newest_state(self.folder, self.memory)
+            with contextlib.suppress(OSError):
+                self.memory.save(self.place.address)
+            shutil.rmtree(self.staging, ignore_errors=True)
+        return self
 
     # Choose and fetch ------------------------------------------------------------------------------------------------
 
