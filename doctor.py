@@ -3,9 +3,9 @@
     ./start.sh doctor [--quick] [--json]
 
 Each line is a fact and, where something is wrong, what to do. For each trainer of kohya's that is installed, a
-training script is started with the guards as far as its help, which imports all that a training needs: up to half a minute
-each. --quick leaves that out. What can block for ever (a driver, an import of torch) runs in a process of its own with a
-limit. Nothing is changed and nothing is left behind. The page's tab "Doctor" shows the same lines, from `--quick --json`.
+script is started with the guards as far as its help, which imports all that a training needs: up to half a minute each.
+--quick leaves that out. What can block for ever (a driver, an import of torch) runs in a process of its own with a
+limit. Nothing is changed or left behind. The page's tab "Doctor" shows the same lines, from `--quick --json`.
 
 Exit code 0 when nothing failed, else 1.
 """
@@ -303,7 +303,7 @@ def file_system(name: str, folder: Path) -> Iterator[Finding]:
 
 
 def disk_speed(name: str, folder: Path) -> Finding:
-    """How fast the disk of a folder writes, reads and flushes; measured by a process, because a dead disk blocks for ever."""
+    """How fast the disk of a folder writes, reads and flushes; asked of a process, because a dead disk blocks for ever."""
     title = f"disk speed of {name}"
     found = ask([sys.executable, "-c", MEASURE, folder], DISK_S * 2)
     if isinstance(found, str):

@@ -259,7 +259,8 @@ def claim() -> None:
         return
     import fcntl  # Windows, which has none, has only the drill
 
-    lock = open(Path(folder) / f"{hashlib.sha256(run.encode()).hexdigest()[:16]}.lock", "a+", encoding="utf-8")  # noqa: SIM115
+    path = Path(folder) / f"{hashlib.sha256(run.encode()).hexdigest()[:16]}.lock"
+    lock = open(path, "a+", encoding="utf-8")  # noqa: SIM115
     _held.append(lock)
     try:
         fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -148,7 +148,7 @@ def living(token: str) -> dict[int, str]:
 
 
 def waits(pid: int) -> bool:
-    """Whether it is a standby attempt before its gate, so no trainer yet; or ends just now: its environment is empty."""
+    """Whether it is a standby attempt before its gate, so no trainer yet; or just ends: its environment is empty."""
     found = platform.environ_of(pid)
     folder = Path(found.get(gate.FOLDER, ""))
     return not found or (gate.VARIABLE in found and not (folder / gate.PASSED).exists())

@@ -124,16 +124,13 @@ class Machine:
 
     @property
     def data(self) -> Path:
-        """Its data root."""
         return self.root / "data"
 
     @property
     def folder(self) -> Path:
-        """The run's folder on this machine."""
         return self.data / "outputs" / self.training.name
 
     def status(self) -> dict[str, Any]:
-        """The run's status.json, {} without one."""
         return read_json(self.folder / "status.json") or {}
 
     def copying(self) -> bool:
@@ -171,7 +168,6 @@ class Machine:
         return True
 
     def run(self) -> None:
-        """Start `python -m monitor run RUN`."""
         self.process = self.popen("monitor", "run", self.training.name)
 
     def wait(self, timeout_s: float) -> int:
@@ -184,11 +180,9 @@ class Machine:
             raise RuntimeError(f"still running after {timeout_s:.0f} s: {state}\n{self.output()[-3000:]}") from None
 
     def until(self, met: Callable[[], Any], what: str, timeout_s: float = START_S) -> Any:
-        """Wait until `met()` is true; its value. AssertionError: the time is over."""
         return wait_for(met, timeout_s, what)
 
     def output(self) -> str:
-        """What its commands printed."""
         return (self.root / "output.txt").read_text(encoding="utf-8", errors="replace")
 
     def kill(self) -> None:
