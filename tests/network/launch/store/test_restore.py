@@ -132,6 +132,9 @@ def test_an_edit_of_the_spec_or_of_a_caption_here_is_kept_and_an_older_one_repla
     assert restore(place, run.name).step == 20
     assert runs.load(here).epochs == 999, "it was edited after the store's"
     assert "999" in (here / runs.script_name()).read_text()
+    (here / "run.toml").rename(here / "aside")  # the run was deleted, and its data set stayed
+    assert restore(place, run.name).step == 20
+    (here / "aside").replace(here / "run.toml")
     assert [(data / name).read_text() for name in ("0.txt", "1.txt")] == ["written by hand", "from home"]
     os.utime(here / "run.toml", (1e9, 1e9))
     other("home")
@@ -168,6 +171,10 @@ def test_the_same_spec_takes_the_stores_checkpoint_and_another_run_of_its_name_i
     (mine / "run.toml").write_text(text)
     with pytest.raises(StoreError, match="the images differ from .*make this run again under another name"):
         restore(place, run.name)
+    shutil.rmtree(mine)  # a data set stays when its run is deleted
+    with pytest.raises(StoreError, match=f"the images differ from .*; move {datasets_dir() / run.name} away"):
+        restore(place, run.name)
+    assert not (mine / "run.toml").exists()
 
 
 @pytest.mark.parametrize("own", [False, True])
