@@ -184,7 +184,7 @@ OPTIONS: tuple[Option, ...] = (
 
 
 def run(args: argparse.Namespace) -> int:
-    """Show the runs of all stores, change the list of stores, or request a stop; exit code 1 when no store answers."""
+    """Exit code 1 when no store answers."""
     if args.stop is not None:
         if len(args.store) != 1:
             raise LaunchError("--stop needs the store of the run: --store ADDRESS")
