@@ -24,6 +24,7 @@ from benchmarks.report import CannotMeasure, Report, ratio, say
 from benchmarks.tiny_flux import command_line
 from benchmarks.trial import clean_environment, read_lines
 from runs.paths import ROOT
+from trainer import tiny_flux
 
 SCRIPTS = {"flux": "train_dreambooth_lora_flux.py", "sdxl": "train_dreambooth_lora_sdxl.py"}
 CAPTION, SIZE, RANK, RATE, SEED, T5_TOKENS, DECAY = "a photo of a cat", 64, 4, 1e-3, 42, 64, 1e-4
@@ -59,9 +60,11 @@ def measure(arguments: argparse.Namespace) -> Report:
     script = arguments.checkout / "examples/dreambooth" / SCRIPTS[arguments.family]
     if not script.is_file():
         raise CannotMeasure(f"{script} does not exist; --checkout is a checkout of github.com/huggingface/diffusers")
+    if arguments.model is None and arguments.family != "flux":
+        raise CannotMeasure(f"--family {arguments.family} needs --model FOLDER, a model in diffusers' layout")
     with tempfile.TemporaryDirectory(prefix="hangproof-examples-") as temporary:
         folder = Path(temporary)
-        model = arguments.model or tiny_model(arguments.family, folder)
+        model = arguments.model or tiny_flux.ensure(folder / "model")
         for contender in ("ours", "theirs"):  # a folder each: the script opens all that is in it
             one_image(folder / f"images of {contender}")
         rounds = []
@@ -95,16 +98,6 @@ def step_time(steps: list[dict]) -> float:
     """The median of the seconds from one step to the next."""
     at_s = [step["mono_s"] for step in steps[FIRST:]]
     return statistics.median(after - before for before, after in itertools.pairwise(at_s))
-
-
-def tiny_model(family: str, folder: Path) -> Path:
-    """A tiny FLUX.1. Raises CannotMeasure for another family."""
-    if family != "flux":
-        raise CannotMeasure(f"--family {family} needs --model FOLDER, a model in diffusers' layout")
-    from trainer import tiny_flux
-
-    tiny_flux.make(folder / "model")
-    return folder / "model"
 
 
 def one_image(folder: Path) -> None:
