@@ -31,7 +31,6 @@ def test_each_row_of_the_matrix_names_what_exists():
 
 
 def test_the_drill_of_windows_finds_its_fault():
-    """Which has neither these signals nor such locks."""
     absent = "import signal, sys; del signal.SIGSTOP, signal.SIGKILL; sys.modules['fcntl'] = None"
     assert python("-c", f"{absent}; from benchmarks.injector import FAULTS; FAULTS['step_sleeps']").returncode == 0
 

@@ -138,7 +138,6 @@ def test_a_job_after_which_slurm_only_cleans_up_is_no_job_of_the_run(state, job,
 
 
 def test_a_submission_names_what_is_missing(data, tmp_path, monkeypatch):
-    """Stand-ins answer for Slurm, so that this is tested on any machine."""
     for name in ("sbatch", "squeue"):
         executable(tmp_path / name, "#!/bin/sh\n")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
