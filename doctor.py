@@ -3,9 +3,9 @@
     ./start.sh doctor [--quick] [--json]
 
 Each line is a fact and, where something is wrong, what to do. For each trainer of kohya's that is installed, a
-training script is started with the guards as far as its help, which imports all that a training needs: up to half a minute
-each. --quick leaves that out. What can block for ever (a driver, an import of torch) runs in a process of its own with a
-limit. Nothing is changed and nothing is left behind. The page's tab "Doctor" shows the same lines, from `--quick --json`.
+script is started with the guards as far as its help, which imports all that a training needs: up to half a minute each.
+--quick leaves that out. What can block for ever (a driver, an import of torch) runs in a process of its own with a
+limit. Nothing is changed or left behind. The page's tab "Doctor" shows the same lines, from `--quick --json`.
 
 Exit code 0 when nothing failed, else 1.
 """
@@ -61,20 +61,12 @@ except Exception as error:
 print(json.dumps(found))
 """
 ASK_DRIVER = """
-import json
-found = {"driver": "", "cuda": "", "gpus": [], "error": ""}
-try:
-    import pynvml as n
-    n.nvmlInit()
-    version = n.nvmlSystemGetCudaDriverVersion_v2()
-    found |= {"driver": n.nvmlSystemGetDriverVersion(), "cuda": f"{version // 1000}.{version % 1000 // 10}"}
-    for i in range(n.nvmlDeviceGetCount()):
-        h = n.nvmlDeviceGetHandleByIndex(i)
-        memory = n.nvmlDeviceGetMemoryInfo(h)
-        found["gpus"].append([n.nvmlDeviceGetName(h), memory.total, memory.used])
-except Exception as error:
-    found["error"] = f"{type(error).__name__}: {error}"[:300]
-print(json.dumps(found))
+import json, pynvml as n
+from monitor.gpu import take
+n.nvmlInit()
+version = n.nvmlSystemGetCudaDriverVersion_v2()
+cuda = f"{version // 1000}.{version % 1000 // 10}"
+print(json.dumps({"driver": n.nvmlSystemGetDriverVersion(), "cuda": cuda, "gpus": take(n)}))
 """
 MEASURE = """
 import json, pathlib, sys, doctor
@@ -86,7 +78,6 @@ except OSError as error:
 PACKAGES = ("accelerate", "diffusers", "transformers", "peft", "xformers", "bitsandbytes")
 CHECK_S = 120
 END_S = 10.0
-PATCHES = (sys.executable, "-m", "sd_scripts_patches")
 
 
 def findings(quick: bool) -> Iterator[Finding]:
@@ -177,7 +168,7 @@ def installed(trainer: Trainer, quick: bool) -> Iterator[Finding]:
 def guards(trainer: Trainer) -> Iterator[Finding]:
     """Whether every guard finds its place in the checkout."""
     name, again = f"{trainer.name} guards", f"Run python -m sd_scripts_patches check {trainer.checkout}"
-    result = ask([*PATCHES, "check", trainer.checkout, "--json"], CHECK_S)
+    result = ask([*spawned.python("sd_scripts_patches", "check"), trainer.checkout, "--json"], CHECK_S)
     if isinstance(result, str):
         yield Finding(name, FAILED, f"they could not be checked: {result}", again)
     elif result["ok"]:
@@ -249,17 +240,16 @@ def gpu() -> Iterator[Finding]:
         yield Finding("GPU", NOTE, "no NVIDIA GPU found: only the toy model can be trained on this machine")
     if not here.vram_gb:
         return
-    found = ask([sys.executable, "-I", "-c", ASK_DRIVER], 20.0)
-    if isinstance(found, str) or found["error"]:
-        why = found if isinstance(found, str) else found["error"]
+    found = ask([sys.executable, "-c", ASK_DRIVER], 20.0)
+    if isinstance(found, str):
         fix = "Restart the machine. If that does not help, install the driver again."
-        yield Finding("GPU driver", FAILED, why, fix)
+        yield Finding("GPU driver", FAILED, found, fix)
         return
     yield Finding("GPU driver", OK, f"{found['driver']}, for CUDA up to {found['cuda']}")
-    for index, (name, total, used) in enumerate(found["gpus"]):
-        share = used / total if total else 0.0
-        text = f"{name}: {used / 2**30:.1f} of {total / 2**30:.1f} GB in use"
-        action = "Close other programs that use this GPU before you train." if share > 0.2 else ""
+    for index, one in enumerate(found["gpus"]):
+        used, total = one["memory_used"], one["memory_total"]
+        text = f"{one.get('name', 'GPU')}: {used / 2**30:.1f} of {total / 2**30:.1f} GB in use"
+        action = "Close other programs that use this GPU before you train." if used > 0.2 * total else ""
         yield looked_at(f"GPU {index}", text, action)
 
 
@@ -313,7 +303,7 @@ def file_system(name: str, folder: Path) -> Iterator[Finding]:
 
 
 def disk_speed(name: str, folder: Path) -> Finding:
-    """How fast the disk of a folder writes, reads and flushes; measured by a process, because a dead disk blocks for ever."""
+    """How fast the disk of a folder writes, reads and flushes; asked of a process, because a dead disk blocks for ever."""
     title = f"disk speed of {name}"
     found = ask([sys.executable, "-c", MEASURE, folder], DISK_S * 2)
     if isinstance(found, str):

@@ -57,7 +57,7 @@ def arguments(word: str) -> list[str] | None:
 
 
 def main(words: list[str]) -> int:
-    """Run the command in this process's place (Windows: as a child). Exit code: the command's; 2 for no or an unknown command."""
+    """Run the command in this process's place (Windows: as a child). Exit code: the command's; 2: there is none such."""
     command = arguments(words[0]) if words else None
     if command is None:
         usage = USAGE.format(**{module: ", ".join(names) for module, names in COMMANDS.items()})

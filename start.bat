@@ -18,20 +18,20 @@ fc /b requirements.txt .venv\.installed-requirements.txt >nul 2>&1 && goto run
 where py >nul 2>&1 && (py -3 -m venv --clear .venv) || (python -m venv --clear .venv)
 if errorlevel 1 (
     echo Hangproof: Python 3.11 to 3.14 was not found; install it from python.org, then run start.bat again 1>&2
-    exit /b 1
+    goto failed
 )
 :install
 .venv\Scripts\python -c "import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))"
 if errorlevel 1 (
     rmdir /s /q .venv
     echo Hangproof: this Python version is not supported; install Python 3.11 to 3.14 from python.org, then run start.bat again 1>&2
-    exit /b 1
+    goto failed
 )
 echo Hangproof: installing requirements.txt, first start only; PyTorch is a large download ... 1>&2
 .venv\Scripts\python -m pip install --quiet --disable-pip-version-check -r requirements.txt 1>&2
 if errorlevel 1 (
     echo Hangproof: the installation failed, see above; fix the error, then run start.bat again 1>&2
-    exit /b 1
+    goto failed
 )
 copy /y requirements.txt .venv\.installed-requirements.txt >nul
 :run
@@ -41,4 +41,11 @@ if "%first%"=="" set "program=app.py"
 if "%first:~0,2%"=="--" set "program=app.py"
 cd /d "%from%"
 "%home%.venv\Scripts\python" "%home%%program%" %*
-exit /b %errorlevel%
+set "code=%errorlevel%"
+goto end
+:failed
+set "code=1"
+:end
+rem A double click gives no words, and its window closes at the end: an error stays to be read.
+if not "%code%"=="0" if "%~1"=="" pause
+exit /b %code%

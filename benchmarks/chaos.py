@@ -37,7 +37,9 @@ from pathlib import Path
 
 from benchmarks import toy_loop, trial
 from benchmarks.report import CannotMeasure, Report, say
-from benchmarks.trial import FINAL, Job, read_end, read_lines, read_object
+from benchmarks.trial import Job, read_end, read_lines
+from guards.reading import read_json
+from monitor.process import platform
 from runs.paths import ROOT
 
 SHIM = ROOT / "benchmarks" / "chaos_shim"
@@ -134,7 +136,7 @@ def judge(outcome: Outcome, stretch: float = 1.0) -> list[str]:
         return [*found, f"not over after {TRIAL_LIMIT_S * stretch:.0f} s: {outcome.state!r}, {outcome.message!r}"]
     if outcome.trainers_left:
         found.append(f"{ended} and left a living trainer")
-    if outcome.state in FINAL:
+    if outcome.state in EXIT_CODES:
         if outcome.state == "completed" and outcome.lora != "right":
             found.append(f"completed, and the LoRA is {outcome.lora}")
         if not outcome.message:
@@ -248,9 +250,9 @@ def left(token: str, words: str) -> list[int]:
 
 def kill_monitor(folder: Path) -> bool:
     """SIGKILL the process that status.json names as the run's monitor; False when there is none."""
-    pid = read_object(folder / "status.json").get("monitor_pid")
+    pid = (read_json(folder / "status.json") or {}).get("monitor_pid")
     with contextlib.suppress(OSError):
-        if pid and b"monitor" in Path(f"/proc/{pid}/cmdline").read_bytes():
+        if pid and "monitor" in platform.command_of(pid):
             os.kill(pid, signal.SIGKILL)
             return True
     return False
@@ -258,7 +260,7 @@ def kill_monitor(folder: Path) -> bool:
 
 def observe(outcome: Outcome, job: Job) -> None:
     """Fill in what the run's files show."""
-    status, work = read_object(job.folder / "status.json"), job.log.parent
+    status, work = read_json(job.folder / "status.json") or {}, job.log.parent
     outcome.state, outcome.message = status.get("state", ""), status.get("message", "")
     outcome.started = (work / "ledger.jsonl").exists()
     outcome.reached = outcome.reached or (work / "chaos" / "fired").exists()
@@ -315,12 +317,10 @@ def measure(args: argparse.Namespace) -> Report:
     if not Path("/proc/self/stat").exists():
         raise CannotMeasure("it needs /proc, so Linux")
     begun_s, journeys = time.monotonic(), undisturbed()
-    broken = [f"the undisturbed {name} journey: {v}" for name, o in journeys.items() for v in o.violations]
-    broken += [
-        f"the undisturbed {name} journey ended {o.state!r}: {o.message}"
-        for name, o in journeys.items()
-        if o.state != JOURNEYS[name].ends
-    ]
+    broken: list[str] = []
+    for name, outcome in journeys.items():
+        ended = [f"it ended {outcome.state!r}: {outcome.message}"] if outcome.state != JOURNEYS[name].ends else []
+        broken += [f"the undisturbed {name} journey: {violation}" for violation in (*outcome.violations, *ended)]
     draw, errors = random.Random(args.seed), trials(journeys, args.seed)
     places = {one.place for one in errors}
     number = KILLS
@@ -343,7 +343,9 @@ def measure(args: argparse.Namespace) -> Report:
         outcomes = list(pool.map(played, todo))
     broken += [f"{o.trial} ({o.trial.name}): {'; '.join(o.violations)}" for o in outcomes if o.violations]
     tested = [o for o in outcomes if o.trial.place]
-    kinds = ("violation" if o.violations else o.state if o.state in FINAL else "refused to start" for o in outcomes)
+    kinds = (
+        "violation" if o.violations else o.state if o.state in EXIT_CODES else "refused to start" for o in outcomes
+    )
     figures = {
         "seed": args.seed,
         "places": {"in_all": len(places), "tested": len({o.trial.place for o in tested if o.reached})},

@@ -21,7 +21,10 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.report import CannotMeasure, Report, ratio, say
+from benchmarks.tiny_flux import command_line
+from benchmarks.trial import clean_environment, read_lines
 from runs.paths import ROOT
+from trainer import tiny_flux
 
 SCRIPTS = {"flux": "train_dreambooth_lora_flux.py", "sdxl": "train_dreambooth_lora_sdxl.py"}
 CAPTION, SIZE, RANK, RATE, SEED, T5_TOKENS, DECAY = "a photo of a cat", 64, 4, 1e-3, 42, 64, 1e-4
@@ -57,9 +60,11 @@ def measure(arguments: argparse.Namespace) -> Report:
     script = arguments.checkout / "examples/dreambooth" / SCRIPTS[arguments.family]
     if not script.is_file():
         raise CannotMeasure(f"{script} does not exist; --checkout is a checkout of github.com/huggingface/diffusers")
+    if arguments.model is None and arguments.family != "flux":
+        raise CannotMeasure(f"--family {arguments.family} needs --model FOLDER, a model in diffusers' layout")
     with tempfile.TemporaryDirectory(prefix="hangproof-examples-") as temporary:
         folder = Path(temporary)
-        model = arguments.model or tiny_model(arguments.family, folder)
+        model = arguments.model or tiny_flux.ensure(folder / "model")
         for contender in ("ours", "theirs"):  # a folder each: the script opens all that is in it
             one_image(folder / f"images of {contender}")
         rounds = []
@@ -95,16 +100,6 @@ def step_time(steps: list[dict]) -> float:
     return statistics.median(after - before for before, after in itertools.pairwise(at_s))
 
 
-def tiny_model(family: str, folder: Path) -> Path:
-    """A tiny FLUX.1. Raises CannotMeasure for another family."""
-    if family != "flux":
-        raise CannotMeasure(f"--family {family} needs --model FOLDER, a model in diffusers' layout")
-    from trainer import tiny_flux
-
-    tiny_flux.make(folder / "model")
-    return folder / "model"
-
-
 def one_image(folder: Path) -> None:
     """One image, in the size in which it is trained."""
     import numpy
@@ -134,9 +129,8 @@ def run_script(script: Path, family: str, model: Path, folder: Path, steps: int)
     }
     if family == "flux":
         flags |= {"max_sequence_length": T5_TOKENS, "guidance_scale": 1, "weighting_scheme": "none", "lora_alpha": RANK}
-    words = [word for key, value in flags.items() for word in (f"--{key}", str(value))]
     program = [sys.executable, str(ROOT / "benchmarks/example_script.py"), str(script), str(SEED), str(result)]
-    run([*program, *words], folder)
+    run([*program, *command_line(flags)], folder)
     return json.loads(result.read_text(encoding="utf-8"))
 
 
@@ -155,19 +149,16 @@ def run_trainer(model: Path, folder: Path, steps: int) -> list[dict]:
         "output_dir": output,
         "max_train_steps": steps,
     }
-    words = [word for key, value in flags.items() for word in (f"--{key}", str(value))]
+    words = command_line(flags, "--optimizer_args", f"weight_decay={DECAY}", "--network_train_unet_only")
     (output / "metrics.jsonl").unlink(missing_ok=True)
-    decay = ["--optimizer_args", f"weight_decay={DECAY}", "--network_train_unet_only"]
-    run([sys.executable, "-m", "trainer", *words, *decay], folder, HANGPROOF_RUN=str(output))
-    lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    return [line for line in lines if "step_s" in line]
+    run([sys.executable, "-m", "trainer", *words], folder, HANGPROOF_RUN=str(output))
+    return [line for line in read_lines(output / "metrics.jsonl") if "step_s" in line]
 
 
 def run(command: list[str], folder: Path, **extra: str) -> None:
     """A contender, to its end. Raises: CannotMeasure with its last lines when it fails."""
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("HANGPROOF_")}
     # One thread: with more, another program on the machine delays all of a step's products, and the ratio is a lottery.
-    environment = {**kept, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **extra}
+    environment = clean_environment(HF_HUB_OFFLINE="1", PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1", **extra)
     with (folder / "log").open("w+", encoding="utf-8") as log:
         done = subprocess.run(
             command, cwd=ROOT, env=environment, stdout=log, stderr=log, timeout=LONGEST_S, check=False

@@ -60,7 +60,13 @@ NVRX = "nvidia-resiliency-ext==0.4.1"
 NVRX_NEEDS = ("defusedxml==0.7.1",)  # its other requirements are in the project's own environment
 NVRX_TIMEOUT_S = 2.0
 NVRX_CHECK_S = 0.5
-RESTARTS = 100
+ELASTIC = (
+    "--nnodes=1",
+    "--nproc-per-node=1",
+    "--max-restarts=100",
+    "--rdzv-backend=c10d",
+    "--rdzv-endpoint=127.0.0.1:0",
+)
 INSTALL_S = 600.0
 
 
@@ -68,7 +74,6 @@ INSTALL_S = 600.0
 class Contender:
     """`start(work, steps, every)` prepares a run; `noticed(job)`: at which wall-clock times it declared hangs."""
 
-    name: str
     tuning: str
     start: Callable[[Path, int, int], Job]
     noticed: Callable[[Job], list[float]]
@@ -88,20 +93,13 @@ def _ours_noticed(job: Job) -> list[float]:
 
 def torchrun(work: Path, steps: int, every: int) -> Job:
     """torch's own launcher: exit codes only."""
-    command = [sys.executable, "-m", "torch.distributed.run", *_elastic(), str(LOOP)]
+    command = [sys.executable, "-m", "torch.distributed.run", *ELASTIC, str(LOOP)]
     return Job(command + _arguments(work / "output", steps, every), work / "contender.log", work / "output")
-
-
-def _elastic() -> list[str]:
-    return [
-        *("--nnodes=1", "--nproc-per-node=1", f"--max-restarts={RESTARTS}"),
-        *("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"),
-    ]
 
 
 def ft_launcher(work: Path, steps: int, every: int) -> Job:
     """nvidia-resiliency-ext, its timeouts set by hand for a loop of 50 ms steps."""
-    command = [sys.executable, "-m", "nvidia_resiliency_ext.fault_tolerance.launcher", *_elastic()]
+    command = [sys.executable, "-m", "nvidia_resiliency_ext.fault_tolerance.launcher", *ELASTIC]
     command += [
         f"--ft-rank-heartbeat-timeout={NVRX_TIMEOUT_S}",
         f"--ft-workload-check-interval={NVRX_CHECK_S}",
@@ -110,10 +108,9 @@ def ft_launcher(work: Path, steps: int, every: int) -> Job:
         "--ignore-missing-fault-tol-cfg",
         str(LOOP),
     ]
-    arguments = _arguments(work / "output", steps, every)
-    return Job(
-        command + arguments, work / "contender.log", work / "output", {"TOY_CLIENT": "nvrx", "PYTHONPATH": str(nvrx())}
-    )
+    command += _arguments(work / "output", steps, every)
+    variables = {"TOY_CLIENT": "nvrx", "PYTHONPATH": str(nvrx())}
+    return Job(command, work / "contender.log", work / "output", variables)
 
 
 def _nvrx_noticed(job: Job) -> list[float]:
@@ -148,15 +145,15 @@ def nvrx() -> Path:
 
 BY_HAND = f"by hand: heartbeat timeout {NVRX_TIMEOUT_S:g} s, checked every {NVRX_CHECK_S:g} s (its default: 2,700 s)"
 CONTENDERS = {
-    "ours": Contender("ours", "none", ours, _ours_noticed),
-    "torchrun": Contender("torchrun", "none: it sees processes end, not hang", torchrun, lambda _: []),
-    "ft_launcher": Contender("ft_launcher", BY_HAND, ft_launcher, _nvrx_noticed),
+    "ours": Contender("none", ours, _ours_noticed),
+    "torchrun": Contender("none: it sees processes end, not hang", torchrun, lambda _: []),
+    "ft_launcher": Contender(BY_HAND, ft_launcher, _nvrx_noticed),
 }
 
 
 def one_run(contender: Contender, steps: int, faults: tuple[str, ...], limit_s: float, torch: bool) -> dict:
     """Run a contender once, from its start to its end, and score it."""
-    work = Path(tempfile.mkdtemp(prefix=f"goodput-{contender.name}-"))
+    work = Path(tempfile.mkdtemp(prefix="goodput-"))
     try:
         job = contender.start(work, steps, EVERY)
         environment = toy_environment(work, ",".join(faults)) | {"TOY_TORCH": "1" if torch else "0"}
@@ -198,54 +195,42 @@ def watch(
 def score(lines: list[dict], noticed: list[float], steps: int, unseen: list[int], wall_s: float) -> dict:
     """Figures of one run from its ledger. `noticed`: wall-clock seconds at which the contender declared hangs."""
     done = [line for line in lines if line["what"] == "step"]
+    different = len({line["step"] for line in done})
     faults = [line for line in lines if line["what"] not in ("start", "resume", "step", "done")]
-    detection: list[float] = []
-    hang_to_step: list[float] = []
-    crash_to_step: list[float] = []
+    found: dict[str, list[float]] = {"detection_s": [], "hang_to_step_s": [], "crash_to_step_s": []}
     for fault in faults:
         later = [line["t"] for line in done if line["t"] > fault["t"] and line["step"] > fault["step"]]
         hang = fault["what"] in HANGS
         if fault["step"] in unseen or not later:
             continue
-        (hang_to_step if hang else crash_to_step).append(min(later) - fault["t"])
+        found["hang_to_step_s" if hang else "crash_to_step_s"].append(min(later) - fault["t"])
         until = fault["wall"] + min(later) - fault["t"]
         declared = [t - fault["wall"] for t in noticed if fault["wall"] - 0.01 <= t <= until]
         if hang and declared:
-            detection.append(max(0.0, min(declared)))
+            found["detection_s"].append(max(0.0, min(declared)))
     return {
         "faults": len(faults),
         "hangs": sum(f["what"] in HANGS for f in faults),
         "unseen": len(unseen),
-        "detection_s": detection,
-        "hang_to_step_s": hang_to_step,
-        "crash_to_step_s": crash_to_step,
-        "repeated": len(done) - len({line["step"] for line in done}),
-        "useful_s": STEP_S * len({line["step"] for line in done}),
+        **found,
+        "repeated": len(done) - different,
+        "useful_s": STEP_S * different,
         "wall_s": wall_s,
-        "steps": len({line["step"] for line in done}),
+        "steps": different,
     }
 
 
-def percentile(values: list[float], share: float) -> float | None:
-    """The value that `share` of them do not exceed (nearest rank), rounded to ms; None of nothing."""
-    if not values:
-        return None
-    ordered = sorted(values)
-    return round(ordered[max(0, -(-int(share * 100 * len(ordered)) // 100) - 1)], 3)
-
-
 def spread(values: list[float]) -> dict | None:
-    """p50, p95 and the number of values; None without any."""
-    return {"p50": percentile(values, 0.5), "p95": percentile(values, 0.95), "n": len(values)} if values else None
+    """p50 and p95 by nearest rank, rounded to ms, and the number of values; None without any."""
+    ordered = sorted(values)
+    ranks = {f"p{share}": -(-share * len(ordered) // 100) - 1 for share in (50, 95)}
+    return {name: round(ordered[rank], 3) for name, rank in ranks.items()} | {"n": len(values)} if values else None
 
 
 def summarize(contender: Contender, runs: list[dict]) -> dict:
     """One contender's figures over all its runs."""
-
-    def together(key: str) -> list[float]:
-        return [value for run in runs for value in run[key]]
-
     unseen = sum(r["unseen"] for r in runs)
+    times = ("detection_s", "hang_to_step_s", "crash_to_step_s")
     return {
         "tuning": contender.tuning,
         "runs": len(runs),
@@ -253,9 +238,7 @@ def summarize(contender: Contender, runs: list[dict]) -> dict:
         "right_result": sum(r["right"] for r in runs),
         "hangs": sum(r["hangs"] for r in runs),
         "unseen": unseen,
-        "detection_s": spread(together("detection_s")),
-        "hang_to_step_s": spread(together("hang_to_step_s")),
-        "crash_to_step_s": spread(together("crash_to_step_s")),
+        **{key: spread([value for run in runs for value in run[key]]) for key in times},
         "repeated_steps": round(statistics.mean(r["repeated"] for r in runs), 1),
         "wall_s": round(statistics.mean(r["wall_s"] for r in runs), 2),
         "goodput": round(sum(r["useful_s"] for r in runs) / sum(r["wall_s"] for r in runs), 4),
@@ -266,19 +249,15 @@ def summarize(contender: Contender, runs: list[dict]) -> dict:
 
 def compare(results: dict[str, dict]) -> dict[str, float | None]:
     """Ours / theirs: failure → next new step (below 1: ours is faster), goodput (above 1: ours is better)."""
-
-    def of(name: str, key: str, rank: str) -> float | None:
-        value = results.get(name, {}).get(key)
-        return value.get(rank) if isinstance(value, dict) else value
-
     found: dict[str, float | None] = {}
-    for other in ("ft_launcher", "torchrun"):
+    for other in (name for name in ("ft_launcher", "torchrun") if name in results):
+        both = [results.get(name, {}) for name in ("ours", other)]
+        pairs = {"goodput": [figures.get("goodput") for figures in both]}
         for key, rank in itertools.product(("hang_to_step", "crash_to_step"), ("p50", "p95")):
-            mine, theirs = of("ours", f"{key}_s", rank), of(other, f"{key}_s", rank)
-            found[f"{key}_{rank}_of_{other}"] = round(mine / theirs, 3) if mine and theirs else None
-        mine, theirs = of("ours", "goodput", ""), of(other, "goodput", "")
-        found[f"goodput_of_{other}"] = round(mine / theirs, 3) if mine and theirs else None
-    return {name: value for name, value in found.items() if name.rpartition("_of_")[2] in results}
+            pairs[f"{key}_{rank}"] = [(figures.get(f"{key}_s") or {}).get(rank) for figures in both]
+        for name, (mine, theirs) in pairs.items():
+            found[f"{name}_of_{other}"] = round(mine / theirs, 3) if mine and theirs else None
+    return found
 
 
 def judge(results: dict[str, dict], comparison: dict[str, float | None]) -> list[str]:

@@ -316,7 +316,7 @@ SNAPSHOT = """
 import json, statistics, sys, tempfile, time
 from pathlib import Path
 import torch
-from guards import snapshots
+from guards import checkpoint, snapshots
 from guards.snapshot_files import File
 megabytes, out = int(sys.argv[1]), {}
 values = {f"part {n}": torch.randn(megabytes * 250_000 // 16, device="cuda") for n in range(16)}
@@ -364,10 +364,5 @@ def snapshots(bench: Bench) -> None:
 
 
 PARTS: dict[str, Callable[[Bench], None]] = {
-    "runs": runs,
-    "exact": exact,
-    "size": size,
-    "hangs": hangs,
-    "kohya": kohya,
-    "snapshots": snapshots,
+    part.__name__: part for part in (runs, exact, size, hangs, kohya, snapshots)
 }

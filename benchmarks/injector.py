@@ -20,7 +20,6 @@ the fault: a monitor that reads logs for causes must not find the answer there.
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import hashlib
 import mmap
 import os
@@ -49,10 +48,7 @@ def step_sleeps(_: Heartbeat) -> None:
 
 def gil_held(_: Heartbeat) -> None:
     """C code that locks a mutex twice while it holds the GIL: no Python thread or handler runs again."""
-    libc, mutex = (
-        ctypes.PyDLL(None),
-        ctypes.create_string_buffer(256),
-    )  # PyDLL keeps the GIL; zeros are an unlocked mutex
+    libc, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(256)  # PyDLL keeps the GIL; zeros are unlocked
     libc.pthread_mutex_lock(mutex)
     libc.pthread_mutex_lock(mutex)
 
@@ -119,7 +115,7 @@ def stop_requested(heartbeat: Heartbeat) -> None:
 
 def slow(_: Heartbeat) -> None:
     """Each beat of the phase takes this many seconds longer (`HANGPROOF_FAULT_ARG`)."""
-    time.sleep(float(argument()))
+    time.sleep(float(os.environ["HANGPROOF_FAULT_ARG"]))
 
 
 def vfork(_: Heartbeat) -> None:
@@ -155,24 +151,21 @@ def orphaned(_: Heartbeat) -> None:
 def zombie(heartbeat: Heartbeat) -> None:
     """The launcher is stopped, then this process is killed: nothing reaps it."""
     os.kill(os.getppid(), signal.SIGSTOP)
-    signal_self(signal.SIGKILL, heartbeat)
+    signal_self("SIGKILL", heartbeat)
 
 
 def shouts(_: Heartbeat) -> None:
     """8 MB on standard error at once: far more than any pipe holds."""
     for number in range(80_000):
-        sys.stderr.write(
-            f"a warning that nobody reads, number {number:06d}, which is long enough to fill a line of a log\n"
-        )
+        print(f"a warning that nobody reads, number {number:06d}, long enough to fill a line of a log", file=sys.stderr)
     sys.stderr.flush()
 
 
 def tqdm_restarts(heartbeat: Heartbeat) -> None:
     """The phase counts its items several times from 1, like new tqdms. `HANGPROOF_FAULT_ARG` = `ITEMS:SECONDS,…`."""
     phase, total, inject = heartbeat.current_phase, heartbeat.record.total, heartbeat._inject
-    loops = [
-        (int(items), float(seconds)) for items, _, seconds in (loop.partition(":") for loop in argument().split(","))
-    ]
+    words = (loop.split(":") for loop in os.environ["HANGPROOF_FAULT_ARG"].split(","))
+    loops = [(int(items), float(seconds)) for items, seconds in words]
     heartbeat._inject = lambda *_: None
     heartbeat.phase(phase, max(items for items, _ in loops))
     for items, seconds in loops:
@@ -215,15 +208,15 @@ def loader_workers() -> list[int]:
     return [pid for pid in children if os.readlink(f"/proc/{pid}/exe") == mine]
 
 
-def signal_worker(number: signal.Signals, _: Heartbeat) -> None:
+def signal_worker(name: str, _: Heartbeat) -> None:
     """A worker of the data loader gets the signal."""
     for pid in loader_workers()[:1]:  # none: the run was changed to do without workers
-        os.kill(pid, number)
+        os.kill(pid, signal.Signals[name])
 
 
-def signal_self(number: signal.Signals, _: Heartbeat) -> None:
+def signal_self(name: str, _: Heartbeat) -> None:
     """This process gets the signal."""
-    os.kill(os.getpid(), number)
+    os.kill(os.getpid(), signal.Signals[name])
     time.sleep(1)
 
 
@@ -235,12 +228,12 @@ _BY_NAME = (
 FAULTS: dict[str, Callable[[Heartbeat], None]] = {
     **{fault.__name__: fault for fault in _BY_NAME},
     "slow_once": slow,
-    "sigstop": partial(signal_self, signal.SIGSTOP),
-    "sigkill": partial(signal_self, signal.SIGKILL),
-    "segv": partial(signal_self, signal.SIGSEGV),
-    "abort": partial(signal_self, signal.SIGABRT),
-    "worker_stopped": partial(signal_worker, signal.SIGSTOP),
-    "worker_killed": partial(signal_worker, signal.SIGKILL),
+    "sigstop": partial(signal_self, "SIGSTOP"),
+    "sigkill": partial(signal_self, "SIGKILL"),
+    "segv": partial(signal_self, "SIGSEGV"),
+    "abort": partial(signal_self, "SIGABRT"),
+    "worker_stopped": partial(signal_worker, "SIGSTOP"),
+    "worker_killed": partial(signal_worker, "SIGKILL"),
     **injector_files.FAULTS,
 }
 PREPARE = {"worker_sleeps": prepare_worker_sleeps, "kill_in_save": injector_files.prepare_kill_in_save}
@@ -264,7 +257,10 @@ def claim() -> None:
     folder, run = os.environ.get(WRITERS, ""), os.environ.get("HANGPROOF_RUN", "")
     if _held or not folder:
         return
-    lock = open(Path(folder) / f"{hashlib.sha256(run.encode()).hexdigest()[:16]}.lock", "a+", encoding="utf-8")  # noqa: SIM115
+    import fcntl  # Windows, which has none, has only the drill
+
+    path = Path(folder) / f"{hashlib.sha256(run.encode()).hexdigest()[:16]}.lock"
+    lock = open(path, "a+", encoding="utf-8")  # noqa: SIM115
     _held.append(lock)
     try:
         fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -281,11 +277,6 @@ def claim() -> None:
 def doubled(folder: Path) -> list[str]:
     """The reports in this folder: one sentence for each process that trained beside another one of its run."""
     return [path.read_text(encoding="utf-8") for path in sorted(folder.glob(REPORT.format(pid="*")))]
-
-
-def argument() -> str:
-    """`HANGPROOF_FAULT_ARG`."""
-    return os.environ["HANGPROOF_FAULT_ARG"]
 
 
 def pace_s(step: int) -> float:

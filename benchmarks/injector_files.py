@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import itertools
 import json
 import os
 import random
@@ -108,46 +109,32 @@ def disk_freezes(_: Heartbeat) -> None:
         file.write("never written")
 
 
-class _SaveKiller:
-    """Counts what a save does to the disk and kills the process at a given operation."""
+def prepare_kill_in_save(heartbeat: Heartbeat) -> None:
+    """Count what a save does to the disk from now on, and kill the process at a given operation."""
+    every, _, offsets = os.environ["HANGPROOF_FAULT_ARG"].partition(":")
+    attempt, listed = int(os.environ.get("HANGPROOF_ATTEMPT", "1")), [int(n) for n in offsets.split(",")]
+    if attempt > len(listed):
+        return
+    # One save further with each attempt: the killed save may not count, and the run must still make progress.
+    from_step, fsync, operations = int(every) * (attempt + 1), os.fsync, itertools.count(1)
 
-    def __init__(self, heartbeat: Heartbeat) -> None:
-        every, _, offsets = os.environ["HANGPROOF_FAULT_ARG"].partition(":")
-        attempt = int(os.environ.get("HANGPROOF_ATTEMPT", "1"))
-        listed = [int(n) for n in offsets.split(",")]
-        self.target = listed[attempt - 1] if attempt <= len(listed) else None
-        # One save further with each attempt: the killed save may not count, and the run must still make progress.
-        self.from_step = int(every) * (attempt + 1)
-        self.heartbeat = heartbeat
-        self.done = 0
+    def count() -> None:
+        # With snapshots in memory, a thread writes to the disk while the training is in another phase.
+        saves = heartbeat.current_phase == "save" or threading.current_thread().name == state_saves.THREAD
+        if saves and heartbeat.record.step >= from_step and next(operations) == listed[attempt - 1]:
+            _die()
 
-    def install(self) -> None:
-        sys.addaudithook(self.on_event)
-        fsync = os.fsync
-
-        def counted(descriptor: int) -> None:
-            self.count()
-            fsync(descriptor)
-
-        os.fsync = counted  # type: ignore[assignment]  # of this process: the next save goes through it
-
-    def on_event(self, event: str, args: tuple) -> None:
+    def on_event(event: str, args: tuple) -> None:
         writes = event == "open" and isinstance(args[1], str) and set(args[1]) & set("wax+")
         if writes or event in ("os.rename", "os.mkdir", "os.remove", "os.rmdir"):
-            self.count()
+            count()
 
-    def count(self) -> None:
-        # With snapshots in memory, a thread writes to the disk while the training is in another phase.
-        saves = self.heartbeat.current_phase == "save" or threading.current_thread().name == state_saves.THREAD
-        if saves and self.heartbeat.record.step >= self.from_step:
-            self.done += 1
-            if self.done == self.target:
-                _die()
+    def counted(descriptor: int) -> None:
+        count()
+        fsync(descriptor)
 
-
-def prepare_kill_in_save(heartbeat: Heartbeat) -> None:
-    """Hook into the file operations of this process; from then on the fault occurs by itself."""
-    _SaveKiller(heartbeat).install()
+    sys.addaudithook(on_event)
+    os.fsync = counted  # type: ignore[assignment]  # of this process: the next save goes through it
 
 
 def kill_in_save(_: Heartbeat) -> None:

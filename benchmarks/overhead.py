@@ -34,7 +34,8 @@ import psutil
 
 from benchmarks import tiny_flux as tiny
 from benchmarks.report import CannotMeasure, Report
-from benchmarks.trial import ours, read_end, read_lines, read_object, started, toy_environment
+from benchmarks.trial import ours, read_end, read_lines, started, toy_environment
+from guards.reading import read_json
 from runs.paths import ROOT
 
 STEP_MS = 100.0
@@ -209,7 +210,7 @@ def monitor(seconds: float) -> dict[str, float]:
                     raise RuntimeError(f"the watched run did not reach step {WATCHED_FROM}:\n{read_end(job.log)}")
                 time.sleep(0.5)
             keeper = psutil.Process(process.pid)
-            both = psutil.Process(read_object(job.folder / "status.json")["monitor_pid"]), keeper
+            both = psutil.Process((read_json(job.folder / "status.json") or {})["monitor_pid"]), keeper
             begun, helpers, before = time.monotonic(), both[0].cpu_times(), [_cpu_s(one) for one in both]
             memory = []
             while time.monotonic() - begun < seconds:

@@ -295,7 +295,7 @@ def arguments(work: Path, out: Path, *more: str, **changed: str | None) -> list[
 
 
 def command_line(flags: Mapping[str, object], *more: str) -> list[str]:
-    """Return the words of a command line; a flag whose value is None is left out, and one whose value is True has no value."""
+    """Return the words of a command line. A flag that is None is left out; one that is True has no value."""
     given = [
         [f"--{name}", *([] if value is True else [str(value)])] for name, value in flags.items() if value is not None
     ]

@@ -1,6 +1,6 @@
 """A training loop that holds only what a supervisor sees: steps of 50 ms, checkpoints, faults. No torch.
 
-    benchmarks/toy_loop.py --output_dir DIR --output_name NAME --max_train_steps N --save_every_n_steps K [--resume STATE]
+    toy_loop.py --output_dir DIR --output_name NAME --max_train_steps N --save_every_n_steps K [--resume STATE]
 
 Decision: one file for every contender of `python -m benchmarks goodput`, so that only the supervisor differs. It
 accepts the trainer's flags, so our monitor starts it in place of the trainer through `$TRAINER_PYTHON`; other

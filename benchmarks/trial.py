@@ -23,20 +23,13 @@ from typing import Any
 from unittest import mock
 
 from guards import gate
-from monitor.process import platform
+from monitor.process import platform, spawned
+from monitor.process.platform import ProcessInfo
 from runs.paths import ROOT
 
 TOKEN = "HANGPROOF_SCENARIO"
-FINAL = ("completed", "failed", "stopped", "preempted", "unkillable")
-SPEC: dict[str, Any] = {
-    "trigger": "d1sc",
-    "model": "tiny-flux",
-    "backend": "diffusers",
-    "tier": "16G",
-    "repeats": 1,
-    "save_every_n_epochs": 0,
-    "workers": 0,
-}
+SPEC: dict[str, Any] = {"trigger": "d1sc", "model": "tiny-flux", "backend": "diffusers", "tier": "16G"}
+SPEC |= {"repeats": 1, "save_every_n_epochs": 0, "workers": 0}
 STEP_S = 0.05
 
 
@@ -151,42 +144,28 @@ def started(job: Job, environment: dict[str, str], token: str = "") -> Iterator[
 
 def living(token: str) -> dict[int, str]:
     """Living processes with this token: pid -> command line."""
-    found = {}
-    for pid, process in platform.scan().items():
-        if not process.dead and platform.environ_of(pid).get(TOKEN) == token:
-            found[pid] = platform.command_of(pid)
-    return found
+    return {one.pid: platform.command_of(one.pid) for one in spawned.with_environment(TOKEN, token)}
 
 
 def waits(pid: int) -> bool:
-    """Whether it is a standby attempt before its gate, so no trainer yet; or ends just now: its environment is empty."""
+    """Whether it is a standby attempt before its gate, so no trainer yet; or just ends: its environment is empty."""
     found = platform.environ_of(pid)
     folder = Path(found.get(gate.FOLDER, ""))
     return not found or (gate.VARIABLE in found and not (folder / gate.PASSED).exists())
 
 
-def kill_all(token: str, meanwhile: Callable[[], None] = lambda: None, timeout_s: float = 20.0) -> dict[int, str]:
+def kill_all(token: str, meanwhile: Callable[[], None] = lambda: None, timeout_s: float = 20.0) -> list[ProcessInfo]:
     """Kill every process with this token; those that did not die. meanwhile: lets them die, called after each kill."""
     until_s = time.monotonic() + timeout_s
     while True:
-        left = living(token)
-        for pid in left:
-            if (found := platform.process_info(pid)) is not None:
-                with contextlib.suppress(OSError):
-                    platform.send(pid, found.start, signal.SIGKILL)
+        left = spawned.with_environment(TOKEN, token)
+        for one in left:
+            with contextlib.suppress(OSError):
+                platform.send(one.pid, one.start, signal.SIGKILL)
         meanwhile()
         if not left or time.monotonic() > until_s:
             return left
         time.sleep(0.05)
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; {} when the file is missing or something else."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

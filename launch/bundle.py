@@ -100,7 +100,6 @@ def portable_job(spec: RunSpec, run_toml: bytes) -> jobs.Job:
 
 
 def readme(spec: RunSpec) -> str:
-    """The text of README.txt."""
     trainer = "" if spec.backend in TRAINERS else f" and kohya's trainer (./start.sh {spec.backend})"
     named = f"Set these variables before: {', '.join(spec.secrets)}. Their values are not in this file.\n"
     return README.format(slug=spec.slug, trainer=trainer) + (named if spec.secrets else "")
@@ -145,9 +144,7 @@ OPTIONS = (
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the bundle."""
-    folder = runs.run_folder(args.run)
-    spec = runs.load(folder)
+    spec = runs.load(runs.run_folder(args.run))
     path = Path(args.output or f"{spec.slug}.zip").absolute()
     with explained(f"write {path}"):
         files = list(entries(spec, Path(args.wheels) if args.wheels else None, args.models))

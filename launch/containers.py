@@ -33,7 +33,6 @@ HEAD = """# Trains {name} in a container. Written by `python -m launch docker`; 
 
 
 def document(spec: RunSpec, folder: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """The compose file as a dict."""
     # The number of this user has no name in the image, and libraries ask for one.
     variables = {"HOME": HOME, "USER": "hangproof", "HF_HOME": f"{DATA}/cache", **travel.variables(spec)}
     given = [*(f"{name}={value}" for name, value in variables.items()), *travel.secrets(spec, args)]
@@ -72,7 +71,6 @@ def mounts(spec: RunSpec, folder: Path) -> list[tuple[Path, str, bool]]:
 
 
 def submit(path: Path, secrets: list[str]) -> None:
-    """Start the container. Raises LaunchError."""
     if shutil.which("docker") is None:
         raise LaunchError("docker is not installed; install it, or start the compose file where it is")
     env = travel.environment(path.parent, secrets)
@@ -90,7 +88,6 @@ OPTIONS = (
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write docker.yaml; with --submit, start the container."""
     folder = runs.run_folder(args.run)
     spec = runs.load(folder)
     travel.one_machine(spec, "docker")

@@ -7,6 +7,7 @@ run's monitor says about the freeze; the page shows it as any run, with the inci
 """
 
 import argparse
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import runs
+from guards import loader
 from launch.common import report
 from monitor.cli.commands import launch as start_monitor
 from monitor.process.spawned import ROOT, python
@@ -48,17 +50,19 @@ SHOWN = {"hang": "Detected", "crash": "Crashed", "killed": "Killed", "restarted"
 
 
 def create() -> Path:
-    """Create the demo run; what this process starts freezes it: the process that loads the images stops answering.
+    """Create the demo run. What this process starts freezes it: the process that loads the images stops answering, or
+    a step never ends, where no such process is forked (Windows, macOS, Python 3.14).
 
     Raises RunError: it cannot be created.
     """
+    forks = loader.rules(SETTINGS["workers"])["num_workers"] and multiprocessing.get_start_method() == "fork"
     spec = runs.make({"name": runs.free_name(NAME), **SETTINGS})
     with tempfile.TemporaryDirectory() as photos:
         write_examples(Path(photos))
         folder: Path = runs.create(spec, Path(photos))
     os.environ |= {
-        "HANGPROOF_INJECT": "benchmarks.injector:fire", "HANGPROOF_FAULT": "worker_sleeps",
-        "HANGPROOF_FAULT_STEP": str(FREEZE_AT), "HANGPROOF_PACE_S": f"{PACE_S:g}",
+        "HANGPROOF_INJECT": "benchmarks.injector:fire", "HANGPROOF_FAULT_STEP": str(FREEZE_AT),
+        "HANGPROOF_FAULT": "worker_sleeps" if forks else "step_sleeps", "HANGPROOF_PACE_S": f"{PACE_S:g}",
     }  # fmt: skip
     print(f"The demo run trains in {folder}; it freezes at step {FREEZE_AT}.", flush=True)
     return folder

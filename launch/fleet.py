@@ -9,8 +9,8 @@ secret. All are read at the same time, and a store gets one call to answer: whoe
 """
 
 import argparse
+import contextlib
 import json
-import os
 import re
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -66,8 +66,13 @@ def add(address: str) -> str:
 
 
 def remove(address: str) -> None:
-    """Forget the address of a store that was added; nothing in the store changes."""
-    _write([one for one in added() if one not in (address.strip(), os.path.abspath(os.path.expanduser(address)))])
+    """Forget the address of a store that was added; nothing in the store changes. LaunchError: it was not added."""
+    written, known = {address.strip()}, added()
+    with contextlib.suppress(LaunchError):  # its library may be gone
+        written.add(open_place(address).address)
+    if not written & {*known}:
+        raise LaunchError(f"{address} was not added; a run's own store is shown as long as its run.toml names it")
+    _write([one for one in known if one not in written])
 
 
 def _write(addresses: list[str]) -> None:
@@ -179,7 +184,7 @@ OPTIONS: tuple[Option, ...] = (
 
 
 def run(args: argparse.Namespace) -> int:
-    """Show the runs of all stores, change the list of stores, or request a stop; exit code 1 when no store answers."""
+    """Exit code 1 when no store answers."""
     if args.stop is not None:
         if len(args.store) != 1:
             raise LaunchError("--stop needs the store of the run: --store ADDRESS")

@@ -55,13 +55,11 @@ OPTIONS = (
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prepare, send, report. Raises LaunchError, RunError."""
     folder = runs.run_folder(args.run)
-    options = {key: getattr(args, key) for key in ("lora", "title", "description", "base_model", "licence", "samples")}
     if args.preview:
-        text = preview(folder, options)
+        text = preview(folder, vars(args))
         return common.report(args, text, {"card": text})
-    result = publish(folder, args.repo, args.public, args.replace_card, options)
+    result = publish(folder, args.repo, args.public, args.replace_card, vars(args))
     return common.report(args, f"Published: {result['url']}", result)
 
 

@@ -181,13 +181,8 @@ def rehearse(folder: Path, limit_s: float = LIMIT_S) -> Rehearsal:
             raise
         except BaseException as error:  # what cannot be tried is a result too, for whoever reads only the file
             found.state = FAILED
-            found.problem = {
-                "stage": "Start",
-                "title": "It could not be tried",
-                "text": str(error),
-                "change": "",
-                "log": "",
-            }
+            found.problem = dict.fromkeys(("change", "log"), "") | {"stage": "Start", "text": str(error)}
+            found.problem["title"] = "It could not be tried"
             raise
         finally:
             found.took_s = round(time.time() - found.began_s, 1)

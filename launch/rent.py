@@ -49,7 +49,7 @@ class ApiError(LaunchError):
 def call(own_key: str, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
     """The JSON answer to one request; {} for an empty one. A proxy of the environment is used, but never for loopback.
 
-    own_key: of the account or of one pod. Raises ApiError.
+    own_key: of the account or of one pod. Raises ApiError; LaunchError: the address is wrong, and nothing was sent.
     """
     import httpx
 
@@ -57,7 +57,7 @@ def call(own_key: str, method: str, path: str, body: dict[str, Any] | None = Non
     parts = urllib.parse.urlsplit(url)
     loopback = parts.hostname in ("127.0.0.1", "localhost", "::1")
     if parts.scheme != "https" and not loopback:
-        raise ApiError(f"{url}: the key is sent over https only; fix the address", 426)
+        raise LaunchError(f"{url}: the key is sent over https only; fix the address")
     headers = {"Authorization": f"Bearer {own_key}", "Accept": "application/json", "User-Agent": "hangproof"}
     try:
         with httpx.Client(timeout=TIMEOUT_S, trust_env=not loopback, follow_redirects=False) as client:
@@ -129,7 +129,10 @@ def create(account: str, spec: RunSpec, args: argparse.Namespace, names: list[st
     refused, own = None, f"{travel.name_there(spec, 50)}-{token_hex(4)}"  # no other pod has this name
     for name in names:
         try:
-            return call(account, "POST", "/v2/pods", {**body(spec, args, name), "name": own})
+            pod = call(account, "POST", "/v2/pods", {**body(spec, args, name), "name": own})
+            if pod.get("id"):
+                return pod
+            raise ApiError("RunPod's answer names no pod")
         except ApiError as error:
             if not 0 < error.status < 500:
                 return _find(account, own, error)
@@ -149,9 +152,9 @@ def _find(account: str, name: str, lost: ApiError) -> dict[str, Any]:
         except ApiError as error:
             why = f"{lost}; the list of pods cannot be read either ({error})"
             continue
-        pods = next((value for value in answer.values() if isinstance(value, list)), [])
-        if found := next((pod for pod in pods if isinstance(pod, dict) and pod.get("name") == name), None):
-            return found
+        for pod in next((value for value in answer.values() if isinstance(value, list)), []):
+            if isinstance(pod, dict) and pod.get("id") and pod.get("name") == name:
+                return pod
     raise LaunchError(f"{why}. Look for the pod {name} in RunPod's console first: if it is there, it costs money")
 
 
@@ -170,8 +173,8 @@ def stop(pod: str, own_key: str) -> str:
     """
     try:
         call(own_key, "POST", f"/v2/pods/{pod}/action", {"action": "stop"})
-    except ApiError as error:
-        if error.status == 409:
+    except LaunchError as error:
+        if isinstance(error, ApiError) and error.status == 409:
             return f"pod {pod} is stopping already"
         raise LaunchError(f"pod {pod} is not stopped and still costs money: {error}") from error
     return f"pod {pod} stops; its disk is kept, and a start continues where it was"
@@ -207,16 +210,13 @@ def run(args: argparse.Namespace) -> int:
         raise LaunchError(f"{spec.model} trains on a CPU; rent a GPU for it with --gpu NAME, or train it here")
     path = folder / FILE
     atomic_write(path, json.dumps(body(spec, args, names[0]), ensure_ascii=False, indent=2) + "\n")
-    answer: dict[str, Any] = {}
+    made, secrets = None, ["HANGPROOF_AUTH", *travel.secrets(spec, args)]
+    said = f"{path}\nMake these secrets in RunPod's console first: {', '.join(secrets)}"
     if args.submit:
         account = key()
         print(travel.upload(folder))
-        answer = create(account, spec, args, names)
-    made = str(answer.get("id", ""))
-    secrets = ["HANGPROOF_AUTH", *travel.secrets(spec, args)]
-    said = f"{path}\nMake these secrets in RunPod's console first: {', '.join(secrets)}"
-    if made:
-        cost = f"{answer.get('cost', '?')} USD an hour (price_per_hour of a spend limit)"
+        rented = create(account, spec, args, names)
+        made, cost = rented["id"], f"{rented.get('cost', '?')} USD an hour (price_per_hour of a spend limit)"
         said = f"pod {made}: {cost}; its page: https://{made}-7860.proxy.runpod.net"
-    value = {"file": str(path), "secrets": secrets, "gpus": names, "submitted": args.submit, "pod": made or None}
+    value = {"file": str(path), "secrets": secrets, "gpus": names, "submitted": args.submit, "pod": made}
     return common.report(args, said, value)

@@ -245,7 +245,6 @@ def endings(names: set[str]) -> list[str]:
 
 
 def say(text: str) -> None:
-    """Print one line into the container's log."""
     print(f"hangproof: {text}", file=sys.stderr, flush=True)
 
 
@@ -253,5 +252,4 @@ OPTIONS = (("--port N", 7860, "port of the page (default: 7860)"),)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until SIGTERM."""
     return Container(args.port).serve()

@@ -28,5 +28,8 @@ for pause in 30 60 120 240 450 0; do # as long as a run waits for its store
   [ "$pause" != 0 ] || exit 1
   sleep "$pause"
 done
+# The machine is deleted at the end. So a store that fails then has four hours for the last files, and not 15 minutes.
+export HANGPROOF_LIMITS="$HANGPROOF_DATA/limits.toml"
+echo 'store.flush_s = 14400' > "$HANGPROOF_LIMITS"
 exec .venv/bin/python -m monitor run @NAME@
 #]

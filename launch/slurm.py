@@ -51,7 +51,6 @@ OPTIONS = (
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the script, and submit it where asked."""
     folder = find(args.run)
     # Without run.toml, the folder only has a script of the user's own.
     spec = load(folder) if (folder / "run.toml").is_file() else None
@@ -142,9 +141,9 @@ def submit(folder: Path, spec: RunSpec | None) -> tuple[str, bool]:
     if shutil.which("sbatch") is None:
         raise LaunchError(f"no sbatch on this machine; copy the project to a login node, or run there: sbatch {SCRIPT}")
     script = str(folder / SCRIPT)
-    listed = ask("squeue", "--noheader", "--me", f"--name={job_name(folder)}", "--format=%i %o")
-    for number, _, command in (line.strip().partition(" ") for line in listed.splitlines()):
-        if command == script:
+    listed = ask("squeue", "--noheader", "--me", f"--name={job_name(folder)}", "--format=%i %T %o")
+    for number, state, command in ((*line.strip().split(maxsplit=2), "", "")[:3] for line in listed.splitlines()):
+        if command == script and state != "COMPLETING":  # the run has ended, and Slurm cleans up, perhaps for minutes
             return number, True
     if is_held(folder / LOCK):
         raise LaunchError(f"{folder.name}: a monitor runs it already; stop it: python -m monitor stop {folder.name}")

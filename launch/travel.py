@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import presets
-from launch.common import LaunchError, Option
+from launch.common import LaunchError, Option, plain_files
 from monitor import config
 from monitor.process.platform import LOCK, is_held
 from monitor.run_folder import RunFolder
@@ -22,6 +22,7 @@ from monitor.store import LeaseState, StoreAgent
 from presets.estimate import estimate
 from runs.env_file import is_secret, read
 from runs.files import atomic_write, checksum
+from runs.paths import datasets_dir
 from runs.spec import RunSpec
 
 # Variables with which the libraries of a store log in; others, such as a key file, are named with --secret.
@@ -137,7 +138,7 @@ def name_there(spec: RunSpec, most: int = 60) -> str:
 def upload(folder: Path) -> str:
     """Copy the run and its data set into its store, by the process that copies a training; a sentence that says so.
 
-    What is newer there is fetched first. Raises LaunchError: it trains here, needs other files here, or the store fails.
+    What is newer there is fetched first. Raises LaunchError: it trains here, needs files of here, or the store fails.
     """
     if is_held(folder / LOCK):
         raise LaunchError(f"{folder.name} trains on this machine; stop it first: python -m monitor stop {folder.name}")
@@ -147,6 +148,15 @@ def upload(folder: Path) -> str:
     here = next((path for path in named if os.path.isabs(path) and os.path.exists(path)), "")
     if here and not any(folder.glob("*-state")):  # a checkpoint has what the run began with
         raise LaunchError(f"{folder.name} needs {here}, which no store carries; train it here, or without that")
+    from launch.store.manifest import check_member  # and with it fsspec
+
+    data = datasets_dir() / folder.name
+    for path in plain_files(data):
+        try:
+            check_member(f"data/{path.relative_to(data).as_posix()}", folder.name)
+        except ValueError as error:
+            without = "a store carries no file of this name, and the run would train without it there; rename it"
+            raise LaunchError(f"{path}: {without}") from error
 
     def left_s() -> float:
         over = agent.view.lease in (LeaseState.REFUSED, LeaseState.LOST, LeaseState.UNUSABLE)

@@ -63,21 +63,21 @@ class Report:
 
     def __init__(self, folder: Path, owner: str):
         """owner: the ID with which this process claims the lease, for the one that replaces it."""
-        self._path = folder / STORE
-        self._values: dict[str, Any] = {"version": 1, "pid": os.getpid(), "owner": owner, **asdict(StoreView())}
-        self._lock = threading.Lock()
+        self._path, self._about = folder / STORE, {"version": 1, "pid": os.getpid(), "owner": owner}
+        self._view, self._lock = StoreView(), threading.Lock()
         self._write()
 
-    def set(self, **values: object) -> None:
+    def set(self, **values: Any) -> None:
         """Change values of a StoreView; nothing after a state that ends the run here."""
         with self._lock:
-            if self._values["lease"] not in ENDING and any(self._values[key] != value for key, value in values.items()):
-                self._values |= values
+            view = replace(self._view, **values)
+            if self._view.lease not in ENDING and view != self._view:
+                self._view = view
                 self._write()
 
     def _write(self) -> None:
         now = platform.now()
-        values = {**self._values, "updated_at": now.utc, "updated_s": now.mono_s}
+        values = {**self._about, **asdict(self._view), "updated_at": now.utc, "updated_s": now.mono_s}
         with contextlib.suppress(OSError):  # a full disk: the monitor keeps what it knows
             checkpoint.atomic_write(self._path, json.dumps(values, ensure_ascii=False), sync=False)
 
@@ -203,7 +203,8 @@ class Agent:
             with contextlib.suppress(OSError):
                 checkpoint.atomic_write(self.folder / STOP, json.dumps({"now": now}))
                 self.request = data
-        self.small.delete([REQUEST])
+        if data == self.request:
+            self.small.delete([REQUEST])
 
     def send_status(self) -> None:
         """Copy status.json when it changed. Raises StoreError."""
@@ -284,7 +285,6 @@ class Agent:
         return None
 
     def restoring(self, done: int, total: int) -> None:
-        """Show how far a restore is."""
         self.moved_s = time.monotonic()
         self.report.set(message=f"restoring from the store: {done / 1e6:.0f} of {total / 1e6:.0f} MB")
 

@@ -13,7 +13,6 @@ from runs.paths import outputs_dir, slug
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The four commands."""
     choices = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     for name, text in (
         ("restore", "fetch a run to an empty machine, or bring this machine's copy up to date; then `monitor run RUN`"),

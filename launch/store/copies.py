@@ -102,7 +102,12 @@ class Copier:
         before = max((number for lease, number in orders if lease == self.lease.number), default=0)
         found = contents(self.folder, datasets_dir() / run, self.memory)
         self._before = self.place.list(FILES)
-        self._skip_older_states(found)
+        newest, stored = found.step, self._before.keys()
+        found.items = [  # without older states that the store lacks: saving may be faster than copying
+            item
+            for item in found.items
+            if item.step in (-1, newest) or stored >= {local.blob for local in item.files.values()}
+        ]
         self._send(found, on_progress)
         with contextlib.suppress(OSError):  # a full disk costs time at the next push
             self.memory.save(self.place.address)
@@ -155,14 +160,6 @@ class Copier:
         if not self.lease.valid():
             who = f"; {self.lease.holder} holds it" if self.lease.holder else ""
             raise NotHeld(f"the lease of {self.place.address} is not held by this process{who}; nothing was written")
-
-    def _skip_older_states(self, found: Contents) -> None:
-        """Leave out older states that the store lacks: the newest matters, and saving may be faster than copying."""
-        found.items = [
-            item
-            for item in found.items
-            if item.step in (-1, found.step) or all(local.blob in self._before for local in item.files.values())
-        ]
 
     def _send(self, found: Contents, on_progress: Callable[[int, int], None]) -> None:
         """Send what the store lacks. What cannot be read, or changes meanwhile, is left out as a whole, and noted."""

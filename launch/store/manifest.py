@@ -144,7 +144,8 @@ def check_member(name: str, run: str) -> str:
     """
     where, _, path = name.partition("/")
     parts = path.split("/")
-    plain = len(name) <= 500 and name.isprintable() and not set(name) & set('\\:*?"<>|')
+    printable = re.sub(r"[\xa0\u202f]", " ", name).isprintable()  # macOS writes such spaces into names of screenshots
+    plain = len(name) <= 500 and printable and not set(name) & set('\\:*?"<>|')
     if not plain or len(parts) > 8 or any(not part or part[0] in ". " or part[-1] in ". " for part in parts):
         raise ValueError(f"{name[:200]!r} is not the name of a file of a run")
     if where == "data" or (where == "run" and belongs(path, run)):

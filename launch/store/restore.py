@@ -60,9 +60,7 @@ def restore(
     folder = folder or outputs_dir() / run
     with explained(f"restore {run}"):
         folder.parent.mkdir(parents=True, exist_ok=True)
-        found = Restored(place, run, folder, on_progress)
-        found.go()
-    return found
+        return Restored(place, run, folder, on_progress).go()
 
 
 class Restored:
@@ -79,18 +77,18 @@ class Restored:
         self.damaged: set[str] = set()  # SHA-256 of contents that the store holds damaged; for `Copier`
         self.notes: list[str] = []
 
-    def go(self) -> None:
+    def go(self) -> "Restored":
         """See `restore`."""
         has_run = (self.folder / "run.toml").is_file()
         self.step = newest_state(self.folder, self.memory)
         self.manifest, wanted = self._fetch_newest(has_run)
-        if self.manifest is None:
-            return
-        self._install(wanted, has_run)
-        self.step = newest_state(self.folder, self.memory)
-        with contextlib.suppress(OSError):
-            self.memory.save(self.place.address)
-        shutil.rmtree(self.staging, ignore_errors=True)
+        if self.manifest is not None:
+            self._install(wanted, has_run)
+            self.step = newest_state(self.folder, self.memory)
+            with contextlib.suppress(OSError):
+                self.memory.save(self.place.address)
+            shutil.rmtree(self.staging, ignore_errors=True)
+        return self
 
     # Choose and fetch ------------------------------------------------------------------------------------------------
 
@@ -112,26 +110,29 @@ class Restored:
         return None, {}
 
     def _check_same_run(self, manifest: Manifest, has_run: bool) -> None:
-        """Refuse to mix two runs of one name: a folder that never used this store needs the same spec and images."""
-        if not has_run or self.memory.store == self.place.address or SPEC not in manifest.files:
+        """Refuse to mix two runs of one name: a folder that never used this store needs the same spec, and a data set
+        that is here already the same images."""
+        if self.memory.store == self.place.address or SPEC not in manifest.files:
             return
-        member = manifest.files[SPEC]
-        if member.size > SPEC_BYTES:
-            raise StoreError(f"{manifest.name}: its run.toml has {member.size} bytes; it is not used")
-        self._fetch({SPEC: member})
-        own, stored = _read_toml(self.folder / "run.toml"), _read_toml(self.staging / SPEC)
-        keys = (own.keys() | stored.keys()) - {*MAY_DIFFER}
-        differing, where = sorted(key for key in keys if own.get(key) != stored.get(key))[:5], self.folder / "run.toml"
+        differing, where = list[str](), self.folder / "run.toml"
+        if has_run:
+            member = manifest.files[SPEC]
+            if member.size > SPEC_BYTES:
+                raise StoreError(f"{manifest.name}: its run.toml has {member.size} bytes; it is not used")
+            self._fetch({SPEC: member})
+            own, stored = _read_toml(where), _read_toml(self.staging / SPEC)
+            keys = (own.keys() | stored.keys()) - {*MAY_DIFFER}
+            differing = sorted(key for key in keys if own.get(key) != stored.get(key))[:5]
         here = {f"data/{path.relative_to(self.data).as_posix()}" for path in images_in(self.data)}
         there = {name for name in manifest.files if name.startswith("data/") and is_image_name(Path(name))}
         same = here <= there and all(self._has(self._target(name), manifest.files[name]) for name in there)
         if not differing and here and not same:
             differing, where = ["the images"], self.data
         if differing:
-            raise _Conflict(
-                f"{self.place.address} holds another run of this name: {', '.join(differing)} differ from {where}; "
-                f"make this run again under another name, use another store, or delete {self.place.address}"
-            )
+            other = "make this run again under another name, use another store, or delete "
+            fix = f"{other}{self.place.address}" if has_run else f"move {where} away"
+            what = f"another run of this name: {', '.join(differing)} differ from {where}"
+            raise _Conflict(f"{self.place.address} holds {what}; {fix}")
 
     def _wanted(self, manifest: Manifest, has_run: bool) -> dict[str, Member]:
         """The files of a manifest that this machine lacks; a state is wanted as a whole."""
@@ -142,10 +143,10 @@ class Restored:
         for state, names in manifest.states().items():
             if wanted and any(checkpoint.verify(where / state).usable for where in result_folders(self.folder)):
                 left |= {*names}
-        if has_run:  # what was edited here since
-            left |= {name for name in wanted if name.startswith("data/") and self._is_newer(name, wanted[name])}
-            if SPEC in wanted and self._is_newer(SPEC, wanted[SPEC]):
-                left |= {SPEC, JOB} if (self.folder / "job.json").is_file() else {SPEC}
+        # what was edited here since
+        left |= {name for name in wanted if name.startswith("data/") and self._is_newer(name, wanted[name])}
+        if SPEC in wanted and self._is_newer(SPEC, wanted[SPEC]):
+            left |= {SPEC, JOB} if (self.folder / "job.json").is_file() else {SPEC}
         return {
             name: member
             for name, member in wanted.items()

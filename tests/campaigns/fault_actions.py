@@ -23,7 +23,8 @@ from run_facts import status
 
 from benchmarks.injector import INJECTED
 from benchmarks.injector_files import fill
-from benchmarks.trial import read_end, read_object
+from benchmarks.trial import read_end
+from guards.reading import read_json
 from monitor.cli.commands import line
 from monitor.process import platform
 from runs.files import atomic_write
@@ -310,7 +311,7 @@ class Second:
         return self.scenario.command("run", folder=self.folder, env=self.environment)
 
     def status(self) -> dict:
-        return read_object(self.folder / "status.json")
+        return read_json(self.folder / "status.json") or {}
 
     def completes(self, monitor: subprocess.Popen[bytes], restarts: int) -> None:
         monitor.wait(240)

@@ -156,7 +156,6 @@ class Scenario:
             return subprocess.Popen(words, cwd=PROJECT, start_new_session=True, **more)
 
     def monitor(self, **more: Any) -> subprocess.Popen[bytes]:
-        """Start `python -m monitor run` on the run."""
         self.monitors.append(self.command("run", **more))
         return self.monitors[-1]
 
@@ -170,7 +169,6 @@ class Scenario:
             below.wait(30)
 
     def finish(self) -> None:
-        """Wait for the last monitor to end by itself."""
         self.code = self.monitors[-1].wait(self.row.get("patience_s", PATIENCE_S))
 
     def until(self, what: str, met: Callable[[], Any], patience_s: float = 240.0) -> Any:
@@ -197,7 +195,6 @@ class Scenario:
         return [line for line in read_lines(self.folder / "metrics.jsonl") if line["kind"] == "step"]
 
     def ours(self) -> dict[int, str]:
-        """Living processes of this scenario: pid -> command line."""
         return living(self.token)
 
     def trainers(self, at_gate: bool = False) -> list[int]:
@@ -247,7 +244,7 @@ def prepared(row: Row, seed: int, root: Path) -> Iterator[Scenario]:
         yield scenario
     finally:
         thaw = lambda: fault_actions.unfreeze(root / "frozen")  # noqa: E731
-        left = kill_all(scenario.token, thaw) if scenario else {}
+        left = kill_all(scenario.token, thaw) if scenario else []
         for at in (root / name for name in ("frozen", "disk", "shm")):
             if at.is_mount():
                 run("umount", "--lazy", str(at), check=False)  # it goes away as soon as nobody uses it

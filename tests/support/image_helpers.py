@@ -105,7 +105,6 @@ def log_of(root: Path) -> str:
 
 
 def healthy(image: Path, root: Path, port: int) -> bool:
-    """The image's own health check."""
     if shutil.which("curl") is None:
         pytest.skip("the image's health check needs curl, which is not installed here")
     words = json.loads(argument("HEALTHCHECK").partition("CMD ")[2])

@@ -1,4 +1,4 @@
-"""For the tests of launch: a spec for a rented machine, a command's arguments, every model, trainer and tier, a run in a store."""
+"""For the tests of launch: a spec for a rented machine, arguments, every model, trainer and tier, a run in a store."""
 
 import argparse
 import json

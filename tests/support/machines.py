@@ -23,8 +23,9 @@ import tiny_runs
 from monitor_helpers import wait_for
 
 from benchmarks import toy_loop
-from benchmarks.trial import TOKEN, kill_all, make_toy, read_lines, read_object, toy_launcher
+from benchmarks.trial import TOKEN, kill_all, make_toy, read_lines, toy_launcher
 from guards import checkpoint
+from guards.reading import read_json
 from runs.paths import ROOT
 
 START_S = 120.0
@@ -82,7 +83,7 @@ def tiny(steps: int, every: int, step_s: float = 0.3) -> Training:
 
     def trained(data: Path) -> list[int]:
         found = read_lines(data / "outputs" / tiny_runs.NAME / "metrics.jsonl")
-        restored = read_object(data / "restored.json").get("metrics", 0)
+        restored = (read_json(data / "restored.json") or {}).get("metrics", 0)
         return [line["step"] for line in found[restored:] if line["kind"] == "step"]
 
     def expected() -> str:
@@ -123,21 +124,18 @@ class Machine:
 
     @property
     def data(self) -> Path:
-        """Its data root."""
         return self.root / "data"
 
     @property
     def folder(self) -> Path:
-        """The run's folder on this machine."""
         return self.data / "outputs" / self.training.name
 
     def status(self) -> dict[str, Any]:
-        """The run's status.json, {} without one."""
-        return read_object(self.folder / "status.json")
+        return read_json(self.folder / "status.json") or {}
 
     def copying(self) -> bool:
         """The agent copies a checkpoint at this moment."""
-        now = read_object(self.folder / "store.json")
+        now = read_json(self.folder / "store.json") or {}
         return bool(now.get("pending_bytes")) and "checkpoint" in now.get("pending", "")
 
     def newest_checkpoint(self) -> int:
@@ -170,7 +168,6 @@ class Machine:
         return True
 
     def run(self) -> None:
-        """Start `python -m monitor run RUN`."""
         self.process = self.popen("monitor", "run", self.training.name)
 
     def wait(self, timeout_s: float) -> int:
@@ -183,11 +180,9 @@ class Machine:
             raise RuntimeError(f"still running after {timeout_s:.0f} s: {state}\n{self.output()[-3000:]}") from None
 
     def until(self, met: Callable[[], Any], what: str, timeout_s: float = START_S) -> Any:
-        """Wait until `met()` is true; its value. AssertionError: the time is over."""
         return wait_for(met, timeout_s, what)
 
     def output(self) -> str:
-        """What its commands printed."""
         return (self.root / "output.txt").read_text(encoding="utf-8", errors="replace")
 
     def kill(self) -> None:

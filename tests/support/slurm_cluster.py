@@ -112,7 +112,6 @@ class Cluster:
         return found
 
     def ask(self, *command: str, check: bool = True) -> str:
-        """The output of one of Slurm's commands."""
         done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=60)
         assert not check or done.returncode == 0, f"{command}: {done.stderr}"
         return done.stdout.strip()
@@ -125,12 +124,10 @@ class Cluster:
         self._wait(lambda: set(self.states().values()) == {"idle"}, "idle nodes")
 
     def states(self) -> dict[str, str]:
-        """The state of each node."""
         lines = self.ask("sinfo", "--noheader", "--Node", "--format=%N %T", check=False).splitlines()
         return dict(line.split() for line in lines)
 
     def job(self, number: str) -> dict[str, str]:
-        """What `scontrol show job` says, by key."""
         words = self.ask("scontrol", "--oneliner", "show", "job", number).split()
         return dict(word.split("=", 1) for word in words if "=" in word)
 

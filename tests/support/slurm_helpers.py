@@ -19,14 +19,12 @@ SHORT = dict(steps=120, pace=0.05, every=20)
 
 @pytest.fixture(scope="module")
 def slurm():
-    """A running cluster."""
     with slurm_cluster.cluster() as running:
         yield running
 
 
 @pytest.fixture
 def cluster(slurm):
-    """The cluster without jobs."""
     yield slurm
     slurm.clear()
 
@@ -41,7 +39,6 @@ def launch(cluster, folder, *words, code=0, **env):
 
 
 def submit(cluster, folder, *words, **env):
-    """Submit the run; the job's number."""
     return launch(cluster, folder, "--partition", "main", "--gpus", "0", "--submit", *words, **env)["job"]
 
 

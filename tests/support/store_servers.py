@@ -68,7 +68,6 @@ class Faults:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def clear(self) -> None:
-        """Be a good server again."""
         self.slow_s, self.fail_share, self.quota_bytes = 0.0, 0.0, None
 
     def maybe(self, part: float = 0.5) -> None:
@@ -100,7 +99,6 @@ class Server:
     s3: Any = None
 
     def place(self, limits: Limits) -> Place:
-        """The place, with these limits."""
         return self.wrap(open_place(self.address, limits))
 
 
@@ -311,7 +309,6 @@ class Hub(Double):
             return 200, {}
 
     def contents(self, xet_hash: str) -> bytes:
-        """What was uploaded."""
         import hf_xet
 
         def read(cas: Path) -> bytes:
@@ -389,7 +386,6 @@ class FaultyFolder(Place):
 
 @contextmanager
 def folder(tmp_path: Path, _: pytest.MonkeyPatch) -> Iterator[Server]:
-    """A folder of `tmp_path`."""
     faults, root = Faults(), tmp_path / "folder store"
 
     def wrap(place: Place) -> Place:
@@ -401,5 +397,4 @@ def folder(tmp_path: Path, _: pytest.MonkeyPatch) -> Iterator[Server]:
 
 
 def serving(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AbstractContextManager[Server]:
-    """A running store of one of KINDS."""
     return {"folder": folder, "s3": s3, "sftp": sftp, "hub": hub}[kind](tmp_path, monkeypatch)

@@ -1,4 +1,4 @@
-"""The word in front of every command, as Windows runs it."""
+"""The word in front of every command, and start.bat, as Windows runs them."""
 
 import os
 import signal
@@ -13,3 +13,10 @@ def test_on_windows_ctrl_c_is_answered_by_the_command_alone(monkeypatch):
         windows.setattr(os, "name", "nt")
         assert hangproof.main(["status", "--watch"]) == 130
     signal.signal(signal.SIGINT, before)
+
+
+def test_the_window_of_a_double_click_stays_open_after_every_error():
+    """As text: cmd is on Windows alone."""
+    before, _, end = (hangproof.ROOT / "start.bat").read_bytes().decode().partition("\r\n:failed\r\n")
+    assert before.count("\r\n    goto failed\r\n") == before.count("if errorlevel 1") == 3 and "exit /b" not in before
+    assert end.endswith('if not "%code%"=="0" if "%~1"=="" pause\r\nexit /b %code%\r\n')

@@ -27,6 +27,7 @@ BEFORE, OWN = {"id": "100", "name": "hangproof-my-lora-9999"}, {"id": "101", "na
         ([(502, "<html>bad gateway</html>"), (200, [BEFORE, OWN])], ""),
         ([None, (200, [BEFORE]), (200, {"items": [BEFORE]}), (200, {"items": ["x", OWN]})], ""),
         ([None, (500, ""), (200, [OWN])], ""),
+        ([(202, {"status": "accepted"}), (200, [OWN])], ""),
         ([(502, ""), (401, {"detail": "no"})], "cannot be read"),
         ([(503, {"detail": "busy"}), (200, [BEFORE])], "HTTP 503"),
     ],
@@ -120,16 +121,16 @@ def test_a_pod_needs_a_key(remote, monkeypatch):
 
 
 def test_the_key_goes_only_where_it_belongs(monkeypatch):
-    def asked(url: str, text: str) -> None:
+    def asked(url: str, text: str, kind: type = ApiError) -> None:
         monkeypatch.setenv("HANGPROOF_RUNPOD_URL", url)
-        with pytest.raises(ApiError, match=text) as caught:
+        with pytest.raises(LaunchError, match=text) as caught:
             rent.call(KEY, "GET", "/v2/pods")
-        assert KEY not in str(caught.value)
+        assert KEY not in str(caught.value) and type(caught.value) is kind
 
     with in_turn((200, {})) as thief, in_turn((307, "", {"Location": f"{thief.url}/steal"})) as double:
         asked(double.url, "HTTP 307")
         assert thief.requests == []
-    asked("http://api.runpod.io", "https only")
+    asked("http://api.runpod.io", "https only; fix the address", LaunchError)
     for answer, text in (((400, {"detail": f"bad key {KEY}"}), "bad key"), ((200, "<html>captive"), "not JSON")):
         with in_turn(answer) as double:
             asked(double.url, text)

@@ -4,6 +4,7 @@ import children
 import fault_actions
 import faults
 import tomllib
+from runs_helpers import python
 
 from benchmarks import injector
 from guards.heartbeat import PHASES
@@ -27,6 +28,11 @@ def test_each_row_of_the_matrix_names_what_exists():
             assert low <= faults.fault_step(row, 7) == faults.fault_step(row, 7) <= high, name
         assert "shim" not in row or (faults.SHIMS / row["shim"]).is_dir(), name
         assert row["expect"]["state"] in FINAL, name
+
+
+def test_the_drill_of_windows_finds_its_fault():
+    absent = "import signal, sys; del signal.SIGSTOP, signal.SIGKILL; sys.modules['fcntl'] = None"
+    assert python("-c", f"{absent}; from benchmarks.injector import FAULTS; FAULTS['step_sleeps']").returncode == 0
 
 
 HELD = "import time; from benchmarks import injector; injector.claim(); print('held', flush=True); time.sleep(600)"

@@ -59,6 +59,9 @@ def test_a_drill_is_good_after_one_recovery_and_with_a_lora_that_loads(demo, cap
 def test_a_drill_is_a_run_of_its_own_and_can_leave_the_rest_to_the_page(demo, monkeypatch, capsys):
     assert call("launch", "drill", "my-run").returncode == 2 and runs.list_runs() == []
     started = []
-    monkeypatch.setattr(drill, "start_monitor", started.append)
-    assert demo({}, wait=False) == 0 and started == [runs.run_folder("demo")]
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["folder"] == str(started[0])
+    monkeypatch.setattr(drill, "start_monitor", lambda folder: started.append((folder, os.environ["HANGPROOF_FAULT"])))
+    for method in ("fork", "forkserver"):  # whose workers do not inherit the fault
+        monkeypatch.setattr(drill.multiprocessing, "get_start_method", lambda method=method: method)
+        assert demo({}, wait=False) == 0
+    assert started == [(runs.run_folder("demo"), "worker_sleeps"), (runs.run_folder("demo-2"), "step_sleeps")]
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["folder"] == str(started[-1][0])

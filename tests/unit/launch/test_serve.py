@@ -93,23 +93,14 @@ def test_the_container_log_says_how_the_runs_ended(tmp_path, monkeypatch):
 
 
 def test_a_signal_ends_the_loop_of_the_container(data, monkeypatch):
-    rounds = []
-
-    def keep_page(container):
-        rounds.append(container)
-        assert len(rounds) == 1, "the loop went on after SIGTERM"
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    handlers = {}
+    monkeypatch.setattr(serve.signal, "signal", handlers.__setitem__)
     monkeypatch.setattr(serve, "POLL_S", 0.0)
     monkeypatch.setattr(serve.subprocess, "run", lambda *words, **more: None)
-    monkeypatch.setattr(serve.Container, "_keep_page", keep_page)
-    monkeypatch.setattr(serve.Container, "leave", lambda container: container.signals[0])
-    try:
-        assert serve.Container(1, {}).serve() == signal.SIGTERM
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    monkeypatch.setattr(Container, "_keep_page", lambda container: handlers[signal.SIGTERM](signal.SIGTERM, None))
+    monkeypatch.setattr(Container, "leave", lambda container: container.signals)
+    assert Container(1, {}).serve() == [signal.SIGTERM], "the loop went on"
+    assert set(handlers) == {signal.SIGTERM, signal.SIGINT}
 
 
 def command(log, **codes):

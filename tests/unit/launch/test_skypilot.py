@@ -15,6 +15,7 @@ from launch import skypilot, travel
 from launch.common import LaunchError, fill
 from launch.store.copies import newest_manifest
 from launch.store.places import open_place
+from monitor import config
 
 
 def test_the_skypilot_job_of_each_family(clean):
@@ -49,7 +50,7 @@ def test_a_skypilot_job_of_several_nodes_and_one_of_an_image(clean):
 
 @pytest.mark.parametrize(("failures", "waits", "code"), [(0, [], 0), (2, [30, 60], 0), (9, [30, 60, 120, 240, 450], 1)])
 def test_the_job_waits_for_a_store_that_does_not_answer_and_not_for_ever(tmp_path, failures, waits, code):
-    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv" / "bin").mkdir(parents=True), (tmp_path / "data").mkdir()
     answers = 'echo "$@" >> asked; [ "$2" = monitor ] || [ "$(wc -l < asked)" -gt "$FAILURES" ]'
     executable(tmp_path / ".venv" / "bin" / "python", f"#!/bin/sh\n{answers}\n")
     executable(tmp_path / "sleep", '#!/bin/sh\necho "$1" >> slept\n')
@@ -60,6 +61,7 @@ def test_the_job_waits_for_a_store_that_does_not_answer_and_not_for_ever(tmp_pat
     assert (slept.read_text().split() if slept.exists() else []) == [str(one) for one in waits]
     trains = (tmp_path / "asked").read_text().splitlines()[-1] == "-m monitor run cat"
     assert trains == (code == 0)
+    assert code or config.load(tmp_path / "data" / "limits.toml").store.flush_s == 4 * 3600
 
 
 def test_skypilot_itself_takes_the_job_of_every_choice(tmp_path):

@@ -1,6 +1,5 @@
 """`python -m launch slurm` without Slurm: the script as text, and what is said where something is missing."""
 
-import argparse
 import json
 import os
 import re
@@ -8,21 +7,20 @@ import shlex
 import subprocess
 
 import pytest
+from launch_helpers import arguments
 from monitor_helpers import toy_run
 from runs_helpers import call, executable, pictures, spec
 
 import runs
 from launch import slurm
-from launch.common import LaunchError, add_arguments
+from launch.common import LaunchError
 
 SHORT = dict(steps=60, pace=0.05, every=20)
 
 
 def rendered(folder, made, *words):
     """The script that the command writes for a run, None for one with a script of its own."""
-    parser = argparse.ArgumentParser()
-    add_arguments(parser, slurm)
-    args = parser.parse_args([str(folder), *words])
+    args = arguments(slurm, *words)
     slurm.complete(made, args)
     return slurm.render(folder, made, args)
 
@@ -130,8 +128,16 @@ def test_a_refused_submission_has_slurms_own_words(name, said, tmp_path):
     assert f"{name} failed: {said}" in launch(folder, "--submit", code=1, path=path)
 
 
+@pytest.mark.parametrize(("state", "job"), [("RUNNING", "7"), ("COMPLETING", "8")])
+def test_a_job_after_which_slurm_only_cleans_up_is_no_job_of_the_run(state, job, tmp_path):
+    folder = toy_run(tmp_path / "toy", **SHORT)
+    answer = f"s|^.*format=||; s|%i|7|; s|%T|{state}|; s|%o|{folder}/train.sbatch |"
+    executable(tmp_path / "squeue", f"#!/bin/sh\necho 6 {state}\necho \"$*\" | sed '{answer}'\n")
+    executable(tmp_path / "sbatch", "#!/bin/sh\necho 8\n")
+    assert launch(folder, "--submit", path=f"{tmp_path}:{os.environ['PATH']}")["job"] == job
+
+
 def test_a_submission_names_what_is_missing(data, tmp_path, monkeypatch):
-    """Stand-ins answer for Slurm, so that this is tested on any machine."""
     for name in ("sbatch", "squeue"):
         executable(tmp_path / name, "#!/bin/sh\n")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")

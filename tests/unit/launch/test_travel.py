@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import yaml
 from launch_helpers import CHOICES, a_run, a_spec, arguments
-from runs_helpers import call, executable, pictures, spec
+from runs_helpers import call, executable, picture, pictures, spec
 
 import presets
 import runs
@@ -53,6 +53,9 @@ def test_a_run_that_needs_files_of_this_machine_is_not_sent_to_a_rented_one_befo
     monkeypatch.setattr(travel.StoreAgent, "flush", lambda *words: "")
     (folder / f"{folder.name}-step00000010-state").mkdir()
     assert travel.upload(folder).startswith(f"{folder.name} is in ")
+    picture(data / "datasets" / folder.name / "at 9:41.png")
+    with pytest.raises(LaunchError, match="at 9:41.png: .* would train without it there; rename it"):
+        travel.upload(folder)
 
 
 def test_one_pod_is_no_place_for_a_run_of_two_machines(data, clean):
@@ -135,14 +138,11 @@ def test_a_store_is_the_same_folder_in_the_container(data, tmp_path, monkeypatch
         assert mounts[open_place(runs.load(folder).store).address] == tmp_path / "home" / "kept"
 
 
-def test_docker_says_what_is_missing(data, tmp_path, clean, monkeypatch):
-    monkeypatch.delenv("HF_TOKEN", raising=False)
+def test_a_container_that_docker_does_not_start_is_a_failure(data, tmp_path, clean):
     folder = a_run(data)
     (tmp_path / "bin").mkdir()
     executable(tmp_path / "bin" / "docker", "#!/bin/sh\nexit 125\n")
     env = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
-    done = call("launch", "docker", folder.name, "--submit", **env)
-    assert done.returncode == 1 and "HF_TOKEN: set in the environment first" in done.stderr
     keys = dict.fromkeys(("HF_TOKEN", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), "x")
     done = call("launch", "docker", folder.name, "--submit", **env, **keys)
     assert done.returncode == 1 and "docker did not start the container" in done.stderr

@@ -97,7 +97,7 @@ def test_a_missing_library_is_named(monkeypatch):
         open_place("s3://bucket/x")
 
 
-def test_a_store_that_always_fails_is_unavailable_after_its_tries(server):
+def test_a_store_that_always_fails_is_unavailable_after_its_tries_and_one_that_does_not_answer_after_its_limit(server):
     server.faults.fail_share = 1.0
     place = server.place(Limits(call_s=30, tries=2, first_wait_s=0.01)).under("my-run")
     writes = (lambda: place.put("files/x", b"1"), lambda: place.create("files/x", b"1"))
@@ -107,13 +107,9 @@ def test_a_store_that_always_fails_is_unavailable_after_its_tries(server):
     server.faults.clear()
     place.put("files/y", b"1")
     assert "files/y" in place.list()
-
-
-def test_a_store_that_does_not_answer_costs_the_limit_of_a_call(server):
-    place = server.place(Limits(call_s=0.3, tries=1)).under("my-run")
     server.faults.slow_s = 4
     with pytest.raises(Unavailable, match="no answer within 0.3 s"):
-        place.put("files/x", b"1")
+        place.limited(call_s=0.3, tries=1).put("files/x", b"1")
 
 
 def test_bytes_per_second_are_limited(server, tmp_path):

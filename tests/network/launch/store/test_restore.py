@@ -116,18 +116,26 @@ def test_newer_work_of_this_machine_wins(run, place, copier, other):
     assert (run / f"{run.name}-step00000010-state").is_dir(), "its own older state stays"
 
 
-def test_an_edit_of_the_spec_here_is_kept_and_an_older_one_replaced(run, place, copier, other):
+def test_an_edit_of_the_spec_or_of_a_caption_here_is_kept_and_an_older_one_replaced(run, place, copier, other):
     other()
     restore(place, run.name)
-    here = outputs_dir() / run.name
-    runs.train_longer(here, 999)
+    here, data = outputs_dir() / run.name, datasets_dir() / run.name
+    runs.train_longer(here, 999), (data / "0.txt").write_text("written by hand")
     other("home")
+    for number in (0, 1):
+        path = datasets_dir() / run.name / f"{number}.txt"
+        path.write_text("from home")
+        os.utime(path, (time.time() - 60 * (number == 0),) * 2)
     add_state(run, 20)
     copier.push()
     other()
     assert restore(place, run.name).step == 20
     assert runs.load(here).epochs == 999, "it was edited after the store's"
     assert "999" in (here / runs.script_name()).read_text()
+    (here / "run.toml").rename(here / "aside")  # the run was deleted, and its data set stayed
+    assert restore(place, run.name).step == 20
+    (here / "aside").replace(here / "run.toml")
+    assert [(data / name).read_text() for name in ("0.txt", "1.txt")] == ["written by hand", "from home"]
     os.utime(here / "run.toml", (1e9, 1e9))
     other("home")
     add_state(run, 30)
@@ -135,23 +143,6 @@ def test_an_edit_of_the_spec_here_is_kept_and_an_older_one_replaced(run, place, 
     other()
     assert restore(place, run.name).step == 30
     assert runs.load(here).epochs != 999
-
-
-def test_a_caption_that_was_edited_here_is_kept_and_an_older_one_replaced(run, place, copier, other):
-    other()
-    restore(place, run.name)
-    kept, replaced = (datasets_dir() / run.name / name for name in ("0.txt", "1.txt"))
-    kept.write_text("written by hand")
-    other("home")
-    for name in ("0.txt", "1.txt"):
-        path = datasets_dir() / run.name / name
-        path.write_text("from home")
-        os.utime(path, (time.time() - 60 * (name == "0.txt"),) * 2)
-    add_state(run, 20)
-    copier.push()
-    other()
-    assert restore(place, run.name).step == 20
-    assert (kept.read_text(), replaced.read_text()) == ("written by hand", "from home")
 
 
 def test_the_same_spec_takes_the_stores_checkpoint_and_another_run_of_its_name_is_not_mixed_in(
@@ -180,6 +171,10 @@ def test_the_same_spec_takes_the_stores_checkpoint_and_another_run_of_its_name_i
     (mine / "run.toml").write_text(text)
     with pytest.raises(StoreError, match="the images differ from .*make this run again under another name"):
         restore(place, run.name)
+    shutil.rmtree(mine)  # a data set stays when its run is deleted
+    with pytest.raises(StoreError, match=f"the images differ from .*; move {datasets_dir() / run.name} away"):
+        restore(place, run.name)
+    assert not (mine / "run.toml").exists()
 
 
 @pytest.mark.parametrize("own", [False, True])

@@ -119,9 +119,14 @@ def test_a_stop_of_an_ended_run_is_discarded(one, status, adopted, kept):
 
 
 @pytest.mark.parametrize("sent, now", [(b'{"now": true}', True), (b'{"now": 1}', False), (b"[", False), (b"[]", False)])
-def test_a_stop_through_the_store_is_handed_on_once(one, sent, now):
+def test_a_stop_through_the_store_is_handed_on_once(one, monkeypatch, sent, now):
     with pytest.raises(NotFound):
         one.fetch_request()
+    one.place.put(agent.REQUEST, sent)
+    with monkeypatch.context() as full:
+        full.setattr(agent.checkpoint, "atomic_write", Mock(side_effect=OSError(28, "No space left")))
+        one.fetch_request()
+    assert one.place.list("requests"), "it is not lost: the disk here may have space again"
     for handed in (True, False):
         one.place.put(agent.REQUEST, sent)
         one.fetch_request()

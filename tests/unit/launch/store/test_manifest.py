@@ -16,6 +16,7 @@ OUTSIDE = [
 
 
 def test_a_manifest_cannot_name_a_file_outside_the_run():
+    assert check_member(of_a_mac := "data/Screenshot at 9.41\u202fAM.png", "my-run") == of_a_mac
     made = Manifest("my-run", 1, 1, 1, False, "", "", {})
     for name in OUTSIDE:
         with pytest.raises(ValueError, match="not (the name of )?a file"):
