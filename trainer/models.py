@@ -348,8 +348,10 @@ def pipeline(folder: Path, **loaded):
     """The pipeline of a model with these parts, and without the others. `device`: where it computes."""
     import diffusers
 
-    device = loaded.pop("device")
-    Class = getattr(diffusers, families.index(folder)["_class_name"])
+    device, index = loaded.pop("device"), families.index(folder)
+    Class = getattr(diffusers, index["_class_name"])
     found = type("Pipeline", (Class,), {"_execution_device": device})(**{**dict.fromkeys(parts(folder)), **loaded})
+    # such as is_distilled of FLUX.2 klein: the model is not made for classifier-free guidance
+    found.register_to_config(**{name: value for name, value in index.items() if isinstance(value, bool)})
     found.set_progress_bar_config(disable=True)
     return found

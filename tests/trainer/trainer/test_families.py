@@ -154,6 +154,18 @@ def test_two_families_with_one_text_encoder_do_not_share_the_texts_that_it_encod
     assert found[0] != found[1]
 
 
+@pytest.mark.parametrize("distilled", [True, False])
+def test_a_distilled_model_draws_its_samples_without_classifier_free_guidance(made, distilled, tmp_path):
+    for part in made("Flux2KleinPipeline").iterdir():
+        (tmp_path / part.name).symlink_to(part)
+    index = json.loads((tmp_path / "model_index.json").read_text()) | {"is_distilled": distilled}
+    (tmp_path / "model_index.json").unlink()
+    (tmp_path / "model_index.json").write_text(json.dumps(index))
+    pipe = models.pipeline(tmp_path, device=CPU)
+    pipe._guidance_scale = 4.0
+    assert pipe.do_classifier_free_guidance == (not distilled)
+
+
 def a_batch(pipe, family, args):
     """One image, wider than high, and one text, encoded by the parts of a pipeline."""
     args.t5_tokens = 16
