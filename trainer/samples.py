@@ -172,8 +172,7 @@ class Sampler:
         import torch
 
         pipe = self.pipeline or self.build(transformer)
-        if hasattr(pipe.scheduler, "set_shift"):  # the scheduler keeps it, also for the next prompt
-            pipe.scheduler.set_shift(pipe.scheduler.config.shift if prompt.shift is None else prompt.shift)
+        pipe.scheduler = self.scheduler(prompt)
         started = time.monotonic()
 
         def between(_pipe, done, _timestep, values):
@@ -205,11 +204,17 @@ class Sampler:
         cached = {key: value[None] for key, value in cache.load(self.paths.prompts[text]).items()}
         return on_device(cached, self.device, self.dtypes[1])
 
-    def build(self, transformer):
+    def scheduler(self, prompt: Prompt):
+        """The model's scheduler with the shift of a prompt, which is instead of one that depends on the image's size."""
         import diffusers
-        import torch
 
         kept = models.config(self.model, "scheduler", "scheduler_config.json")
+        shift = {} if prompt.shift is None else {"shift": prompt.shift, "use_dynamic_shifting": False}
+        return getattr(diffusers, kept["_class_name"]).from_config(kept, **shift)
+
+    def build(self, transformer):
+        import torch
+
         vae = models.load_part(self.model, "vae", self.dtypes[0], "cpu")
         decode = vae.decode
 
@@ -225,7 +230,6 @@ class Sampler:
         self.pipeline = models.pipeline(
             self.model,
             device=self.device,
-            scheduler=getattr(diffusers, kept["_class_name"]).from_config(kept),
             vae=vae,
             **{self.family.denoiser: transformer},
         )
