@@ -205,12 +205,15 @@ class Sampler:
         return on_device(cached, self.device, self.dtypes[1])
 
     def scheduler(self, prompt: Prompt):
-        """The model's scheduler with the shift of a prompt, which is instead of one that depends on the image's size."""
+        """The model's scheduler with the shift of a prompt, which is instead of one that depends on the image's size,
+        and with what the model is trained to predict."""
         import diffusers
 
         kept = models.config(self.model, "scheduler", "scheduler_config.json")
-        shift = {} if prompt.shift is None else {"shift": prompt.shift, "use_dynamic_shifting": False}
-        return getattr(diffusers, kept["_class_name"]).from_config(kept, **shift)
+        changed: dict[str, Any] = {"prediction_type": "v_prediction"} if self.args.v_parameterization else {}
+        if prompt.shift is not None:
+            changed |= {"shift": prompt.shift, "use_dynamic_shifting": False}
+        return getattr(diffusers, kept["_class_name"]).from_config(kept, **changed)
 
     def build(self, transformer):
         import torch

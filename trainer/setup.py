@@ -99,7 +99,7 @@ def build(args, hb) -> Training:
     with first_on_each_machine(accelerator, "the model's files"):
         model = models.locate(args.pretrained_model_name_or_path, lambda done, total: hb.item(done))
     family = families.of(model)
-    check_family(args, family)
+    check_family(args, family, model)
     prompts = [replace(one, cfg=one.guidance) for one in prompts] if family.guidance_is_cfg else prompts
     args.t5_tokens = models.t5_tokens(model, family, args.t5xxl_max_token_length)
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(args.mixed_precision, torch.float32)
@@ -192,8 +192,12 @@ def build(args, hb) -> Training:
     )
 
 
-def check_family(args, family: families.Family) -> None:
-    """Raises a TrainError for flags that the model's family does not have."""
+def check_family(args, family: families.Family, model: Path) -> None:
+    """Raises a TrainError for flags that the model does not have, or that it needs."""
+    if family.key == "sdxl" and not args.v_parameterization:
+        scheduler = models.config(model, "scheduler", "scheduler_config.json")
+        if scheduler.get("prediction_type") == "v_prediction":
+            raise TrainError(f"{model}: this model predicts velocity, as its scheduler says; add --v_parameterization")
     if args.network_module not in (None, family.module):
         raise TrainError(
             f"--network_module {args.network_module}: {family.name} needs {family.module}; correct the flag"

@@ -14,8 +14,9 @@ from safetensors.torch import load_file, save_file
 from trainer_helpers import flags, fork, good, images, make_config, sha
 
 from guards.heartbeat import Heartbeat
-from trainer import cache, families, flow, imports, lora, models
+from trainer import cache, families, flow, imports, lora, models, samples, setup
 from trainer.arguments import parse
+from trainer.errors import TrainError
 from trainer.families import common
 
 imports.heavy()
@@ -164,6 +165,20 @@ def test_a_distilled_model_draws_its_samples_without_classifier_free_guidance(ma
     pipe = models.pipeline(tmp_path, device=CPU)
     pipe._guidance_scale = 4.0
     assert pipe.do_classifier_free_guidance == (not distilled)
+
+
+def test_a_model_that_predicts_velocity_is_trained_and_sampled_so(made, tmp_path):
+    model = made("StableDiffusionXLPipeline")
+    family = families.of(model)
+    for part in model.iterdir():
+        (tmp_path / part.name).symlink_to(part)
+    with pytest.raises(TrainError, match="predicts velocity, as its scheduler says; add --v_parameterization"):
+        (tmp_path / "scheduler").unlink()
+        diffusers.EulerDiscreteScheduler(prediction_type="v_prediction").save_pretrained(tmp_path / "scheduler")
+        setup.check_family(parse(flags("m", "d", "o")), family, tmp_path)
+    args = parse(flags("m", "d", "o", v_parameterization=True))
+    sampler = samples.Sampler([], None, model, family, args, CPU, (), print)
+    assert sampler.scheduler(samples.Prompt(0, "a thing", 7)).config.prediction_type == "v_prediction"
 
 
 def a_batch(pipe, family, args):
