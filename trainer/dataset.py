@@ -232,10 +232,9 @@ def caption_of(path: Path, table: dict, args) -> str:
     file = path.parent / (path.stem + table.get("caption_extension", args.caption_extension))
     if file.is_file():
         try:
-            lines = file.read_text(encoding="utf-8-sig").splitlines()
+            caption = file.read_text(encoding="utf-8-sig").split("\n")[0].strip()
         except UnicodeDecodeError as problem:
             raise TrainError(f"{file}: not UTF-8 text; save the file as UTF-8") from problem
-        caption = lines[0].strip() if lines else ""
     elif "class_tokens" in table:
         caption = table["class_tokens"]
     else:

@@ -60,7 +60,7 @@ def read(file: Path, seed: int, log: Callable[[str], None]) -> list[Prompt]:
     if file.suffix.lower() != ".txt":
         raise TrainError(f"--sample_prompts {file}: must be a .txt file with one prompt per line")
     try:
-        lines = file.read_text(encoding="utf-8-sig").splitlines()
+        lines = file.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as problem:
         raise TrainError(
             f"--sample_prompts {file}: cannot be read: {problem}; correct the path or save the file as UTF-8"

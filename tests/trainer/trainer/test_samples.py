@@ -18,7 +18,7 @@ from trainer.families.flux import FAMILY
 pytestmark = pytest.mark.usefixtures("one_thread")
 PROMPTS = """# comment
 a thing --w 72 --h 64 --s 2 --d 7
-another --w 64 --h 64 --s 2 --l 2 --n bad --ss euler --g 3.5.1
+an\u2028other --w 64 --h 64 --s 2 --l 2 --n bad --ss euler --g 3.5.1
 """
 
 

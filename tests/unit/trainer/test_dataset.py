@@ -21,10 +21,10 @@ ARGS = parse(flags("m", "d", "o", caption_extension=".txt"))
 
 def test_a_data_set_is_read_as_it_is_written(tmp_path):
     folder = make_images(tmp_path / "images")
-    (folder / "0.txt").write_text("\ufeffa caption, ünï 🎉\nsecond line", encoding="utf-8")
+    (folder / "0.txt").write_text("\ufeffa caption,\u2028ünï 🎉\nsecond line", encoding="utf-8")
     found = read(make_config(tmp_path / "d.toml", folder), ARGS)
     assert [image.path.name for image in found] == [f"{i}.png" for i in range(5)]
-    assert found[0].caption == "a caption, ünï 🎉"
+    assert found[0].caption == "a caption,\u2028ünï 🎉"
     assert found[1].bucket == (80, 48) and found[2].bucket == (48, 80)
     assert all(pixels_and_mask(image)[0].shape == (image.bucket[1], image.bucket[0], 3) for image in found)
 
