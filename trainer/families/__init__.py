@@ -56,6 +56,7 @@ class Family:
     latents: Callable[[Any, Any], Any]
     architecture: Callable[[dict], str]  # the model's configuration → modelspec.architecture
     t5_tokens: Callable[[dict], int] = lambda _: 0  # the model's configuration → T5 tokens of a text
+    tokens: int = 0  # of a text without a T5, the template around it not counted; 0: as its tokenizer says
     loss: Callable[..., Any] | None = None
     denoiser: str = "transformer"  # the folder of the part that is trained
     prefix: str = "transformer."  # of the names in a LoRA file

@@ -111,13 +111,20 @@ def test_a_lora_that_sd_scripts_trained_with_sdxl_can_be_begun_with(made, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("pipeline", "tokens", "limit"), [("FluxPipeline", 16, 16), ("StableDiffusionXLPipeline", None, 77)]
+    ("pipeline", "tokens", "limit"),
+    [
+        ("FluxPipeline", 16, 16),
+        ("StableDiffusionXLPipeline", None, 77),
+        ("ZImagePipeline", None, 504),
+        ("QwenImagePipeline", None, 1019),
+        ("Flux2KleinPipeline", None, 500),
+    ],
 )
 def test_captions_that_are_longer_than_the_model_reads_are_reported(made, pipeline, tokens, limit, tmp_path, capsys):
     model, args = made(pipeline), parse(flags("m", "d", tmp_path))
     family = families.of(model)
     args.t5_tokens = models.t5_tokens(model, family, tokens)
-    texts = [("a thing", tmp_path / "1.npz"), ("a thing, " * 30, tmp_path / "2.npz")]
+    texts = [("a thing", tmp_path / "1.npz"), ("a thing, " * 120, tmp_path / "2.npz")]
     cache.encode_texts(texts, model, family, args, torch.float32, CPU, Heartbeat(None))
     assert f"1 of 2 texts are longer than {limit} tokens; the model gets no more" in capsys.readouterr().out
 
