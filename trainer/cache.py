@@ -73,6 +73,7 @@ def plan(
             contents[image.path] = content(image.path)
         folder = folders[image.path.parent]
         inputs = (vae, dtypes[0], contents[image.path], image.bucket, image.resized, *(["mask"] * image.masked))
+        inputs += ("16 bits",) * image.deep  # those of older versions are white
         latents.append(folder / f"latents-{name_of(*inputs)}.npz")
         texts.append([folder / f"text-{name_of(*how, text)}.npz" for text in image.texts])
         hb.item(done)

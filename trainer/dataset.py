@@ -59,7 +59,7 @@ class Image:
     """A training image: file, caption, repeats per epoch, bucket, and size before the crop (pixels).
 
     masked: its alpha channel says what is trained (`alpha_mask`). size: of the file, in pixels. orders: its caption
-    with the tags in other orders. dropout: the share of its uses without a caption.
+    with the tags in other orders. dropout: the share of its uses without a caption. deep: its grey has 16 bits.
     """
 
     path: Path
@@ -73,6 +73,7 @@ class Image:
     size: Size = (0, 0)
     orders: tuple[str, ...] = ()
     dropout: float = 0.0
+    deep: bool = False
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -197,17 +198,18 @@ def read_subset(config: Path, table: dict, args, number: int) -> list[Image]:
         raise TrainError(f"{config}: caption_dropout_rate {dropout}: must be 0 or more and less than 1, such as 0.1")
     out = []
     for path in paths:
-        size, transparent = header_of(path)
+        size, transparent, deep = header_of(path)
         masked = transparent and table.get("alpha_mask", False)
         caption = caption_of(path, table, args)
         orders = orders_of(caption, path.name, table, args)
-        about = (repeats, *place(rules, size), number, batch_size, masked, size, orders, dropout)
+        about = (repeats, *place(rules, size), number, batch_size, masked, size, orders, dropout, deep)
         out.append(Image(path, caption, *about))
     return out
 
 
-def header_of(path: Path) -> tuple[Size, bool]:
-    """Width and height after EXIF rotation, and whether there is transparency; reads the header only."""
+def header_of(path: Path) -> tuple[Size, bool, bool]:
+    """Width and height after EXIF rotation, whether there is transparency, and whether its grey has 16 bits; reads the
+    header only."""
     from PIL import Image as Pillow, UnidentifiedImageError
 
     try:
@@ -215,12 +217,12 @@ def header_of(path: Path) -> tuple[Size, bool]:
             width, height = image.size
             if image.getexif().get(0x0112, 1) in (5, 6, 7, 8):  # Orientation: rotated by 90 degrees
                 width, height = height, width
-            transparent = image.has_transparency_data
+            transparent, deep = image.has_transparency_data, image.mode.startswith("I")
     except UnidentifiedImageError as problem:
         raise TrainError(f"{path}: Not a readable image. Export it as JPEG or PNG.") from problem
     except (*DAMAGE, Pillow.DecompressionBombError) as problem:
         raise TrainError(unreadable(path, problem)) from problem
-    return (width, height), transparent
+    return (width, height), transparent, deep
 
 
 def unreadable(path: Path, problem: Exception) -> str:

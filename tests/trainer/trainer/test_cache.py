@@ -1,10 +1,14 @@
 """The caches: encoded once, and again only what changed or broke; each error names its file."""
 
+from dataclasses import replace
+
 import pytest
+import torch
 from PIL import Image
 from trainer_helpers import flags, fork, good, make_config, make_images, sha
 
 from guards.heartbeat import Heartbeat
+from trainer import cache, dataset
 from trainer.arguments import parse
 from trainer.cache import FOLDER
 from trainer.setup import build
@@ -32,6 +36,15 @@ def test_a_run_encodes_once_and_again_only_what_changed_or_broke(tmp_path):
     latents, texts = encoded(3)
     assert texts == 1 and latents in (1, 2)  # the cut one may be the changed image's
     assert len(list((images / FOLDER).glob("text-*"))) == 6
+
+
+def test_an_image_with_16_bits_of_grey_that_an_older_version_cached_as_white_is_encoded_again(work, tmp_path):
+    args = parse(flags("m", "d", "o", caption_extension=".txt"))
+    args.t5_tokens, dtypes = 16, (torch.float32, torch.float32)
+    (image,) = dataset.read(make_config(tmp_path / "d.toml", make_images(tmp_path / "images", 1)), args)
+    grey = [replace(image, deep=deep) for deep in (False, True)]
+    plain, deep = cache.plan(grey, [], work["model"], tmp_path, args, dtypes, Heartbeat(None), print).latents
+    assert plain != deep
 
 
 def test_a_cache_that_cannot_be_written_is_named(work, tmp_path):

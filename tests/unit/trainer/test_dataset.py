@@ -45,6 +45,7 @@ def test_a_turned_photograph_a_transparent_image_and_one_of_16_bits_are_seen_as_
     assert pixels_and_mask(turned)[0].shape[:2] == turned.bucket[::-1]
     assert (pixels_and_mask(clear)[0] == 255).all()
     assert (pixels_and_mask(sixteen)[0] == 155).all()
+    assert sixteen.deep and not clear.deep and not turned.deep
 
 
 @pytest.mark.parametrize(
