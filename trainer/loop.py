@@ -99,10 +99,25 @@ def restore(t: Training) -> tuple[int, deque]:
         log=t.log,
     )
     losses.extend(state["losses"])
+    if t.args.max_train_epochs and state.get("planned", {}).get("of") == plan_of(t):
+        t.total = state["planned"]["steps"]
+        t.epochs = -(-t.total // t.per_epoch)
+        t.hb.plan(t.total)
     t.sampler.since_s = (folder / checkpoint.GUARD).stat().st_mtime
     t.state = None if snapshot_files.is_restored(folder) else (state["current_step"], folder)
     t.log(f"resumed from step {state['current_step']}: {folder}")
     return state["current_step"], losses
+
+
+def plan_of(t: Training) -> list[int]:
+    """Epochs, images of an epoch, images of a step: with the same a resumed run has the steps that it had.
+
+    Its epochs may have fewer since: where a smaller batch size is accumulated to the same images of a step, batches that
+    a bucket did not fill become full ones.
+    """
+    batch_size = max(image.batch_size for image in t.images)
+    each = t.args.gradient_accumulation_steps * t.accelerator.num_processes
+    return [t.args.max_train_epochs, sum(image.repeats for image in t.images), batch_size * each]
 
 
 def one_step(t: Training, step: int, batches) -> tuple[float, float, bool]:
@@ -393,6 +408,7 @@ def complete_save(t: Training, guard: dict, files: list[File]) -> None:
 def contents(t: Training, step: int, losses: deque) -> list[File]:
     """The files of a state. Their tensors are the training's own, in float32, which the next step changes."""
     state = {"current_epoch": step // t.per_epoch, "current_step": step, "losses": list(losses)}
+    state["planned"] = {"of": plan_of(t), "steps": t.total}
     files = [
         File("model.safetensors", "safetensors", t.trained or dict(t.parameters)),
         File("optimizer.bin", "torch", t.optimizer.state_dict()),

@@ -175,6 +175,19 @@ def test_a_run_that_is_asked_for_fewer_steps_than_it_has_keeps_its_lora(work, un
     assert ends[0] == ends[1]
 
 
+def test_a_run_that_goes_on_with_smaller_batches_trains_the_steps_that_were_planned(work):
+    """Of three buckets none fills its last batch of four, so that an epoch of four steps becomes one of three."""
+    images = work["folder"] / "images"
+    four, one = (make_config(work["folder"] / f"{size}.toml", images, batch_size=size) for size in (4, 1))
+    settings = {"max_train_steps": None, "max_train_epochs": 3, "save_state": True, "save_every_n_steps": 5}
+    good(fork(flags(work["model"], four, work["folder"] / "fours", **settings)))
+    state = work["folder"] / "fours/tiny-step00000005-state"
+    for start in (state, work["folder"] / "ones/tiny-step00000010-state"):
+        ones = {**settings, "gradient_accumulation_steps": 4, "resume": start}
+        good(fork(flags(work["model"], one, work["folder"] / "ones", **ones)))
+        assert checkpoint.guard_of(work["folder"] / "ones/tiny-state")["step"] == 12
+
+
 def test_a_resume_with_other_images_is_allowed_and_reported(work, undisturbed, capsys):
     config = make_config(work["folder"] / "other.toml", work["folder"] / "images", repeats=3)
     args = parse(flags(work["model"], config, work["folder"] / "other", resume=undisturbed / "tiny-state", **COMMON))
