@@ -13,26 +13,18 @@ from typing import Any
 
 from trainer.errors import TrainError
 
-PIPELINES = {
-    "FluxPipeline": "flux",
-    "Flux2KleinPipeline": "flux2_klein",
-    "ZImagePipeline": "z_image",
-    "QwenImagePipeline": "qwen_image",
-    "StableDiffusion3Pipeline": "sd3",
-    "ChromaPipeline": "chroma",
-    "StableDiffusionXLPipeline": "sdxl",
+FAMILIES = {
+    "FluxPipeline": ("flux", "networks.lora_flux"),
+    "Flux2KleinPipeline": ("flux2_klein", "networks.lora_flux_2"),
+    "ZImagePipeline": ("z_image", "networks.lora_zimage"),
+    "QwenImagePipeline": ("qwen_image", "networks.lora_qwen_image"),
+    "StableDiffusion3Pipeline": ("sd3", "networks.lora_sd3"),
+    "ChromaPipeline": ("chroma", "networks.lora_flux"),
+    "StableDiffusionXLPipeline": ("sdxl", "networks.lora"),
 }
-"""Pipeline of diffusers → the file here."""
-MODULES = {
-    "flux": "networks.lora_flux",
-    "flux2_klein": "networks.lora_flux_2",
-    "z_image": "networks.lora_zimage",
-    "qwen_image": "networks.lora_qwen_image",
-    "sd3": "networks.lora_sd3",
-    "chroma": "networks.lora_flux",
-    "sdxl": "networks.lora",
-}
-"""File here → what kohya's trainers call its LoRA module, for --network_module and the metadata of a LoRA."""
+"""Pipeline of diffusers → the file here, and what kohya's trainers call its LoRA module, for --network_module and the
+metadata of a LoRA."""
+MODULES = dict(FAMILIES.values())
 INDEX = "model_index.json"
 
 
@@ -87,10 +79,10 @@ def index(folder: Path) -> dict[str, Any]:
 def of(folder: Path) -> Family:
     """The family of the model in a folder. Raises: TrainError for one that is not trained here."""
     pipeline = str(index(folder).get("_class_name"))
-    if pipeline not in PIPELINES:
+    if pipeline not in FAMILIES:
         raise TrainError(
-            f"{folder} is a model of {pipeline}; the built-in trainer has {', '.join(PIPELINES)}. "
+            f"{folder} is a model of {pipeline}; the built-in trainer has {', '.join(FAMILIES)}. "
             "Use one of kohya's trainers for it"
         )
-    family: Family = importlib.import_module(f"trainer.families.{PIPELINES[pipeline]}").FAMILY
+    family: Family = importlib.import_module(f"trainer.families.{FAMILIES[pipeline][0]}").FAMILY
     return family
