@@ -223,15 +223,12 @@ def boundary(t: Training, step: int, losses: deque, usual_s: float, metrics: Met
         else:
             validate_if_due(t, step, metrics)
         return
-    for label, name, kind, last_gone, last_state_gone in saves:
+    for label, name, *_ in saves:
         output = Path(args.output_dir)
         save_lora(t, output / f"{name}.safetensors", step)
-        every = args.save_every_n_steps if kind == "step" else None
-        drop_old(t, kind, last_gone, state=False, every=every)
         if args.save_state:
             t.log(f"saving state at {label}")
             save_state(t, output / f"{name}-state", step, losses)
-            drop_old(t, kind, last_state_gone, state=True)
     validated = validate_if_due(t, step, metrics)
     for kind in requested:
         if kind != "sample":
@@ -270,15 +267,21 @@ def save_requested(t: Training, kind: str, step: int, losses: deque, saved: bool
         save_state_of(t, step, losses)
     keep = first(args.save_last_n_steps_state, args.save_last_n_steps)
     if keep is not None:
-        drop_old(t, "step", step - keep - 1, state=True)
+        drop = lambda: states.drop_old(output, args.output_name, "step", step - keep - 1, True, t.log)  # noqa: E731
+        t.saves.then("old states", drop)
     what = "a checkpoint and its LoRA" if kind == "save" else "a checkpoint"
     t.saves.then("the answer to a request", lambda: t.requests.done(kind, step, what))
 
 
-def drop_old(t: Training, kind: str, last_gone: int, state: bool, every: int | None = None) -> None:
-    """`states.drop_old`, once the newer ones are on the disk."""
+def drop_replaced(t: Training, step: int, saved: str) -> None:
+    """Deletes the old LoRAs or states that a numbered save replaces, now that it is on the disk. saved: its name."""
     output, slug = Path(t.args.output_dir), t.args.output_name
-    t.saves.then("old files", lambda: states.drop_old(output, slug, kind, last_gone, state, t.log, every))
+    for _, name, kind, last_gone, last_state_gone in saves_due(t.args, step, ended(t, step), t.epochs):
+        if saved == f"{name}.safetensors":
+            every = t.args.save_every_n_steps if kind == "step" else None
+            states.drop_old(output, slug, kind, last_gone, False, t.log, every)
+        elif saved == f"{name}-state":
+            states.drop_old(output, slug, kind, last_state_gone, True, t.log)
 
 
 def saves_due(args, step: int, epoch: int | None, epochs: int) -> list[tuple[str, str, str, int, int]]:
@@ -376,6 +379,7 @@ def write_lora(t: Training, path: Path, step: int, files: list[File]) -> None:
     about = lora.describe(t, step)
     scale = t.args.network_alpha / t.args.network_dim
     checkpoint.atomic_write(path, lora.to_file(files[0].content, t.family.prefix, scale, t.args.save_precision, about))
+    drop_replaced(t, step, path.name)
 
 
 def save_state(t: Training, folder: Path, step: int, losses: deque) -> None:
@@ -389,20 +393,13 @@ def save_state(t: Training, folder: Path, step: int, losses: deque) -> None:
 
 def write_state(t: Training, folder: Path, step: int, files: list[File]) -> None:
     states.save(folder, files, step=step, epoch=step // t.per_epoch, belongs=t.belongs)
+    drop_replaced(t, step, folder.name)
 
 
 def complete_save(t: Training, guard: dict, files: list[File]) -> None:
-    """Writes what a killed process was saving, and deletes the old ones that it replaces."""
-    step, saved = guard["step"], guard["name"]
-    path, state = Path(t.args.output_dir) / saved, saved.endswith("-state")
-    (write_state if state else write_lora)(t, path, step, files)
-    every = t.args.save_every_n_steps
-    for _, name, kind, last_gone, last_state_gone in saves_due(t.args, step, ended(t, step), t.epochs):
-        if saved == f"{name}-state":
-            states.drop_old(path.parent, t.args.output_name, kind, last_state_gone, True, t.log)
-        elif saved == f"{name}.safetensors":
-            gone_every = every if kind == "step" else None
-            states.drop_old(path.parent, t.args.output_name, kind, last_gone, False, t.log, gone_every)
+    """Writes what a killed process was saving."""
+    path = Path(t.args.output_dir) / guard["name"]
+    (write_state if path.name.endswith("-state") else write_lora)(t, path, guard["step"], files)
 
 
 def contents(t: Training, step: int, losses: deque) -> list[File]:
