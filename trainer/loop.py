@@ -89,15 +89,7 @@ def restore(t: Training) -> tuple[int, deque]:
     if not t.args.resume:
         return 0, losses
     folder = Path(t.args.resume)
-    state = states.load(
-        folder,
-        parameters=t.parameters,
-        average=t.average,
-        optimizer=t.optimizer,
-        scaler=t.accelerator.scaler,
-        belongs=t.belongs,
-        log=t.log,
-    )
+    state = states.load(folder, t)
     losses.extend(state["losses"])
     if t.args.max_train_epochs and state.get("planned", {}).get("of") == plan_of(t):
         t.total = state["planned"]["steps"]

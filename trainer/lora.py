@@ -159,7 +159,7 @@ def describe(t, step: int) -> dict[str, str]:
         "ss_num_epochs": t.epochs,
         "ss_max_train_steps": t.total,
         "ss_num_train_images": sum(image.repeats for image in t.images),
-        "ss_num_batches_per_epoch": t.micros,
+        "ss_num_batches_per_epoch": len(t.order),
         "ss_gradient_accumulation_steps": args.gradient_accumulation_steps,
         "ss_gradient_checkpointing": args.gradient_checkpointing,
         "ss_learning_rate": args.learning_rate,

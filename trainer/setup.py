@@ -28,10 +28,7 @@ SDXL_ONLY = ("min_snr_gamma", "v_parameterization", "zero_terminal_snr")
 
 @dataclass
 class Training:
-    """The input of the loop. `per_epoch`: optimizer steps per epoch; `micros`: micro-batches per epoch and process.
-
-    `images`: those that are trained on, without the held-out ones.
-    """
+    """The input of the loop. per_epoch: optimizer steps. images: those that are trained on, without the held-out ones."""
 
     args: Any
     hb: Any
@@ -39,7 +36,6 @@ class Training:
     accelerator: Any
     dtype: Any
     images: list
-    model: Path
     order: EpochSampler
     loader: Any
     transformer: Any
@@ -51,7 +47,6 @@ class Training:
     validator: validation.Validator
     family: families.Family
     belongs: dict
-    micros: int
     per_epoch: int
     epochs: int
     total: int
@@ -108,8 +103,8 @@ def build(args, hb) -> Training:
     if held:
         log(f"held out for validation: {len(held)} of {len(images) + len(held)} images")
     every = fill_caches(args, hb, log, accelerator, [*images, *held], prompts, model, family, output, dtypes)
-    paths = cache.Paths(every.latents[: len(images)], every.texts[: len(images)], every.prompts)
-    held_names = [path.name for path in every.latents[len(images) :]]
+    ends = slice(len(images)), slice(len(images), None)
+    paths, held_paths = (cache.Paths(every.latents[end], every.texts[end], every.prompts) for end in ends)
 
     hb.reach("model")
     hb.phase("load", note=family.denoiser)
@@ -145,8 +140,7 @@ def build(args, hb) -> Training:
         check_room(output, args, parameters)
 
     order = EpochSampler(images, args.seed, rank, world)
-    micros = len(order)
-    per_epoch = -(-micros // args.gradient_accumulation_steps)
+    per_epoch = -(-len(order) // args.gradient_accumulation_steps)
     total = args.max_train_epochs * per_epoch if args.max_train_epochs else args.max_train_steps
     hb.plan(total)
     encoded = [path.name for files in (paths.latents, *paths.texts) for path in files]
@@ -170,7 +164,6 @@ def build(args, hb) -> Training:
         accelerator=accelerator,
         dtype=dtype,
         images=images,
-        model=model,
         order=order,
         loader=make_loader(args, order, paths, device),
         transformer=transformer,
@@ -179,10 +172,9 @@ def build(args, hb) -> Training:
         trained={},
         optimizer=optimizer,
         sampler=samples.Sampler(prompts, paths, model, family, args, device, dtypes, log),
-        validator=validation.Validator(args, family, cache.Batches(every), held_names, len(images), device, dtype),
+        validator=validation.Validator(args, family, held_paths, device, dtype),
         family=family,
         belongs=belongs,
-        micros=micros,
         per_epoch=per_epoch,
         epochs=-(-total // per_epoch),
         total=total,
