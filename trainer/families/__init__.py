@@ -63,16 +63,21 @@ class Family:
 
 def index(folder: Path) -> dict[str, Any]:
     """The model_index.json of a model in diffusers' layout. Raises: TrainError."""
-    try:
-        found = json.loads((folder / INDEX).read_text(encoding="utf-8"))
-    except FileNotFoundError as problem:
+    if not (folder / INDEX).is_file():
         raise TrainError(
             f"{folder}: {INDEX} is missing, so this is no model in diffusers' layout; download the complete folder"
-        ) from problem
+        )
+    return read_json(folder / INDEX)
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """A JSON object. Raises: TrainError when the file is not one."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as problem:
-        raise TrainError(f"{folder / INDEX}: cannot be read ({problem}); download it again") from problem
+        raise TrainError(f"{file}: cannot be read, or not valid JSON ({problem}); download it again") from problem
     if not isinstance(found, dict):
-        raise TrainError(f"{folder / INDEX}: not a JSON object; download it again")
+        raise TrainError(f"{file}: not a JSON object; download it again")
     return found
 
 
