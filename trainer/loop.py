@@ -210,7 +210,7 @@ def boundary(t: Training, step: int, losses: deque, usual_s: float, metrics: Met
     saves = saves_due(args, step, ended(t, step), t.epochs)
     requested = t.requests.pending(step)
     if not t.main:
-        if saves or any(t.sampler.due(step, done) for done in dict.fromkeys((None, ended(t, step)))):
+        if saves or t.sampler.due(step, ended(t, step)):
             t.hb.phase("save" if saves else "sample", note="waiting for rank 0")
         else:
             validate_if_due(t, step, metrics)
@@ -315,24 +315,22 @@ def samples_due(t: Training, step: int, losses: deque, usual_s: float, requested
             t.saves.wait()
             t.hb.phase("sample", note="stop requested; the state is saved, the sample images are finished first")
 
-    # for its number (None), or the epoch that it ends
-    due = [done for done in dict.fromkeys((None, ended(t, step))) if t.sampler.due(step, done)]
+    due = t.sampler.due(step, ended(t, step))
     if requested and not t.sampler.prompts:
         t.requests.refuse("sample", step, "the run has no prompts for sample images; add some, then start it again")
         requested = False
-    drawn = 0
-    for done in due or [None] * requested:
-        epoch = 0 if step == 0 else done
-        with using_final_weights(t):
-            paths = t.sampler.make(
-                t.transformer, epoch, step, usual_s, t.hb, t.accelerator.autocast, honor_stop_request
-            )
-        for path in paths:
-            t.log(f"sample image: {path}")
-            drawn += 1
+    if not due and not requested:
+        return False
+    epoch = ended(t, step) if due and t.args.sample_every_n_epochs else None
+    with using_final_weights(t):
+        paths = t.sampler.make(
+            t.transformer, epoch if step else 0, step, usual_s, t.hb, t.accelerator.autocast, honor_stop_request
+        )
+    for path in paths:
+        t.log(f"sample image: {path}")
     if requested:
-        t.requests.done("sample", step, f"{drawn} of {len(t.sampler.prompts)} sample images")
-    return bool(due) or requested
+        t.requests.done("sample", step, f"{len(paths)} of {len(t.sampler.prompts)} sample images")
+    return True
 
 
 def stop_here(t: Training, step: int, losses: deque) -> None:

@@ -112,16 +112,17 @@ class Sampler:
         self.since_s = math.inf
 
     def due(self, step: int, epoch_done: int | None) -> bool:
-        """Whether images are due, by the rule of sd-scripts: by epochs if these are set, else by steps."""
+        """Whether images are due, by the rule of sd-scripts: by epochs if these are set, else by steps.
+
+        epoch_done: the epoch (1-based) that ends with this step; None when none does.
+        """
         if not self.prompts:
             return False
         if step == 0:
             return self.args.sample_at_first
         if self.args.sample_every_n_epochs:
             return epoch_done is not None and epoch_done % self.args.sample_every_n_epochs == 0
-        return (
-            bool(self.args.sample_every_n_steps) and epoch_done is None and step % self.args.sample_every_n_steps == 0
-        )
+        return bool(self.args.sample_every_n_steps) and step % self.args.sample_every_n_steps == 0
 
     def make(self, transformer, epoch: int | None, step: int, usual_step_s: float, hb, autocast, between) -> list[Path]:
         """Draws the missing images of one moment; returns the paths of the new ones.
