@@ -7,6 +7,7 @@ one process does, and the others wait for it at a barrier with a deadline.
 """
 
 import contextlib
+import gc
 import os
 import shutil
 import sys
@@ -145,16 +146,10 @@ def build(args, hb) -> Training:
     hb.plan(total)
     encoded = [path.name for files in (paths.latents, *paths.texts) for path in files]
     belongs = {
-        "network_dim": args.network_dim,
-        "network_alpha": args.network_alpha,
-        "train_blocks": args.train_blocks,
-        "optimizer_type": args.optimizer_type,
+        **{flag: getattr(args, flag) for flag in states.FLAGS},
         "model": models.fingerprint(model, family.denoiser),
-        "seed": args.seed,
         "data": cache.name_of(*((image.repeats, image.batch_size) for image in images), *encoded),
-        "gradient_accumulation_steps": args.gradient_accumulation_steps,
         "world": world,
-        "ema_decay": args.ema_decay,
     }
     memory = Snapshots.from_env()
     return Training(
@@ -302,38 +297,32 @@ def fill_caches(args, hb, log, accelerator, images, prompts, model, family, outp
 
     Machines that share no disk lack what the others have encoded: each encodes it again, to the same numbers.
     """
+    import torch
+
     hb.reach("data")
     paths = cache.plan(images, samples.texts(prompts), model, output, args, dtypes, hb, log)
     shares = [(accelerator.process_index, accelerator.num_processes)]
     if group.local_size() < accelerator.num_processes:
         shares.append((accelerator.local_process_index, group.local_size()))
-    for first, step in shares:
-        encode_share(args, hb, log, accelerator, images, paths, model, family, dtypes, slice(first, None, step))
-    return paths
-
-
-def encode_share(args, hb, log, accelerator, images, paths, model, family, dtypes, share: slice) -> None:
-    """Encodes this process's share of what is missing."""
-    import torch
-
     device = accelerator.device
-    texts, latents = cache.missing_texts(images, paths)[share], cache.missing_latents(images, paths)[share]
-    barrier(accelerator, "the list of caches")  # before any file is written, so that all processes share the same list
-    if latents:
-        log("caching latents...")
-        cache.encode_latents(latents, model, family, dtypes[0], device, hb)
-    hb.reach("tokenizer")
-    if texts:
-        log("caching Text Encoder outputs...")
-        where = torch.device("cpu") if args.text_encoder_cpu else device
-        cache.encode_texts(texts, model, family, args, dtypes[1], where, hb)
-    if texts or latents:
-        import gc
-
-        gc.collect()  # T5 is 9 GB: it must be freed before the transformer is loaded
-        if device.type == "cuda" and not args.highvram:
-            torch.cuda.empty_cache()
-    barrier(accelerator, "the caches of all ranks")
+    for first, step in shares:
+        share = slice(first, None, step)
+        texts, latents = cache.missing_texts(images, paths)[share], cache.missing_latents(images, paths)[share]
+        barrier(accelerator, "the list of caches")  # before any file is written, so that all share the same list
+        if latents:
+            log("caching latents...")
+            cache.encode_latents(latents, model, family, dtypes[0], device, hb)
+        hb.reach("tokenizer")
+        if texts:
+            log("caching Text Encoder outputs...")
+            where = torch.device("cpu") if args.text_encoder_cpu else device
+            cache.encode_texts(texts, model, family, args, dtypes[1], where, hb)
+        if texts or latents:
+            gc.collect()  # T5 is 9 GB: it must be freed before the transformer is loaded
+            if device.type == "cuda" and not args.highvram:
+                torch.cuda.empty_cache()
+        barrier(accelerator, "the caches of all ranks")
+    return paths
 
 
 def make_loader(args, order: EpochSampler, paths: cache.Paths, device):

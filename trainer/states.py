@@ -20,6 +20,7 @@ MUST_MATCH = ("network_dim", "network_alpha", "train_blocks", "optimizer_type", 
 AVERAGE = "average.safetensors"
 BATCHES = ("gradient_accumulation_steps", "world")  # their product is what counts: the batches of a step
 SHOULD_MATCH = ("seed", "data", *BATCHES)
+FLAGS = [name for name in (*MUST_MATCH, *SHOULD_MATCH) if name not in ("model", "data", "world")]  # of the command line
 
 
 def step_name(slug: str, step: int) -> str:
