@@ -20,25 +20,15 @@ EXTENSIONS = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 Keys = dict[str, tuple[type, ...]]  # the types that the value of a key may have
 DATASET_KEYS: Keys = {
     "resolution": (int, list),
-    "batch_size": (int,),
-    "enable_bucket": (bool,),
-    "min_bucket_reso": (int,),
-    "max_bucket_reso": (int,),
-    "bucket_reso_steps": (int,),
-    "bucket_no_upscale": (bool,),
+    **dict.fromkeys(("enable_bucket", "bucket_no_upscale"), (bool,)),
+    **dict.fromkeys(("batch_size", "min_bucket_reso", "max_bucket_reso", "bucket_reso_steps"), (int,)),
 }
+TEXT_KEYS = ("image_dir", "class_tokens", "caption_extension", "caption_prefix", "caption_suffix", "caption_separator")
 SUBSET_KEYS: Keys = {
-    "image_dir": (str,),
-    "num_repeats": (int,),
-    "class_tokens": (str,),
-    "caption_extension": (str,),
-    "caption_prefix": (str,),
-    "caption_suffix": (str,),
-    "keep_tokens": (int,),
-    "alpha_mask": (bool,),
-    "shuffle_caption": (bool,),
-    "caption_separator": (str,),
     "caption_dropout_rate": (int, float),
+    **dict.fromkeys(("alpha_mask", "shuffle_caption"), (bool,)),
+    **dict.fromkeys(("num_repeats", "keep_tokens"), (int,)),
+    **dict.fromkeys(TEXT_KEYS, (str,)),
 }
 # keys of sd-scripts that are accepted only when they are off (false, 0, "")
 NEUTRAL_KEYS = (

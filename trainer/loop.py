@@ -169,8 +169,9 @@ def final_weights(t: Training) -> dict:
 
 @contextlib.contextmanager
 def using_final_weights(t: Training) -> Iterator[None]:
-    """In the block the model has the final weights, and `t.trained` those that are trained, which it gets back."""
+    """In the block the model is evaluated with the final weights; `t.trained` has those that are trained."""
     final, t.trained = final_weights(t), {name: p.data for name, p in t.parameters.items()}
+    t.transformer.eval()
     try:
         for name, p in t.parameters.items():
             p.data = final[name].data
@@ -179,6 +180,7 @@ def using_final_weights(t: Training) -> Iterator[None]:
         for name, p in t.parameters.items():
             p.data = t.trained[name]
         t.trained = {}
+        t.transformer.train()
 
 
 def add_up(t: Training, loss, stop: bool):

@@ -131,8 +131,6 @@ class Sampler:
         """
         import torch
 
-        from trainer import flow
-
         folder = Path(self.args.output_dir) / "sample"
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -144,23 +142,22 @@ class Sampler:
             return []
         self.log(f"generating sample images at step: {step}")
         written = []
-        with flow.evaluating(transformer):
-            for prompt in prompts:
-                hb.phase("sample", total=prompt.steps, note=prompt.prompt)
-                budget_s = max(limits.seconds("sample_least_s"), BUDGET_STEPS * usual_step_s * prompt.steps)
-                try:
-                    with (
-                        Deadline(budget_s + limits.seconds("sample_grace_s"), f"sample image {prompt.number + 1}"),
-                        torch.no_grad(),
-                        autocast(),
-                    ):
-                        image = self.image(transformer, prompt, budget_s, hb, between)
-                    path = folder / file_name(self.args.output_name, epoch, step, prompt)
-                    with checkpoint.writing_file(path) as unfinished:
-                        image.save(unfinished, format="PNG")
-                    written.append(path)
-                except (SampleError, TrainError, TimeoutError, ValueError, RuntimeError, OSError) as problem:
-                    self.log(f"sample image {prompt.number + 1} is skipped: {type(problem).__name__}: {problem}")
+        for prompt in prompts:
+            hb.phase("sample", total=prompt.steps, note=prompt.prompt)
+            budget_s = max(limits.seconds("sample_least_s"), BUDGET_STEPS * usual_step_s * prompt.steps)
+            try:
+                with (
+                    Deadline(budget_s + limits.seconds("sample_grace_s"), f"sample image {prompt.number + 1}"),
+                    torch.no_grad(),
+                    autocast(),
+                ):
+                    image = self.image(transformer, prompt, budget_s, hb, between)
+                path = folder / file_name(self.args.output_name, epoch, step, prompt)
+                with checkpoint.writing_file(path) as unfinished:
+                    image.save(unfinished, format="PNG")
+                written.append(path)
+            except (SampleError, TrainError, TimeoutError, ValueError, RuntimeError, OSError) as problem:
+                self.log(f"sample image {prompt.number + 1} is skipped: {type(problem).__name__}: {problem}")
         return written
 
     def made(self, folder: Path, epoch: int | None, step: int, prompt: Prompt) -> bool:

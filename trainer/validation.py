@@ -84,17 +84,16 @@ class Validator:
 
         losses: list[float] = []
         hb.phase("validate", total=self.items)
-        with flow.evaluating(transformer):
-            for number in range(self.items // len(LEVELS)):
-                batch = self.batches[((number, 0),)]
-                for level in LEVELS:
-                    if stop():
-                        return None
-                    seed = seed_for(self.seed, "validation", self.names[number], level)
-                    with torch.no_grad(), autocast():
-                        one = flow.loss_of(
-                            self.args, self.family, transformer, batch, seed, self.device, self.dtype, level=level
-                        )
-                    losses.append(float(one))
-                    hb.item(len(losses))
+        for number in range(self.items // len(LEVELS)):
+            batch = self.batches[((number, 0),)]
+            for level in LEVELS:
+                if stop():
+                    return None
+                seed = seed_for(self.seed, "validation", self.names[number], level)
+                with torch.no_grad(), autocast():
+                    one = flow.loss_of(
+                        self.args, self.family, transformer, batch, seed, self.device, self.dtype, level=level
+                    )
+                losses.append(float(one))
+                hb.item(len(losses))
         return sum(losses) / len(losses)
