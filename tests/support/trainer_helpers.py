@@ -86,6 +86,15 @@ def fork(argv: list[str], fault: str = "", **extra: str) -> subprocess.Completed
     return kohya_nursery.run(command, environment(**extra), ROOT, 500, merged=False)
 
 
+def train(work: dict, name: str, fault: str = "", config: Path | None = None, **changed: object):
+    """A run in a folder of its own, which saves states, and how it ended. Its metrics are in the folder `run-NAME`."""
+    folder, run = work["folder"] / name, work["folder"] / f"run-{name}"
+    run.mkdir(exist_ok=True)
+    argv = flags(work["model"], config or work["config"], folder, save_state=True, **changed)
+    more = {"HANGPROOF_RUN": str(run), "HANGPROOF_HEARTBEAT": str(work["folder"] / f"beats-{name}")}
+    return folder, fork(argv, fault, **more)
+
+
 def attempt_of(work: dict, name: str, number: int, ring: Path | None, resume: Path | None, env: dict, **changed):
     """One attempt, as the monitor starts it: from the newest snapshot in `ring`, if there is one, else `resume`."""
     from guards import checkpoint, snapshot_files

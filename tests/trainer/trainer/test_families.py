@@ -9,6 +9,7 @@ from unittest import mock
 import pytest
 import tiny_pipelines
 import torch
+from flux_parts import CPU, loaded, no_tick
 from runs_helpers import python
 from safetensors.torch import load_file, save_file
 from trainer_helpers import flags, fork, good, images, make_config, sha
@@ -20,8 +21,8 @@ from trainer.errors import TrainError
 from trainer.families import common
 
 imports.heavy()
-diffusers = pytest.importorskip("diffusers")
-CPU = torch.device("cpu")
+import diffusers  # noqa: E402 - after `heavy`
+
 OTHERS = sorted(tiny_pipelines.MAKERS)  # FLUX.1 is killed in test_states.py
 PIPELINES = ["FluxPipeline", *OTHERS]
 PROMPTS = "a thing --w 64 --h 64 --s 1 --l 3 --n bad\na longer thing --w 64 --h 32 --s 1\n"
@@ -38,6 +39,13 @@ def made(model, tmp_path_factory):
         return found if found.is_dir() else tiny_pipelines.make(pipeline, found)
 
     return of
+
+
+def linked(model, folder, *without):
+    """Give a folder the files and parts of a model, but for some."""
+    for part in model.iterdir():
+        if part.name not in without:
+            (folder / part.name).symlink_to(part)
 
 
 @pytest.fixture(scope="module")
@@ -63,13 +71,9 @@ def test_a_run_that_is_killed_gives_the_bytes_of_one_that_is_not(work, data, mad
 
 
 @pytest.mark.parametrize("pipeline", PIPELINES)
-def test_its_lora_does_in_diffusers_what_it_did_here(work, data, made, pipeline, tmp_path):
-    model = made(pipeline)
-    family = families.of(model)
-    args = parse(flags(model, data, tmp_path))
-    ours = models.load_denoiser(model, family, torch.float32, CPU, "", lambda done, total: None)
-    settings = {"rank": 4, "alpha": 2.0, "dropout": 0.0, "seed": 1, "cast_inputs": True}
-    parameters = lora.add(ours, blocks=family.blocks["all"], **settings)
+def test_its_lora_does_in_diffusers_what_it_did_here(made, pipeline, tmp_path):
+    model, args = made(pipeline), parse(flags("m", "d", "o"))
+    family, (ours, parameters) = families.of(model), loaded(model, alpha=2.0)
     for number, (name, weight) in enumerate(sorted(parameters.items())):
         if ".lora_B." in name:  # zero until it is trained
             weight.data.normal_(0, 0.5, generator=torch.Generator().manual_seed(number))
@@ -88,11 +92,7 @@ def test_its_lora_does_in_diffusers_what_it_did_here(work, data, made, pipeline,
 
 def test_a_lora_that_sd_scripts_trained_with_sdxl_can_be_begun_with(made, tmp_path):
     """sd-scripts has the names of Stability's code: input_blocks, middle_block, output_blocks."""
-    model = made("StableDiffusionXLPipeline")
-    family = families.of(model)
-    unet = models.load_denoiser(model, family, torch.float32, CPU, "", lambda done, total: None)
-    settings = {"rank": 4, "alpha": 2.0, "dropout": 0.0, "seed": 1, "cast_inputs": True}
-    parameters = lora.add(unet, blocks=family.blocks["all"], **settings)
+    unet, parameters = loaded(made("StableDiffusionXLPipeline"), alpha=2.0)
     file = tmp_path / "theirs.safetensors"
     file.write_bytes(lora.to_file(parameters, lora.KOHYA, 2.0 / 4, None, {}))
     theirs = {}
@@ -130,8 +130,8 @@ def test_captions_that_are_longer_than_the_model_reads_are_reported(made, pipeli
 
 
 @pytest.mark.parametrize("pipeline", PIPELINES)
-def test_what_is_downloaded_of_a_model_encodes_and_is_like_all_of_it(work, data, made, pipeline, tmp_path):
-    model, args = made(pipeline), parse(flags("m", data, tmp_path))
+def test_what_is_downloaded_of_a_model_encodes_and_is_like_all_of_it(made, pipeline, tmp_path):
+    model, args = made(pipeline), parse(flags("m", "d", "o"))
     family, args.t5_tokens = families.of(model), 16
     names = [path.relative_to(model).as_posix() for path in sorted(model.rglob("*")) if path.is_file()]
     for name in models.wanted(names):
@@ -151,10 +151,10 @@ def test_what_is_downloaded_of_a_model_encodes_and_is_like_all_of_it(work, data,
 
 def test_two_families_with_one_text_encoder_do_not_share_the_texts_that_it_encoded(made, tmp_path):
     """Z-Image and FLUX.2 klein 4B both have Qwen3 4B, which a user may keep once; they take other layers of it."""
-    z_image = made("ZImagePipeline")
-    for part in made("Flux2KleinPipeline").iterdir():
-        shared = part.name in ("text_encoder", "tokenizer")
-        (tmp_path / part.name).symlink_to(z_image / part.name if shared else part)
+    z_image, shared = made("ZImagePipeline"), ("text_encoder", "tokenizer")
+    linked(made("Flux2KleinPipeline"), tmp_path, *shared)
+    for part in shared:
+        (tmp_path / part).symlink_to(z_image / part)
     args = parse(flags("m", "d", tmp_path))
     args.t5_tokens = 0
     dtypes, beat = (torch.float32, torch.float32), Heartbeat(None)
@@ -164,10 +164,9 @@ def test_two_families_with_one_text_encoder_do_not_share_the_texts_that_it_encod
 
 @pytest.mark.parametrize("distilled", [True, False])
 def test_a_distilled_model_draws_its_samples_without_classifier_free_guidance(made, distilled, tmp_path):
-    for part in made("Flux2KleinPipeline").iterdir():
-        (tmp_path / part.name).symlink_to(part)
-    index = json.loads((tmp_path / "model_index.json").read_text()) | {"is_distilled": distilled}
-    (tmp_path / "model_index.json").unlink()
+    model = made("Flux2KleinPipeline")
+    linked(model, tmp_path, "model_index.json")
+    index = json.loads((model / "model_index.json").read_text()) | {"is_distilled": distilled}
     (tmp_path / "model_index.json").write_text(json.dumps(index))
     pipe = models.pipeline(tmp_path, device=CPU)
     pipe._guidance_scale = 4.0
@@ -177,11 +176,9 @@ def test_a_distilled_model_draws_its_samples_without_classifier_free_guidance(ma
 def test_a_model_that_predicts_velocity_is_trained_and_sampled_so(made, tmp_path):
     model = made("StableDiffusionXLPipeline")
     family = families.of(model)
-    for part in model.iterdir():
-        (tmp_path / part.name).symlink_to(part)
+    linked(model, tmp_path, "scheduler")
+    diffusers.EulerDiscreteScheduler(prediction_type="v_prediction").save_pretrained(tmp_path / "scheduler")
     with pytest.raises(TrainError, match="predicts velocity, as its scheduler says; add --v_parameterization"):
-        (tmp_path / "scheduler").unlink()
-        diffusers.EulerDiscreteScheduler(prediction_type="v_prediction").save_pretrained(tmp_path / "scheduler")
         setup.check_family(parse(flags("m", "d", "o")), family, tmp_path)
     args = parse(flags("m", "d", "o", v_parameterization=True))
     sampler = samples.Sampler([], None, model, family, args, CPU, (), print)
@@ -199,10 +196,10 @@ def a_batch(pipe, family, args):
 
 
 @pytest.mark.parametrize("pipeline", PIPELINES)
-def test_a_prediction_is_the_pipelines_own(work, data, made, pipeline, tmp_path):
+def test_a_prediction_is_the_pipelines_own(made, pipeline):
     """What the pipeline gives its scheduler in its first step, from the same noise."""
-    model = made(pipeline)
-    family, args = families.of(model), parse(flags(model, data, tmp_path))
+    model, args = made(pipeline), parse(flags("m", "d", "o"))
+    family = families.of(model)
     pipe = getattr(diffusers, pipeline).from_pretrained(model)
     batch = a_batch(pipe, family, args)
     noise = torch.randn(batch["latents"].shape, generator=torch.Generator().manual_seed(5))
@@ -234,13 +231,13 @@ def test_a_prediction_is_the_pipelines_own(work, data, made, pipeline, tmp_path)
         ("StableDiffusionXLPipeline", "add_time_proj"),
     ],
 )
-def test_noise_levels_and_sizes_are_not_rounded_in_16_bits(work, data, made, pipeline, part, tmp_path):
+def test_noise_levels_and_sizes_are_not_rounded_in_16_bits(made, pipeline, part):
     """bfloat16 has 8 bits: of two levels near 0.999, or two sizes near 3,000 pixels, it makes one."""
     model, level, given = made(pipeline), torch.tensor([0.0123]), []
-    family, args = families.of(model), parse(flags(model, data, tmp_path))
+    family, args = families.of(model), parse(flags("m", "d", "o"))
     batch = a_batch(getattr(diffusers, pipeline).from_pretrained(model), family, args)
     batch["sizes"] = torch.tensor([[3001, 1999, 7, 0, 64, 96]])
-    ours = models.load_denoiser(model, family, torch.bfloat16, CPU, "", lambda done, total: None)
+    ours = models.load_denoiser(model, family, torch.bfloat16, CPU, "", no_tick)
     ours.get_submodule(part).register_forward_pre_hook(lambda _, values: given.extend(values[0].tolist()))
     with torch.no_grad():
         family.predict(ours, batch["latents"], level, flow.on_device(batch, CPU, torch.bfloat16), args)

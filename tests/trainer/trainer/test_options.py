@@ -6,7 +6,7 @@ import pytest
 import torch
 from flux_parts import loaded
 from safetensors.torch import load_file
-from trainer_helpers import flags, fork, good, make_config, sha
+from trainer_helpers import flags, good, make_config, sha, train
 
 from trainer import cache, dataset, families, lora
 from trainer.arguments import parse
@@ -34,10 +34,8 @@ def data(work):
 
 
 def run(work, data, name, **changed):
-    """The folder of a run of eight steps that saves each second one, and how it ended."""
-    settings = {"max_train_steps": 8, "save_every_n_steps": 2, "save_state": True, **changed}
-    folder = work["folder"] / name
-    return folder, fork(flags(work["model"], data, folder, **settings))
+    """A run of eight steps that saves each second one."""
+    return train(work, name, config=data, **{"max_train_steps": 8, "save_every_n_steps": 2, **changed})
 
 
 @pytest.fixture(scope="module")
