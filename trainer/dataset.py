@@ -260,14 +260,14 @@ def pixels_and_mask(image: Image):
     try:
         with Pillow.open(image.path) as opened:
             picture = ImageOps.exif_transpose(opened)
-            if picture.has_transparency_data:
+            if picture.mode.startswith("I"):  # 16 bits of grey: Pillow's own conversion makes all above 255 white
+                picture = picture.convert("F").point(lambda value: value * (255 / 65535)).convert("L")
+            elif picture.has_transparency_data:
                 picture = picture.convert("RGBA")
                 if image.masked:
                     alpha = picture.getchannel("A")
                 else:
                     picture = Pillow.alpha_composite(Pillow.new("RGBA", picture.size, "white"), picture)
-            if picture.mode.startswith("I"):  # 16 bits of grey: Pillow's own conversion makes all above 255 white
-                picture = picture.convert("F").point(lambda value: value * (255 / 65535)).convert("L")
             picture = picture.convert("RGB")
     except (*DAMAGE, Pillow.DecompressionBombError) as problem:
         raise TrainError(unreadable(image.path, problem)) from problem

@@ -37,7 +37,7 @@ def test_a_turned_photograph_a_transparent_image_and_one_of_16_bits_are_seen_as_
     exif[0x0112] = 6
     picture.save(folder / "turned.jpg", exif=exif)
     Pillow.fromarray(numpy.zeros((64, 64, 4), numpy.uint8)).save(folder / "clear.png")
-    Pillow.new("I;16", (64, 64), 40_000).save(folder / "sixteen.png")
+    Pillow.new("I;16", (64, 64), 40_000).save(folder / "sixteen.png", transparency=0)
     for name in ("turned", "clear", "sixteen"):
         (folder / f"{name}.txt").write_text("x", encoding="utf-8")
     clear, sixteen, turned = read(make_config(tmp_path / "d.toml", folder), ARGS)
