@@ -12,7 +12,7 @@ import torch
 from flux_parts import CPU, loaded, no_tick
 from runs_helpers import python
 from safetensors.torch import load_file, save_file
-from trainer_helpers import flags, fork, good, images, make_config, sha
+from trainer_helpers import flags, images, make_config, sha, train, trained
 
 from guards.heartbeat import Heartbeat
 from trainer import cache, families, flow, imports, lora, models, samples, setup
@@ -59,14 +59,14 @@ def data(work):
 @pytest.mark.parametrize("pipeline", OTHERS)
 def test_a_run_that_is_killed_gives_the_bytes_of_one_that_is_not(work, data, made, pipeline):
     """Killed in the middle of its second epoch."""
-    settings = {"max_train_steps": 8, "save_every_n_steps": 2, "save_state": True, "gradient_checkpointing": True}
+    mine = work | {"model": made(pipeline), "config": data}
+    settings = {"max_train_steps": 8, "save_every_n_steps": 2, "gradient_checkpointing": True}
     prompts = {"sample_prompts": work["folder"] / "prompts.txt", "sample_every_n_steps": 8}
-    whole, killed = (work["folder"] / f"{pipeline}-{name}" for name in ("whole", "killed"))
-    good(fork(flags(made(pipeline), data, whole, **settings, **prompts)))
+    whole = trained(mine, f"{pipeline}-whole", **settings, **prompts)
     assert len(images(whole)) == 2
-    argv = flags(made(pipeline), data, killed, **settings)
-    assert fork(argv, fault="kill@7+0", HANGPROOF_HEARTBEAT=str(killed)).returncode == -9
-    good(fork([*argv, "--resume", str(max(killed.glob("*-state")))]))
+    killed, done = train(mine, f"{pipeline}-killed", "kill@7+0", **settings)
+    assert done.returncode == -9
+    trained(mine, killed.name, resume=max(killed.glob("*-state")), **settings)
     assert sha(killed / "tiny.safetensors") == sha(whole / "tiny.safetensors")
 
 

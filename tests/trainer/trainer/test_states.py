@@ -5,7 +5,7 @@ import os
 import shutil
 
 import pytest
-from trainer_helpers import flags, good, images, make_config, numbers, sha, train
+from trainer_helpers import flags, good, images, make_config, numbers, sha, train, trained
 
 from guards import checkpoint
 from guards.heartbeat import Heartbeat
@@ -29,9 +29,7 @@ def samples(work):
 @pytest.fixture(scope="module")
 def undisturbed(work, samples):
     """An undisturbed run with samples; its folder."""
-    folder, done = train(work, "undisturbed", **COMMON, **samples)
-    good(done)
-    return folder
+    return trained(work, "undisturbed", **COMMON, **samples)
 
 
 def newest(folder):
@@ -41,8 +39,7 @@ def newest(folder):
 def test_a_kill_at_whichever_write_of_a_save_leaves_a_state_that_is_valid_and_correct(work):
     """At each fsync in turn: the LoRA, its folder, the state's three files, its guard, its folder, the output."""
     common = {"max_train_steps": 2, "save_every_n_steps": 1, "optimizer_type": "adamw"}
-    undisturbed, done = train(work, "saved", **common)
-    good(done)
+    undisturbed = trained(work, "saved", **common)
     found = []
     for number in range(1, 9):
         folder, done = train(work, f"saved-{number}", f"save@2+{number}", **common)
@@ -96,8 +93,7 @@ def test_accumulation_and_workers_resume_in_the_middle_of_an_epoch(work):
     """10 batches an epoch, 3 a step: the fourth step of each epoch has one. Killed in it, resumed with workers."""
     common = {"max_train_epochs": 2, "gradient_accumulation_steps": 3, "optimizer_type": "adafactor"}
     common["optimizer_args"] = ["relative_step=False", "scale_parameter=False", "warmup_init=False"]
-    undisturbed, done = train(work, "accumulated", **common)
-    good(done)
+    undisturbed = trained(work, "accumulated", **common)
     killed, done = train(work, "accumulated-killed", "kill@6+0.01", save_every_n_steps=1, **common)
     assert done.returncode == -9
     state = newest(killed)
@@ -160,8 +156,7 @@ def test_a_foreign_or_a_damaged_state_is_refused(work, undisturbed, damage, chan
 
 
 def test_a_run_that_is_asked_for_fewer_steps_than_it_has_keeps_its_lora(work, undisturbed):
-    folder, done = train(work, "fewer", resume=undisturbed / "tiny-state", **{**COMMON, "max_train_steps": 10})
-    good(done)
+    folder = trained(work, "fewer", resume=undisturbed / "tiny-state", **{**COMMON, "max_train_steps": 10})
     ends = [numbers(one / "tiny.safetensors") for one in (folder, undisturbed)]
     assert ends[0] == ends[1]
 
@@ -171,11 +166,9 @@ def test_a_run_that_goes_on_with_smaller_batches_trains_the_steps_that_were_plan
     images = work["folder"] / "images"
     four, one = (make_config(work["folder"] / f"{size}.toml", images, batch_size=size) for size in (4, 1))
     settings = {"max_train_steps": None, "max_train_epochs": 3, "save_every_n_steps": 5}
-    fours, done = train(work, "fours", config=four, **settings)
-    good(done)
+    fours = trained(work, "fours", config=four, **settings)
     for start in (fours / "tiny-step00000005-state", work["folder"] / "ones/tiny-step00000010-state"):
-        ones, done = train(work, "ones", config=one, gradient_accumulation_steps=4, resume=start, **settings)
-        good(done)
+        ones = trained(work, "ones", config=one, gradient_accumulation_steps=4, resume=start, **settings)
         assert checkpoint.guard_of(ones / "tiny-state")["step"] == 12
 
 

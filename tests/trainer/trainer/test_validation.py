@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given, strategies as st
-from trainer_helpers import flags, good, make_config, metrics, numbers, train
+from trainer_helpers import flags, good, make_config, metrics, numbers, train, trained
 
 import runs
 from guards import checkpoint
@@ -53,7 +53,7 @@ def test_the_same_seed_holds_out_the_same_images_wherever_they_are():
 
 def values(work, name) -> dict[int, float]:
     """The validation losses in the metrics of a run; of a repeated step the last one."""
-    return {one["step"]: one["val_loss"] for one in metrics(work["folder"] / f"run-{name}", "validation")}
+    return {one["step"]: one["val_loss"] for one in metrics(work["folder"] / name, "validation")}
 
 
 @pytest.fixture(scope="module")
@@ -79,15 +79,13 @@ def test_the_noise_is_the_same_each_time(work):
 
 
 def test_training_is_the_same_to_the_bit_as_without_the_held_out_image(work, held_out_run):
-    argv = flags(work["model"], work["config"], work["folder"] / "x", **HELD)
-    args = parse(argv)
+    args = parse(flags(work["model"], work["config"], work["folder"] / "x", **HELD))
     (held,) = validation.split(read(work["config"], args), 0.2, 7)[1]
     images = work["folder"] / "fewer"
     shutil.copytree(work["images"], images, ignore=shutil.ignore_patterns(".*"))
     for path in (images / held.path.name, (images / held.path.name).with_suffix(".txt")):
         path.unlink()
-    folder, done = train(work, "fewer", config=make_config(work["folder"] / "fewer.toml", images), **SETTINGS)
-    good(done)
+    folder = trained(work, "fewer", config=make_config(work["folder"] / "fewer.toml", images), **SETTINGS)
     for name in ("tiny-step00000006.safetensors", "tiny.safetensors"):
         assert numbers(folder / name) == numbers(held_out_run / name), name
 
