@@ -52,6 +52,8 @@ def int_or_ratio(text: str) -> int | float:
     if text.endswith("%"):
         return float(text[:-1]) / 100.0
     value = float(text)
+    if math.isinf(value):
+        raise ValueError(text)
     return int(value) if value >= 1 or value == 0 else value
 
 
