@@ -10,6 +10,7 @@ import difflib
 import math
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
 
 from trainer.errors import TrainError
@@ -227,6 +228,8 @@ def refuse_unknown(p: Parser, argv: list[str]) -> None:
 
 def inconsistency(args: argparse.Namespace) -> str | None:
     """The first inconsistency between the arguments, as one line; sets the arguments that others determine."""
+    if not args.output_name or Path(args.output_name).name != args.output_name:
+        return f"--output_name {args.output_name!r}: must be the name of a file; --output_dir has its folder"
     args.optimizer_type = args.optimizer_type.lower() or "adamw"
     if args.optimizer_type not in KINDS:
         return f"--optimizer_type {args.optimizer_type}: not supported; use {' or '.join(KINDS)}"
