@@ -123,7 +123,7 @@ class Prompt:
 def read_prompts(path: Path) -> list[Prompt]:
     """The prompts of a `sample_prompts.txt` in the trainers' order; [] when it cannot be read."""
     try:
-        lines = path.read_text(encoding="utf-8-sig", errors="replace").splitlines()
+        lines = path.read_text(encoding="utf-8-sig", errors="replace").split("\n")  # as the trainers do
     except OSError:
         return []
     found: list[Prompt] = []

@@ -9,6 +9,8 @@ import argparse
 import difflib
 import math
 import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
 
 from trainer.errors import TrainError
@@ -17,6 +19,7 @@ from trainer.optimizers import KINDS, SCHEDULE_FREE, value_of
 from trainer.unsupported import reasons
 
 CHOICES_SCHEDULER = ("constant", "constant_with_warmup", "linear", "cosine", "cosine_with_restarts", "polynomial")
+WEIGHTINGS = ("sigma_sqrt", "logit_normal", "mode", "cosmap", "none", "uniform")
 STORED = ("float8", "float8_scaled", "int8", "nf4")  # quantized.KINDS, which needs torch
 NETWORK_ARGS = {"train_blocks": ("all", "single", "double"), "split_qkv": ("True", "False")}
 
@@ -50,6 +53,8 @@ def int_or_ratio(text: str) -> int | float:
     if text.endswith("%"):
         return float(text[:-1]) / 100.0
     value = float(text)
+    if math.isinf(value):
+        raise ValueError(text)
     return int(value) if value >= 1 or value == 0 else value
 
 
@@ -60,156 +65,124 @@ def parser() -> Parser:
         description="Trains a LoRA of an image model in diffusers' layout. The flags are those of kohya's sd-scripts.",
         allow_abbrev=False,
     )
-    add = p.add_argument
+
+    def add(name: str, kind: Callable = str, default: object = None, help: str | None = None, **more) -> None:
+        """A flag with a value; kind bool: a switch."""
+        if kind is bool:
+            p.add_argument(f"--{name}", action="store_true", help=help)
+        else:
+            p.add_argument(f"--{name}", type=kind, default=default, help=help, **more)
+
     # model
-    add("--pretrained_model_name_or_path", type=str, required=True, help="folder in diffusers' layout, or a hub id")
-    add("--t5xxl_max_token_length", type=int, default=None, help="default: what the family uses")
-    add("--apply_t5_attn_mask", action="store_true", help="mask the padding of the T5 tokens")
-    add("--quantize", type=str, default=None, choices=STORED, help="how the frozen weights of the blocks are kept")
-    add("--fp8_base", action="store_true", help="same as --quantize float8")
-    add("--fp8_base_unet", action="store_true", help="same as --quantize float8; text encoders are never float8")
-    add(
-        "--text_encoder_cpu",
-        action="store_true",
-        help="encode texts on the processor, where the GPU is too small for it",
-    )
-    add("--no_half_vae", action="store_true", help="encode and decode images in float32")
-    add("--sdpa", action="store_true", help="scaled-dot-product attention; always used")
-    add(
-        "--highvram",
-        action="store_true",
-        help="keep the GPU memory that caching used; otherwise it is freed before training",
-    )
+    add("pretrained_model_name_or_path", help="folder in diffusers' layout, or a hub id", required=True)
+    add("t5xxl_max_token_length", int, help="default: what the family uses")
+    add("apply_t5_attn_mask", bool, help="mask the padding of the T5 tokens")
+    add("quantize", help="how the frozen weights of the blocks are kept", choices=STORED)
+    add("fp8_base", bool, help="same as --quantize float8")
+    add("fp8_base_unet", bool, help="same as --quantize float8; text encoders are never float8")
+    add("text_encoder_cpu", bool, help="encode texts on the processor, where the GPU is too small for it")
+    add("no_half_vae", bool, help="encode and decode images in float32")
+    add("sdpa", bool, help="scaled-dot-product attention; always used")
+    add("highvram", bool, help="keep the GPU memory that caching used; otherwise it is freed before training")
     # data
-    add("--dataset_config", type=str, required=True, help="dataset.toml, in sd-scripts' format")
-    add(
-        "--resolution",
-        type=str,
-        default=None,
-        help="SIZE or WIDTH,HEIGHT in pixels; used if dataset.toml has no resolution",
-    )
-    add("--enable_bucket", action="store_true", help="use aspect-ratio buckets; used if dataset.toml does not set it")
-    add("--min_bucket_reso", type=int, default=256)
-    add("--max_bucket_reso", type=int, default=1024)
-    add("--bucket_reso_steps", type=int, default=64)
-    add("--bucket_no_upscale", action="store_true")
-    add("--train_batch_size", type=int, default=1, help="used if dataset.toml has no batch_size")
-    add("--caption_extension", type=str, default=".caption")
-    add("--caption_prefix", type=str, default=None)
-    add("--caption_suffix", type=str, default=None)
-    add("--shuffle_caption", action="store_true", help="draw the order of a caption's tags, one of a few for each use")
-    add("--keep_tokens", type=int, default=0, help="tags at the beginning that stay there")
-    add("--caption_separator", type=str, default=",", help="between two tags")
-    add("--caption_dropout_rate", type=float, default=0.0, help="share of the uses of an image without its caption")
+    add("dataset_config", help="dataset.toml, in sd-scripts' format", required=True)
+    add("resolution", help="SIZE or WIDTH,HEIGHT in pixels; used if dataset.toml has no resolution")
+    add("enable_bucket", bool, help="use aspect-ratio buckets; used if dataset.toml does not set it")
+    add("min_bucket_reso", int, 256)
+    add("max_bucket_reso", int, 1024)
+    add("bucket_reso_steps", int, 64)
+    add("bucket_no_upscale", bool)
+    add("train_batch_size", int, 1, "used if dataset.toml has no batch_size")
+    add("caption_extension", default=".caption")
+    add("caption_prefix")
+    add("caption_suffix")
+    add("shuffle_caption", bool, help="draw the order of a caption's tags, one of a few for each use")
+    add("keep_tokens", int, 0, "tags at the beginning that stay there")
+    add("caption_separator", default=",", help="between two tags")
+    add("caption_dropout_rate", float, 0.0, "share of the uses of an image without its caption")
     for part in ("latents", "text_encoder_outputs"):
-        for flag in (f"--cache_{part}", f"--cache_{part}_to_disk"):
-            add(flag, action="store_true", help=f"{part.replace('_', ' ')} are always cached on disk")
-    add("--max_data_loader_n_workers", type=int, default=8)
-    add("--persistent_data_loader_workers", action="store_true")
+        for flag in (f"cache_{part}", f"cache_{part}_to_disk"):
+            add(flag, bool, help=f"{part.replace('_', ' ')} are always cached on disk")
+    add("max_data_loader_n_workers", int, 8)
+    add("persistent_data_loader_workers", bool)
     # network
-    add("--network_module", type=str, default=None, choices=sorted({*MODULES.values()}), help="default: the model's")
-    add("--network_dim", type=int, default=4, help="rank of the LoRA")
-    add("--network_alpha", type=float, default=1.0, help="the LoRA is scaled by alpha / rank; 0: alpha = rank")
-    add("--network_dropout", type=float, default=None)
-    add("--network_args", type=str, nargs="*", default=None, help="train_blocks=all|single|double")
-    add("--network_weights", type=str, default=None, help="a LoRA file to begin with, of the same model and rank")
-    add("--network_train_unet_only", action="store_true", help="required, because only the transformer is trained")
-    add(
-        "--split_mode",
-        action="store_true",
-        help="keep half of the transformer on the GPU at a time; trains the single blocks only",
-    )
-    add(
-        "--blocks_to_stream",
-        type=int,
-        default=0,
-        help="keep this many blocks in main memory, copied to the GPU for each use",
-    )
+    add("network_module", help="default: the model's", choices=sorted({*MODULES.values()}))
+    add("network_dim", int, 4, "rank of the LoRA")
+    add("network_alpha", float, 1.0, "the LoRA is scaled by alpha / rank; 0: alpha = rank")
+    add("network_dropout", float)
+    add("network_args", help="train_blocks=all|single|double", nargs="*")
+    add("network_weights", help="a LoRA file to begin with, of the same model and rank")
+    add("network_train_unet_only", bool, help="required, because only the transformer is trained")
+    add("split_mode", bool, help="keep half of the transformer on the GPU at a time; trains the single blocks only")
+    add("blocks_to_stream", int, 0, "keep this many blocks in main memory, copied to the GPU for each use")
     # optimizer
-    add("--optimizer_type", type=str, default="AdamW", help=", ".join(KINDS))
-    add("--optimizer_args", type=str, nargs="*", default=None, help="KEY=VALUE …")
-    add("--learning_rate", type=float, default=2.0e-6)
-    add("--unet_lr", type=float, default=None, help="overrides --learning_rate")
-    add("--lr_scheduler", type=str, default="constant")
-    add("--lr_warmup_steps", type=int_or_ratio, default=0)
-    add("--lr_scheduler_num_cycles", type=int, default=1)
-    add("--lr_scheduler_power", type=float, default=1.0)
-    add("--max_grad_norm", type=float, default=1.0, help="0 disables clipping")
-    add("--ema_decay", type=float, default=None, help="save a moving average of the weights, for example 0.99")
+    add("optimizer_type", default="AdamW", help=", ".join(KINDS))
+    add("optimizer_args", help="KEY=VALUE …", nargs="*")
+    add("learning_rate", float, 2.0e-6)
+    add("unet_lr", float, help="overrides --learning_rate")
+    add("lr_scheduler", default="constant")
+    add("lr_warmup_steps", int_or_ratio, 0)
+    add("lr_scheduler_num_cycles", int, 1)
+    add("lr_scheduler_power", float, 1.0)
+    add("max_grad_norm", float, 1.0, "0 disables clipping")
+    add("ema_decay", float, help="save a moving average of the weights, for example 0.99")
     # training
-    add("--max_train_steps", type=int, default=1600)
-    add("--max_train_epochs", type=int, default=None, help="overrides --max_train_steps")
-    add("--gradient_accumulation_steps", type=int, default=1)
-    add("--gradient_checkpointing", action="store_true")
-    add("--mixed_precision", type=str, default="no", choices=["no", "fp16", "bf16"])
-    add("--seed", type=int, default=None, help="default: 0")
-    add("--ddp_timeout", type=int, default=None, help="minutes that one process waits for another; default: 60")
-    add("--timestep_sampling", default="sigma", choices=["sigma", "uniform", "sigmoid", "shift", "flux_shift"])
-    add("--sigmoid_scale", type=float, default=1.0)
-    add("--discrete_flow_shift", type=float, default=3.0)
-    add("--model_prediction_type", default="sigma_scaled", choices=["raw", "additive", "sigma_scaled"])
-    add(
-        "--weighting_scheme",
-        type=str,
-        default="uniform",
-        choices=["sigma_sqrt", "logit_normal", "mode", "cosmap", "none", "uniform"],
-    )
-    add("--logit_mean", type=float, default=0.0)
-    add("--logit_std", type=float, default=1.0)
-    add("--mode_scale", type=float, default=1.29)
-    add("--guidance_scale", type=float, default=3.5)
-    add(
-        "--min_snr_gamma",
-        type=float,
-        default=None,
-        help="SDXL: limits the weight of steps with little noise, usually 5",
-    )
-    add("--v_parameterization", action="store_true", help="SDXL: the model predicts velocity instead of noise")
-    add("--zero_terminal_snr", action="store_true", help="SDXL: the last timestep is noise only")
-    add("--loss_type", type=str, default="l2", choices=["l1", "l2", "huber", "smooth_l1"])
-    add("--huber_schedule", type=str, default="snr", choices=["constant", "exponential", "snr"])
-    add("--huber_c", type=float, default=0.1)
-    add("--huber_scale", type=float, default=1.0)
+    add("max_train_steps", int, 1600)
+    add("max_train_epochs", int, help="overrides --max_train_steps")
+    add("gradient_accumulation_steps", int, 1)
+    add("gradient_checkpointing", bool)
+    add("mixed_precision", default="no", choices=["no", "fp16", "bf16"])
+    add("seed", int, help="default: 0")
+    add("ddp_timeout", int, help="minutes that one process waits for another; default: 60")
+    add("timestep_sampling", default="sigma", choices=["sigma", "uniform", "sigmoid", "shift", "flux_shift"])
+    add("sigmoid_scale", float, 1.0)
+    add("discrete_flow_shift", float, 3.0)
+    add("model_prediction_type", default="sigma_scaled", choices=["raw", "additive", "sigma_scaled"])
+    add("weighting_scheme", default="uniform", choices=WEIGHTINGS)
+    add("logit_mean", float, 0.0)
+    add("logit_std", float, 1.0)
+    add("mode_scale", float, 1.29)
+    add("guidance_scale", float, 3.5)
+    add("min_snr_gamma", float, help="SDXL: limits the weight of steps with little noise, usually 5")
+    add("v_parameterization", bool, help="SDXL: the model predicts velocity instead of noise")
+    add("zero_terminal_snr", bool, help="SDXL: the last timestep is noise only")
+    add("loss_type", default="l2", choices=["l1", "l2", "huber", "smooth_l1"])
+    add("huber_schedule", default="snr", choices=["constant", "exponential", "snr"])
+    add("huber_c", float, 0.1)
+    add("huber_scale", float, 1.0)
     # saving
-    add("--output_dir", type=str, required=True)
-    add("--output_name", type=str, default="last")
-    add("--save_precision", type=str, default=None, choices=["float", "fp16", "bf16"])
-    add("--save_model_as", type=str, default="safetensors", choices=["safetensors"])
-    add("--save_every_n_epochs", type=int, default=None)
-    add("--save_every_n_steps", type=int, default=None)
-    add("--save_last_n_epochs", type=int, default=None)
-    add("--save_last_n_epochs_state", type=int, default=None)
-    add("--save_last_n_steps", type=int, default=None)
-    add("--save_last_n_steps_state", type=int, default=None)
-    add("--save_state", action="store_true")
-    add("--save_state_on_train_end", action="store_true")
-    add("--resume", type=str, default=None, help="state folder to resume from")
-    add("--no_metadata", action="store_true")
-    add("--training_comment", type=str, default=None)
+    add("output_dir", required=True)
+    add("output_name", default="last")
+    add("save_precision", choices=["float", "fp16", "bf16"])
+    add("save_model_as", default="safetensors", choices=["safetensors"])
+    for every in ("every_n_epochs", "every_n_steps"):
+        add(f"save_{every}", int)
+    for last in ("epochs", "epochs_state", "steps", "steps_state"):
+        add(f"save_last_n_{last}", int)
+    add("save_state", bool)
+    add("save_state_on_train_end", bool)
+    add("resume", help="state folder to resume from")
+    add("no_metadata", bool)
+    add("training_comment")
     for what in ("title", "author", "description", "license", "tags", "usage_hint", "trigger_phrase"):
-        add(f"--metadata_{what}", type=str, default=None)
+        add(f"metadata_{what}")
     # samples
-    add(
-        "--sample_prompts",
-        type=str,
-        default=None,
-        help="a .txt file with one prompt per line; options: --w --h --s --d --g --l --n",
-    )
-    add("--sample_every_n_steps", type=int, default=None)
-    add("--sample_every_n_epochs", type=int, default=None, help="overrides --sample_every_n_steps")
-    add("--sample_at_first", action="store_true")
+    add("sample_prompts", help="a .txt file with one prompt per line; options: --w --h --s --d --g --l --n")
+    add("sample_every_n_steps", int)
+    add("sample_every_n_epochs", int, help="overrides --sample_every_n_steps")
+    add("sample_at_first", bool)
     # validation
-    add("--validation_split", type=float, default=0.0, help="share of the images to hold out and measure the loss on")
-    add("--validation_seed", type=int, default=None, help="which images are held out, and their noise; default: --seed")
-    add("--validate_every_n_steps", type=int, default=None, help="default: at the end of each epoch")
-    add("--validate_every_n_epochs", type=int, default=None)
-    add("--max_validation_steps", type=int, default=None, help="held-out images that are used at most")
+    add("validation_split", float, 0.0, "share of the images to hold out and measure the loss on")
+    add("validation_seed", int, help="which images are held out, and their noise; default: --seed")
+    add("validate_every_n_steps", int, help="default: at the end of each epoch")
+    add("validate_every_n_epochs", int)
+    add("max_validation_steps", int, help="held-out images that are used at most")
     # logging
-    add("--console_log_simple", action="store_true", help="log lines are always plain")
-    add("--logging_dir", type=str, default=None)
-    add("--log_with", type=str, default=None, choices=["tensorboard", "wandb", "all"])
-    add("--log_tracker_name", type=str, default=None)
-    add("--wandb_run_name", type=str, default=None)
+    add("console_log_simple", bool, help="log lines are always plain")
+    add("logging_dir")
+    add("log_with", choices=["tensorboard", "wandb", "all"])
+    add("log_tracker_name")
+    add("wandb_run_name")
     return p
 
 
@@ -255,6 +228,8 @@ def refuse_unknown(p: Parser, argv: list[str]) -> None:
 
 def inconsistency(args: argparse.Namespace) -> str | None:
     """The first inconsistency between the arguments, as one line; sets the arguments that others determine."""
+    if not args.output_name or Path(args.output_name).name != args.output_name:
+        return f"--output_name {args.output_name!r}: must be the name of a file; --output_dir has its folder"
     args.optimizer_type = args.optimizer_type.lower() or "adamw"
     if args.optimizer_type not in KINDS:
         return f"--optimizer_type {args.optimizer_type}: not supported; use {' or '.join(KINDS)}"

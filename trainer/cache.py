@@ -73,6 +73,7 @@ def plan(
             contents[image.path] = content(image.path)
         folder = folders[image.path.parent]
         inputs = (vae, dtypes[0], contents[image.path], image.bucket, image.resized, *(["mask"] * image.masked))
+        inputs += ("16 bits",) * image.deep  # those of older versions are white
         latents.append(folder / f"latents-{name_of(*inputs)}.npz")
         texts.append([folder / f"text-{name_of(*how, text)}.npz" for text in image.texts])
         hb.item(done)
@@ -135,7 +136,7 @@ def encode_texts(todo: list[tuple[str, Path]], model: Path, family: Family, args
         for part in text_parts(model)
     }
     tokenizer = found[max(part for part in found if part.startswith("tokenizer"))]
-    limit = args.t5_tokens or tokenizer.model_max_length
+    limit = args.t5_tokens or family.tokens or tokenizer.model_max_length
     if cut := sum(len(tokenizer(text).input_ids) > limit for text, _ in todo):
         print(f"warning: {cut} of {len(todo)} texts are longer than {limit} tokens; the model gets no more", flush=True)
     pipe = models.pipeline(model, device=device, **found)

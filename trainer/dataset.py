@@ -20,25 +20,15 @@ EXTENSIONS = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 Keys = dict[str, tuple[type, ...]]  # the types that the value of a key may have
 DATASET_KEYS: Keys = {
     "resolution": (int, list),
-    "batch_size": (int,),
-    "enable_bucket": (bool,),
-    "min_bucket_reso": (int,),
-    "max_bucket_reso": (int,),
-    "bucket_reso_steps": (int,),
-    "bucket_no_upscale": (bool,),
+    **dict.fromkeys(("enable_bucket", "bucket_no_upscale"), (bool,)),
+    **dict.fromkeys(("batch_size", "min_bucket_reso", "max_bucket_reso", "bucket_reso_steps"), (int,)),
 }
+TEXT_KEYS = ("image_dir", "class_tokens", "caption_extension", "caption_prefix", "caption_suffix", "caption_separator")
 SUBSET_KEYS: Keys = {
-    "image_dir": (str,),
-    "num_repeats": (int,),
-    "class_tokens": (str,),
-    "caption_extension": (str,),
-    "caption_prefix": (str,),
-    "caption_suffix": (str,),
-    "keep_tokens": (int,),
-    "alpha_mask": (bool,),
-    "shuffle_caption": (bool,),
-    "caption_separator": (str,),
     "caption_dropout_rate": (int, float),
+    **dict.fromkeys(("alpha_mask", "shuffle_caption"), (bool,)),
+    **dict.fromkeys(("num_repeats", "keep_tokens"), (int,)),
+    **dict.fromkeys(TEXT_KEYS, (str,)),
 }
 # keys of sd-scripts that are accepted only when they are off (false, 0, "")
 NEUTRAL_KEYS = (
@@ -59,7 +49,7 @@ class Image:
     """A training image: file, caption, repeats per epoch, bucket, and size before the crop (pixels).
 
     masked: its alpha channel says what is trained (`alpha_mask`). size: of the file, in pixels. orders: its caption
-    with the tags in other orders. dropout: the share of its uses without a caption.
+    with the tags in other orders. dropout: the share of its uses without a caption. deep: its grey has 16 bits.
     """
 
     path: Path
@@ -73,6 +63,7 @@ class Image:
     size: Size = (0, 0)
     orders: tuple[str, ...] = ()
     dropout: float = 0.0
+    deep: bool = False
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -197,17 +188,18 @@ def read_subset(config: Path, table: dict, args, number: int) -> list[Image]:
         raise TrainError(f"{config}: caption_dropout_rate {dropout}: must be 0 or more and less than 1, such as 0.1")
     out = []
     for path in paths:
-        size, transparent = header_of(path)
+        size, transparent, deep = header_of(path)
         masked = transparent and table.get("alpha_mask", False)
         caption = caption_of(path, table, args)
         orders = orders_of(caption, path.name, table, args)
-        about = (repeats, *place(rules, size), number, batch_size, masked, size, orders, dropout)
+        about = (repeats, *place(rules, size), number, batch_size, masked, size, orders, dropout, deep)
         out.append(Image(path, caption, *about))
     return out
 
 
-def header_of(path: Path) -> tuple[Size, bool]:
-    """Width and height after EXIF rotation, and whether there is transparency; reads the header only."""
+def header_of(path: Path) -> tuple[Size, bool, bool]:
+    """Width and height after EXIF rotation, whether there is transparency, and whether its grey has 16 bits; reads the
+    header only."""
     from PIL import Image as Pillow, UnidentifiedImageError
 
     try:
@@ -215,12 +207,12 @@ def header_of(path: Path) -> tuple[Size, bool]:
             width, height = image.size
             if image.getexif().get(0x0112, 1) in (5, 6, 7, 8):  # Orientation: rotated by 90 degrees
                 width, height = height, width
-            transparent = image.has_transparency_data
+            transparent, deep = image.has_transparency_data, image.mode.startswith("I")
     except UnidentifiedImageError as problem:
         raise TrainError(f"{path}: Not a readable image. Export it as JPEG or PNG.") from problem
     except (*DAMAGE, Pillow.DecompressionBombError) as problem:
         raise TrainError(unreadable(path, problem)) from problem
-    return (width, height), transparent
+    return (width, height), transparent, deep
 
 
 def unreadable(path: Path, problem: Exception) -> str:
@@ -232,10 +224,9 @@ def caption_of(path: Path, table: dict, args) -> str:
     file = path.parent / (path.stem + table.get("caption_extension", args.caption_extension))
     if file.is_file():
         try:
-            lines = file.read_text(encoding="utf-8-sig").splitlines()
+            caption = file.read_text(encoding="utf-8-sig").split("\n")[0].strip()
         except UnicodeDecodeError as problem:
             raise TrainError(f"{file}: not UTF-8 text; save the file as UTF-8") from problem
-        caption = lines[0].strip() if lines else ""
     elif "class_tokens" in table:
         caption = table["class_tokens"]
     else:
@@ -269,14 +260,14 @@ def pixels_and_mask(image: Image):
     try:
         with Pillow.open(image.path) as opened:
             picture = ImageOps.exif_transpose(opened)
-            if picture.has_transparency_data:
+            if picture.mode.startswith("I"):  # 16 bits of grey: Pillow's own conversion makes all above 255 white
+                picture = picture.convert("F").point(lambda value: value * (255 / 65535)).convert("L")
+            elif picture.has_transparency_data:
                 picture = picture.convert("RGBA")
                 if image.masked:
                     alpha = picture.getchannel("A")
                 else:
                     picture = Pillow.alpha_composite(Pillow.new("RGBA", picture.size, "white"), picture)
-            if picture.mode.startswith("I"):  # 16 bits of grey: Pillow's own conversion makes all above 255 white
-                picture = picture.convert("F").point(lambda value: value * (255 / 65535)).convert("L")
             picture = picture.convert("RGB")
     except (*DAMAGE, Pillow.DecompressionBombError) as problem:
         raise TrainError(unreadable(image.path, problem)) from problem

@@ -4,9 +4,7 @@ Random numbers are drawn on the CPU from generators seeded with (seed, step, mic
 on any machine. What a family predicts, and how, is in families/.
 """
 
-import contextlib
 import math
-from collections.abc import Iterator
 
 import torch
 
@@ -117,14 +115,3 @@ def pointwise(args, predicted: torch.Tensor, target: torch.Tensor, c: torch.Tens
         return difference.abs()
     curve = torch.sqrt(difference**2 + c**2) - c
     return 2 * c * curve if args.loss_type == "huber" else 2 * curve
-
-
-@contextlib.contextmanager
-def evaluating(model) -> Iterator[None]:
-    """In the block the model is evaluated, not trained; its mode is as before afterwards, also after an error."""
-    training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(training)

@@ -89,20 +89,27 @@ def restore(t: Training) -> tuple[int, deque]:
     if not t.args.resume:
         return 0, losses
     folder = Path(t.args.resume)
-    state = states.load(
-        folder,
-        parameters=t.parameters,
-        average=t.average,
-        optimizer=t.optimizer,
-        scaler=t.accelerator.scaler,
-        belongs=t.belongs,
-        log=t.log,
-    )
+    state = states.load(folder, t)
     losses.extend(state["losses"])
+    if t.args.max_train_epochs and state.get("planned", {}).get("of") == plan_of(t):
+        t.total = state["planned"]["steps"]
+        t.epochs = -(-t.total // t.per_epoch)
+        t.hb.plan(t.total)
     t.sampler.since_s = (folder / checkpoint.GUARD).stat().st_mtime
     t.state = None if snapshot_files.is_restored(folder) else (state["current_step"], folder)
     t.log(f"resumed from step {state['current_step']}: {folder}")
     return state["current_step"], losses
+
+
+def plan_of(t: Training) -> list[int]:
+    """Epochs, images of an epoch, images of a step: with the same a resumed run has the steps that it had.
+
+    Its epochs may have fewer since: where a smaller batch size is accumulated to the same images of a step, batches that
+    a bucket did not fill become full ones.
+    """
+    batch_size = max(image.batch_size for image in t.images)
+    each = t.args.gradient_accumulation_steps * t.accelerator.num_processes
+    return [t.args.max_train_epochs, sum(image.repeats for image in t.images), batch_size * each]
 
 
 def one_step(t: Training, step: int, batches) -> tuple[float, float, bool]:
@@ -162,8 +169,9 @@ def final_weights(t: Training) -> dict:
 
 @contextlib.contextmanager
 def using_final_weights(t: Training) -> Iterator[None]:
-    """In the block the model has the final weights, and `t.trained` those that are trained, which it gets back."""
+    """In the block the model is evaluated with the final weights; `t.trained` has those that are trained."""
     final, t.trained = final_weights(t), {name: p.data for name, p in t.parameters.items()}
+    t.transformer.eval()
     try:
         for name, p in t.parameters.items():
             p.data = final[name].data
@@ -172,6 +180,7 @@ def using_final_weights(t: Training) -> Iterator[None]:
         for name, p in t.parameters.items():
             p.data = t.trained[name]
         t.trained = {}
+        t.transformer.train()
 
 
 def add_up(t: Training, loss, stop: bool):
@@ -203,20 +212,17 @@ def boundary(t: Training, step: int, losses: deque, usual_s: float, metrics: Met
     saves = saves_due(args, step, ended(t, step), t.epochs)
     requested = t.requests.pending(step)
     if not t.main:
-        if saves or any(t.sampler.due(step, done) for done in dict.fromkeys((None, ended(t, step)))):
+        if saves or t.sampler.due(step, ended(t, step)):
             t.hb.phase("save" if saves else "sample", note="waiting for rank 0")
         else:
             validate_if_due(t, step, metrics)
         return
-    for label, name, kind, last_gone, last_state_gone in saves:
+    for label, name, *_ in saves:
         output = Path(args.output_dir)
         save_lora(t, output / f"{name}.safetensors", step)
-        every = args.save_every_n_steps if kind == "step" else None
-        drop_old(t, kind, last_gone, state=False, every=every)
         if args.save_state:
             t.log(f"saving state at {label}")
             save_state(t, output / f"{name}-state", step, losses)
-            drop_old(t, kind, last_state_gone, state=True)
     validated = validate_if_due(t, step, metrics)
     for kind in requested:
         if kind != "sample":
@@ -255,15 +261,21 @@ def save_requested(t: Training, kind: str, step: int, losses: deque, saved: bool
         save_state_of(t, step, losses)
     keep = first(args.save_last_n_steps_state, args.save_last_n_steps)
     if keep is not None:
-        drop_old(t, "step", step - keep - 1, state=True)
+        drop = lambda: states.drop_old(output, args.output_name, "step", step - keep - 1, True, t.log)  # noqa: E731
+        t.saves.then("old states", drop)
     what = "a checkpoint and its LoRA" if kind == "save" else "a checkpoint"
     t.saves.then("the answer to a request", lambda: t.requests.done(kind, step, what))
 
 
-def drop_old(t: Training, kind: str, last_gone: int, state: bool, every: int | None = None) -> None:
-    """`states.drop_old`, once the newer ones are on the disk."""
+def drop_replaced(t: Training, step: int, saved: str) -> None:
+    """Deletes the old LoRAs or states that a numbered save replaces, now that it is on the disk. saved: its name."""
     output, slug = Path(t.args.output_dir), t.args.output_name
-    t.saves.then("old files", lambda: states.drop_old(output, slug, kind, last_gone, state, t.log, every))
+    for _, name, kind, last_gone, last_state_gone in saves_due(t.args, step, ended(t, step), t.epochs):
+        if saved == f"{name}.safetensors":
+            every = t.args.save_every_n_steps if kind == "step" else None
+            states.drop_old(output, slug, kind, last_gone, False, t.log, every)
+        elif saved == f"{name}-state":
+            states.drop_old(output, slug, kind, last_state_gone, True, t.log)
 
 
 def saves_due(args, step: int, epoch: int | None, epochs: int) -> list[tuple[str, str, str, int, int]]:
@@ -305,24 +317,22 @@ def samples_due(t: Training, step: int, losses: deque, usual_s: float, requested
             t.saves.wait()
             t.hb.phase("sample", note="stop requested; the state is saved, the sample images are finished first")
 
-    # for its number (None), or the epoch that it ends
-    due = [done for done in dict.fromkeys((None, ended(t, step))) if t.sampler.due(step, done)]
+    due = t.sampler.due(step, ended(t, step))
     if requested and not t.sampler.prompts:
         t.requests.refuse("sample", step, "the run has no prompts for sample images; add some, then start it again")
         requested = False
-    drawn = 0
-    for done in due or [None] * requested:
-        epoch = 0 if step == 0 else done
-        with using_final_weights(t):
-            paths = t.sampler.make(
-                t.transformer, epoch, step, usual_s, t.hb, t.accelerator.autocast, honor_stop_request
-            )
-        for path in paths:
-            t.log(f"sample image: {path}")
-            drawn += 1
+    if not due and not requested:
+        return False
+    epoch = ended(t, step) if due and t.args.sample_every_n_epochs else None
+    with using_final_weights(t):
+        paths = t.sampler.make(
+            t.transformer, epoch if step else 0, step, usual_s, t.hb, t.accelerator.autocast, honor_stop_request
+        )
+    for path in paths:
+        t.log(f"sample image: {path}")
     if requested:
-        t.requests.done("sample", step, f"{drawn} of {len(t.sampler.prompts)} sample images")
-    return bool(due) or requested
+        t.requests.done("sample", step, f"{len(paths)} of {len(t.sampler.prompts)} sample images")
+    return True
 
 
 def stop_here(t: Training, step: int, losses: deque) -> None:
@@ -361,6 +371,7 @@ def write_lora(t: Training, path: Path, step: int, files: list[File]) -> None:
     about = lora.describe(t, step)
     scale = t.args.network_alpha / t.args.network_dim
     checkpoint.atomic_write(path, lora.to_file(files[0].content, t.family.prefix, scale, t.args.save_precision, about))
+    drop_replaced(t, step, path.name)
 
 
 def save_state(t: Training, folder: Path, step: int, losses: deque) -> None:
@@ -374,25 +385,19 @@ def save_state(t: Training, folder: Path, step: int, losses: deque) -> None:
 
 def write_state(t: Training, folder: Path, step: int, files: list[File]) -> None:
     states.save(folder, files, step=step, epoch=step // t.per_epoch, belongs=t.belongs)
+    drop_replaced(t, step, folder.name)
 
 
 def complete_save(t: Training, guard: dict, files: list[File]) -> None:
-    """Writes what a killed process was saving, and deletes the old ones that it replaces."""
-    step, saved = guard["step"], guard["name"]
-    path, state = Path(t.args.output_dir) / saved, saved.endswith("-state")
-    (write_state if state else write_lora)(t, path, step, files)
-    every = t.args.save_every_n_steps
-    for _, name, kind, last_gone, last_state_gone in saves_due(t.args, step, ended(t, step), t.epochs):
-        if saved == f"{name}-state":
-            states.drop_old(path.parent, t.args.output_name, kind, last_state_gone, True, t.log)
-        elif saved == f"{name}.safetensors":
-            gone_every = every if kind == "step" else None
-            states.drop_old(path.parent, t.args.output_name, kind, last_gone, False, t.log, gone_every)
+    """Writes what a killed process was saving."""
+    path = Path(t.args.output_dir) / guard["name"]
+    (write_state if path.name.endswith("-state") else write_lora)(t, path, guard["step"], files)
 
 
 def contents(t: Training, step: int, losses: deque) -> list[File]:
     """The files of a state. Their tensors are the training's own, in float32, which the next step changes."""
     state = {"current_epoch": step // t.per_epoch, "current_step": step, "losses": list(losses)}
+    state["planned"] = {"of": plan_of(t), "steps": t.total}
     files = [
         File("model.safetensors", "safetensors", t.trained or dict(t.parameters)),
         File("optimizer.bin", "torch", t.optimizer.state_dict()),

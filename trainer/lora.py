@@ -23,6 +23,12 @@ from trainer.imports import HIDDEN, hidden
 KOHYA = "lora_unet_"
 STABILITY = {"input_blocks": "down_blocks", "middle_block": "mid_block", "output_blocks": "up_blocks"}  # in sd-scripts
 BASE_VERSIONS = {"flux": "flux1", "sdxl": "sdxl_base_v1-0", "sd3": "sd3m"}  # what sd-scripts calls them
+IN_METADATA = """
+output_name gradient_accumulation_steps gradient_checkpointing learning_rate unet_lr lr_scheduler lr_warmup_steps
+max_grad_norm mixed_precision seed loss_type timestep_sampling discrete_flow_shift sigmoid_scale model_prediction_type
+weighting_scheme guidance_scale apply_t5_attn_mask training_comment
+"""
+TEXTS = ("author", "description", "license", "tags", "usage_hint", "trigger_phrase")  # of --metadata_…
 DTYPES = {"float": "F32", "fp16": "F16", "bf16": "BF16"}
 
 
@@ -151,45 +157,22 @@ def describe(t, step: int) -> dict[str, str]:
         "ss_network_alpha": args.network_alpha,
         "ss_network_args": json.dumps({"train_blocks": args.train_blocks}),
     }
-    full = minimum | {
-        "ss_output_name": args.output_name,
+    full = minimum | {f"ss_{flag}": getattr(args, flag) for flag in IN_METADATA.split()}
+    full |= {f"modelspec.{what}": getattr(args, f"metadata_{what}") for what in TEXTS}
+    full |= {
         "ss_sd_model_name": args.pretrained_model_name_or_path.rstrip("/\\").replace("\\", "/").split("/")[-1],
         "ss_epoch": -(-step // t.per_epoch),
         "ss_steps": step,
         "ss_num_epochs": t.epochs,
         "ss_max_train_steps": t.total,
         "ss_num_train_images": sum(image.repeats for image in t.images),
-        "ss_num_batches_per_epoch": t.micros,
-        "ss_gradient_accumulation_steps": args.gradient_accumulation_steps,
-        "ss_gradient_checkpointing": args.gradient_checkpointing,
-        "ss_learning_rate": args.learning_rate,
-        "ss_unet_lr": args.unet_lr,
-        "ss_lr_scheduler": args.lr_scheduler,
-        "ss_lr_warmup_steps": args.lr_warmup_steps,
+        "ss_num_batches_per_epoch": len(t.order),
         "ss_optimizer": args.optimizer_type + json.dumps(args.optimizer_options, sort_keys=True),
-        "ss_max_grad_norm": args.max_grad_norm,
-        "ss_mixed_precision": args.mixed_precision,
         "ss_fp8_base": args.stored.startswith("float8"),
-        "ss_seed": args.seed,
-        "ss_loss_type": args.loss_type,
-        "ss_timestep_sampling": args.timestep_sampling,
-        "ss_discrete_flow_shift": args.discrete_flow_shift,
-        "ss_sigmoid_scale": args.sigmoid_scale,
-        "ss_model_prediction_type": args.model_prediction_type,
-        "ss_weighting_scheme": args.weighting_scheme,
-        "ss_guidance_scale": args.guidance_scale,
-        "ss_apply_t5_attn_mask": args.apply_t5_attn_mask,
-        "ss_training_comment": args.training_comment,
         "modelspec.sai_model_spec": "1.0.0",
         "modelspec.architecture": family.architecture(t.transformer.config),
         "modelspec.implementation": "diffusers",
         "modelspec.title": args.metadata_title or args.output_name,
-        "modelspec.author": args.metadata_author,
-        "modelspec.description": args.metadata_description,
-        "modelspec.license": args.metadata_license,
-        "modelspec.tags": args.metadata_tags,
-        "modelspec.usage_hint": args.metadata_usage_hint,
-        "modelspec.trigger_phrase": args.metadata_trigger_phrase,
         "hangproof.backend": "diffusers",
         "hangproof.quantize": args.stored or None,
         "hangproof.split_mode": args.split_mode,

@@ -7,7 +7,6 @@ bf16 are never in memory. Missing files are reported before anything is read.
 
 import contextlib
 import importlib
-import json
 import os
 import re
 from collections.abc import Callable
@@ -101,7 +100,7 @@ def weight_files(folder: Path, stem: str) -> list[Path]:
     """The safetensors files of a part, sorted. Raises FileNotFoundError when there is neither a file nor an index."""
     index = folder / f"{stem}.safetensors.index.json"
     if index.is_file():
-        names = read_json(index).get("weight_map", {}).values()
+        names = families.read_json(index).get("weight_map", {}).values()
         return [folder / name for name in sorted(set(names))]
     if (folder / f"{stem}.safetensors").is_file():
         return [folder / f"{stem}.safetensors"]
@@ -189,18 +188,7 @@ def t5_tokens(folder: Path, family: families.Family, requested: int | None) -> i
 
 
 def config(folder: Path, part: str, file: str = "config.json") -> dict:
-    return read_json(folder / part / file)
-
-
-def read_json(file: Path) -> dict:
-    """A JSON object. Raises: TrainError when the file is not one."""
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as problem:
-        raise TrainError(f"{file}: not valid JSON ({problem}); download it again") from problem
-    if not isinstance(content, dict):
-        raise TrainError(f"{file}: not a JSON object; download it again")
-    return content
+    return families.read_json(folder / part / file)
 
 
 def class_of(folder: Path, part: str):
@@ -348,8 +336,10 @@ def pipeline(folder: Path, **loaded):
     """The pipeline of a model with these parts, and without the others. `device`: where it computes."""
     import diffusers
 
-    device = loaded.pop("device")
-    Class = getattr(diffusers, families.index(folder)["_class_name"])
+    device, index = loaded.pop("device"), families.index(folder)
+    Class = getattr(diffusers, index["_class_name"])
     found = type("Pipeline", (Class,), {"_execution_device": device})(**{**dict.fromkeys(parts(folder)), **loaded})
+    # such as is_distilled of FLUX.2 klein: the model is not made for classifier-free guidance
+    found.register_to_config(**{name: value for name, value in index.items() if isinstance(value, bool)})
     found.set_progress_bar_config(disable=True)
     return found

@@ -60,7 +60,7 @@ def read(file: Path, seed: int, log: Callable[[str], None]) -> list[Prompt]:
     if file.suffix.lower() != ".txt":
         raise TrainError(f"--sample_prompts {file}: must be a .txt file with one prompt per line")
     try:
-        lines = file.read_text(encoding="utf-8-sig").splitlines()
+        lines = file.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as problem:
         raise TrainError(
             f"--sample_prompts {file}: cannot be read: {problem}; correct the path or save the file as UTF-8"
@@ -112,16 +112,17 @@ class Sampler:
         self.since_s = math.inf
 
     def due(self, step: int, epoch_done: int | None) -> bool:
-        """Whether images are due, by the rule of sd-scripts: by epochs if these are set, else by steps."""
+        """Whether images are due, by the rule of sd-scripts: by epochs if these are set, else by steps.
+
+        epoch_done: the epoch (1-based) that ends with this step; None when none does.
+        """
         if not self.prompts:
             return False
         if step == 0:
             return self.args.sample_at_first
         if self.args.sample_every_n_epochs:
             return epoch_done is not None and epoch_done % self.args.sample_every_n_epochs == 0
-        return (
-            bool(self.args.sample_every_n_steps) and epoch_done is None and step % self.args.sample_every_n_steps == 0
-        )
+        return bool(self.args.sample_every_n_steps) and step % self.args.sample_every_n_steps == 0
 
     def make(self, transformer, epoch: int | None, step: int, usual_step_s: float, hb, autocast, between) -> list[Path]:
         """Draws the missing images of one moment; returns the paths of the new ones.
@@ -129,8 +130,6 @@ class Sampler:
         between: called without arguments after each denoising step, for what cannot wait until the images are done.
         """
         import torch
-
-        from trainer import flow
 
         folder = Path(self.args.output_dir) / "sample"
         try:
@@ -143,23 +142,22 @@ class Sampler:
             return []
         self.log(f"generating sample images at step: {step}")
         written = []
-        with flow.evaluating(transformer):
-            for prompt in prompts:
-                hb.phase("sample", total=prompt.steps, note=prompt.prompt)
-                budget_s = max(limits.seconds("sample_least_s"), BUDGET_STEPS * usual_step_s * prompt.steps)
-                try:
-                    with (
-                        Deadline(budget_s + limits.seconds("sample_grace_s"), f"sample image {prompt.number + 1}"),
-                        torch.no_grad(),
-                        autocast(),
-                    ):
-                        image = self.image(transformer, prompt, budget_s, hb, between)
-                    path = folder / file_name(self.args.output_name, epoch, step, prompt)
-                    with checkpoint.writing_file(path) as unfinished:
-                        image.save(unfinished, format="PNG")
-                    written.append(path)
-                except (SampleError, TrainError, TimeoutError, ValueError, RuntimeError, OSError) as problem:
-                    self.log(f"sample image {prompt.number + 1} is skipped: {type(problem).__name__}: {problem}")
+        for prompt in prompts:
+            hb.phase("sample", total=prompt.steps, note=prompt.prompt)
+            budget_s = max(limits.seconds("sample_least_s"), BUDGET_STEPS * usual_step_s * prompt.steps)
+            try:
+                with (
+                    Deadline(budget_s + limits.seconds("sample_grace_s"), f"sample image {prompt.number + 1}"),
+                    torch.no_grad(),
+                    autocast(),
+                ):
+                    image = self.image(transformer, prompt, budget_s, hb, between)
+                path = folder / file_name(self.args.output_name, epoch, step, prompt)
+                with checkpoint.writing_file(path) as unfinished:
+                    image.save(unfinished, format="PNG")
+                written.append(path)
+            except (SampleError, TrainError, TimeoutError, ValueError, RuntimeError, OSError) as problem:
+                self.log(f"sample image {prompt.number + 1} is skipped: {type(problem).__name__}: {problem}")
         return written
 
     def made(self, folder: Path, epoch: int | None, step: int, prompt: Prompt) -> bool:
@@ -172,8 +170,7 @@ class Sampler:
         import torch
 
         pipe = self.pipeline or self.build(transformer)
-        if hasattr(pipe.scheduler, "set_shift"):  # the scheduler keeps it, also for the next prompt
-            pipe.scheduler.set_shift(pipe.scheduler.config.shift if prompt.shift is None else prompt.shift)
+        pipe.scheduler = self.scheduler(prompt)
         started = time.monotonic()
 
         def between(_pipe, done, _timestep, values):
@@ -205,11 +202,20 @@ class Sampler:
         cached = {key: value[None] for key, value in cache.load(self.paths.prompts[text]).items()}
         return on_device(cached, self.device, self.dtypes[1])
 
-    def build(self, transformer):
+    def scheduler(self, prompt: Prompt):
+        """The model's scheduler with the shift of a prompt, which is instead of one that depends on the image's size,
+        and with what the model is trained to predict."""
         import diffusers
-        import torch
 
         kept = models.config(self.model, "scheduler", "scheduler_config.json")
+        changed: dict[str, Any] = {"prediction_type": "v_prediction"} if self.args.v_parameterization else {}
+        if prompt.shift is not None:
+            changed |= {"shift": prompt.shift, "use_dynamic_shifting": False}
+        return getattr(diffusers, kept["_class_name"]).from_config(kept, **changed)
+
+    def build(self, transformer):
+        import torch
+
         vae = models.load_part(self.model, "vae", self.dtypes[0], "cpu")
         decode = vae.decode
 
@@ -225,7 +231,6 @@ class Sampler:
         self.pipeline = models.pipeline(
             self.model,
             device=self.device,
-            scheduler=getattr(diffusers, kept["_class_name"]).from_config(kept),
             vae=vae,
             **{self.family.denoiser: transformer},
         )

@@ -7,6 +7,7 @@ one process does, and the others wait for it at a barrier with a deadline.
 """
 
 import contextlib
+import gc
 import os
 import shutil
 import sys
@@ -28,10 +29,7 @@ SDXL_ONLY = ("min_snr_gamma", "v_parameterization", "zero_terminal_snr")
 
 @dataclass
 class Training:
-    """The input of the loop. `per_epoch`: optimizer steps per epoch; `micros`: micro-batches per epoch and process.
-
-    `images`: those that are trained on, without the held-out ones.
-    """
+    """The input of the loop. per_epoch: optimizer steps. images: those that are trained on, without the held-out ones."""
 
     args: Any
     hb: Any
@@ -39,7 +37,6 @@ class Training:
     accelerator: Any
     dtype: Any
     images: list
-    model: Path
     order: EpochSampler
     loader: Any
     transformer: Any
@@ -51,7 +48,6 @@ class Training:
     validator: validation.Validator
     family: families.Family
     belongs: dict
-    micros: int
     per_epoch: int
     epochs: int
     total: int
@@ -99,7 +95,7 @@ def build(args, hb) -> Training:
     with first_on_each_machine(accelerator, "the model's files"):
         model = models.locate(args.pretrained_model_name_or_path, lambda done, total: hb.item(done))
     family = families.of(model)
-    check_family(args, family)
+    check_family(args, family, model)
     prompts = [replace(one, cfg=one.guidance) for one in prompts] if family.guidance_is_cfg else prompts
     args.t5_tokens = models.t5_tokens(model, family, args.t5xxl_max_token_length)
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(args.mixed_precision, torch.float32)
@@ -108,8 +104,8 @@ def build(args, hb) -> Training:
     if held:
         log(f"held out for validation: {len(held)} of {len(images) + len(held)} images")
     every = fill_caches(args, hb, log, accelerator, [*images, *held], prompts, model, family, output, dtypes)
-    paths = cache.Paths(every.latents[: len(images)], every.texts[: len(images)], every.prompts)
-    held_names = [path.name for path in every.latents[len(images) :]]
+    ends = slice(len(images)), slice(len(images), None)
+    paths, held_paths = (cache.Paths(every.latents[end], every.texts[end], every.prompts) for end in ends)
 
     hb.reach("model")
     hb.phase("load", note=family.denoiser)
@@ -145,22 +141,15 @@ def build(args, hb) -> Training:
         check_room(output, args, parameters)
 
     order = EpochSampler(images, args.seed, rank, world)
-    micros = len(order)
-    per_epoch = -(-micros // args.gradient_accumulation_steps)
+    per_epoch = -(-len(order) // args.gradient_accumulation_steps)
     total = args.max_train_epochs * per_epoch if args.max_train_epochs else args.max_train_steps
     hb.plan(total)
     encoded = [path.name for files in (paths.latents, *paths.texts) for path in files]
     belongs = {
-        "network_dim": args.network_dim,
-        "network_alpha": args.network_alpha,
-        "train_blocks": args.train_blocks,
-        "optimizer_type": args.optimizer_type,
+        **{flag: getattr(args, flag) for flag in states.FLAGS},
         "model": models.fingerprint(model, family.denoiser),
-        "seed": args.seed,
         "data": cache.name_of(*((image.repeats, image.batch_size) for image in images), *encoded),
-        "gradient_accumulation_steps": args.gradient_accumulation_steps,
         "world": world,
-        "ema_decay": args.ema_decay,
     }
     memory = Snapshots.from_env()
     return Training(
@@ -170,7 +159,6 @@ def build(args, hb) -> Training:
         accelerator=accelerator,
         dtype=dtype,
         images=images,
-        model=model,
         order=order,
         loader=make_loader(args, order, paths, device),
         transformer=transformer,
@@ -179,10 +167,9 @@ def build(args, hb) -> Training:
         trained={},
         optimizer=optimizer,
         sampler=samples.Sampler(prompts, paths, model, family, args, device, dtypes, log),
-        validator=validation.Validator(args, family, cache.Batches(every), held_names, len(images), device, dtype),
+        validator=validation.Validator(args, family, held_paths, device, dtype),
         family=family,
         belongs=belongs,
-        micros=micros,
         per_epoch=per_epoch,
         epochs=-(-total // per_epoch),
         total=total,
@@ -192,8 +179,12 @@ def build(args, hb) -> Training:
     )
 
 
-def check_family(args, family: families.Family) -> None:
-    """Raises a TrainError for flags that the model's family does not have."""
+def check_family(args, family: families.Family, model: Path) -> None:
+    """Raises a TrainError for flags that the model does not have, or that it needs."""
+    if family.key == "sdxl" and not args.v_parameterization:
+        scheduler = models.config(model, "scheduler", "scheduler_config.json")
+        if scheduler.get("prediction_type") == "v_prediction":
+            raise TrainError(f"{model}: this model predicts velocity, as its scheduler says; add --v_parameterization")
     if args.network_module not in (None, family.module):
         raise TrainError(
             f"--network_module {args.network_module}: {family.name} needs {family.module}; correct the flag"
@@ -306,38 +297,32 @@ def fill_caches(args, hb, log, accelerator, images, prompts, model, family, outp
 
     Machines that share no disk lack what the others have encoded: each encodes it again, to the same numbers.
     """
+    import torch
+
     hb.reach("data")
     paths = cache.plan(images, samples.texts(prompts), model, output, args, dtypes, hb, log)
     shares = [(accelerator.process_index, accelerator.num_processes)]
     if group.local_size() < accelerator.num_processes:
         shares.append((accelerator.local_process_index, group.local_size()))
-    for first, step in shares:
-        encode_share(args, hb, log, accelerator, images, paths, model, family, dtypes, slice(first, None, step))
-    return paths
-
-
-def encode_share(args, hb, log, accelerator, images, paths, model, family, dtypes, share: slice) -> None:
-    """Encodes this process's share of what is missing."""
-    import torch
-
     device = accelerator.device
-    texts, latents = cache.missing_texts(images, paths)[share], cache.missing_latents(images, paths)[share]
-    barrier(accelerator, "the list of caches")  # before any file is written, so that all processes share the same list
-    if latents:
-        log("caching latents...")
-        cache.encode_latents(latents, model, family, dtypes[0], device, hb)
-    hb.reach("tokenizer")
-    if texts:
-        log("caching Text Encoder outputs...")
-        where = torch.device("cpu") if args.text_encoder_cpu else device
-        cache.encode_texts(texts, model, family, args, dtypes[1], where, hb)
-    if texts or latents:
-        import gc
-
-        gc.collect()  # T5 is 9 GB: it must be freed before the transformer is loaded
-        if device.type == "cuda" and not args.highvram:
-            torch.cuda.empty_cache()
-    barrier(accelerator, "the caches of all ranks")
+    for first, step in shares:
+        share = slice(first, None, step)
+        texts, latents = cache.missing_texts(images, paths)[share], cache.missing_latents(images, paths)[share]
+        barrier(accelerator, "the list of caches")  # before any file is written, so that all share the same list
+        if latents:
+            log("caching latents...")
+            cache.encode_latents(latents, model, family, dtypes[0], device, hb)
+        hb.reach("tokenizer")
+        if texts:
+            log("caching Text Encoder outputs...")
+            where = torch.device("cpu") if args.text_encoder_cpu else device
+            cache.encode_texts(texts, model, family, args, dtypes[1], where, hb)
+        if texts or latents:
+            gc.collect()  # T5 is 9 GB: it must be freed before the transformer is loaded
+            if device.type == "cuda" and not args.highvram:
+                torch.cuda.empty_cache()
+        barrier(accelerator, "the caches of all ranks")
+    return paths
 
 
 def make_loader(args, order: EpochSampler, paths: cache.Paths, device):

@@ -20,6 +20,7 @@ MUST_MATCH = ("network_dim", "network_alpha", "train_blocks", "optimizer_type", 
 AVERAGE = "average.safetensors"
 BATCHES = ("gradient_accumulation_steps", "world")  # their product is what counts: the batches of a step
 SHOULD_MATCH = ("seed", "data", *BATCHES)
+FLAGS = [name for name in (*MUST_MATCH, *SHOULD_MATCH) if name not in ("model", "data", "world")]  # of the command line
 
 
 def step_name(slug: str, step: int) -> str:
@@ -66,10 +67,8 @@ def check(folder: Path) -> None:
         raise TrainError(f"--resume {folder}: this state is damaged: {'; '.join(wrong)}; resume from another state")
 
 
-def load(
-    folder: Path, *, parameters: dict, average: dict, optimizer, scaler, belongs: dict, log: Callable[[str], None]
-) -> dict:
-    """Restores a state that `check` found valid; returns its train_state (`current_step`, `losses`, …).
+def load(folder: Path, t) -> dict:
+    """Restores a state that `check` found valid in a training; returns its train_state (`current_step`, `losses`, …).
 
     Raises: TrainError when the state belongs to another run or cannot be read.
     """
@@ -77,10 +76,11 @@ def load(
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    compare(folder, belongs, log)
+    compare(folder, t.belongs, t.log)
+    scaler = t.accelerator.scaler
     try:
         weights = load_file(folder / "model.safetensors")
-        averages = load_file(folder / AVERAGE) if average else {}
+        averages = load_file(folder / AVERAGE) if t.average else {}
         moments = torch.load(folder / "optimizer.bin", map_location="cpu", weights_only=True)
         scale = torch.load(folder / "scaler.pt", weights_only=True) if scaler is not None else None
         state = json.loads((folder / "train_state.json").read_text(encoding="utf-8"))
@@ -88,16 +88,15 @@ def load(
         raise TrainError(
             f"--resume {folder}: this state cannot be read: {problem}; resume from another state"
         ) from problem
-    if set(weights) != set(parameters):
-        odd = sorted(set(weights) ^ set(parameters))
+    if odd := sorted(weights.keys() ^ t.parameters.keys()):
         raise TrainError(
             f"--resume {folder}: {len(odd)} LoRA layers are not those of this run: {odd[0]}, …; resume from another state"
         )
-    for name, parameter in parameters.items():
+    for name, parameter in t.parameters.items():
         parameter.data.copy_(weights[name])
-    for name, value in average.items():
+    for name, value in t.average.items():
         value.copy_(averages[name])
-    optimizer.load_state_dict(moments)
+    t.optimizer.load_state_dict(moments)
     if scale is not None:
         scaler.load_state_dict(scale)
     return state

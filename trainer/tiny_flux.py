@@ -44,6 +44,30 @@ VAE = {
     "use_quant_conv": False,
     "use_post_quant_conv": False,
 }
+CLIP = {
+    "vocab_size": CLIP_TOKENS,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 77,
+    "projection_dim": 32,
+    "bos_token_id": CLIP_TOKENS - 2,
+    "eos_token_id": CLIP_TOKENS - 1,
+    "pad_token_id": CLIP_TOKENS - 1,
+}
+T5 = {
+    "vocab_size": 256,
+    "d_model": 64,
+    "d_ff": 64,
+    "d_kv": 16,
+    "num_heads": 4,
+    "num_layers": 2,
+    "feed_forward_proj": "gated-gelu",
+    "tie_word_embeddings": False,
+    "is_encoder_decoder": False,
+    "use_cache": False,
+}
 SCHEDULER = {
     "num_train_timesteps": 1000,
     "shift": 3.0,
@@ -89,37 +113,13 @@ def make(folder: Path) -> None:
     from diffusers.schedulers.scheduling_flow_match_euler_discrete import FlowMatchEulerDiscreteScheduler
     from transformers import CLIPTextConfig, CLIPTextModel, T5Config, T5EncoderModel
 
-    clip = CLIPTextConfig(
-        vocab_size=CLIP_TOKENS,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        max_position_embeddings=77,
-        projection_dim=32,
-        bos_token_id=CLIP_TOKENS - 2,
-        eos_token_id=CLIP_TOKENS - 1,
-        pad_token_id=CLIP_TOKENS - 1,
-    )
-    t5 = T5Config(
-        vocab_size=256,
-        d_model=64,
-        d_ff=64,
-        d_kv=16,
-        num_heads=4,
-        num_layers=2,
-        feed_forward_proj="gated-gelu",
-        tie_word_embeddings=False,
-        is_encoder_decoder=False,
-        use_cache=False,
-    )
     with torch.random.fork_rng(devices=[]):
         for seed, (part, build) in enumerate(
             {
                 "transformer": lambda: FluxTransformer2DModel(**TRANSFORMER),
                 "vae": lambda: AutoencoderKL(**VAE),
-                "text_encoder": lambda: CLIPTextModel(clip),
-                "text_encoder_2": lambda: T5EncoderModel(t5),
+                "text_encoder": lambda: CLIPTextModel(CLIPTextConfig(**CLIP)),
+                "text_encoder_2": lambda: T5EncoderModel(T5Config(**T5)),
             }.items()
         ):
             torch.manual_seed(seed)

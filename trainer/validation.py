@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+from trainer import cache
 from trainer.data_order import seed_for
 from trainer.dataset import Image
 from trainer.errors import TrainError
@@ -47,15 +48,11 @@ def split(images: list[Image], share: float, seed: int) -> tuple[list[Image], li
 
 
 class Validator:
-    """Computes the loss of the held-out images.
+    """Computes the loss of the held-out images. paths: their caches, whose names seed the noise."""
 
-    batches: maps a batch (data_order.py) to its tensors; names: of each held-out image's content, which seed its noise;
-    first: the index of the first one in `batches`.
-    """
-
-    def __init__(self, args, family, batches, names: list[str], first: int, device, dtype):
-        self.args, self.family, self.batches, self.names, self.first = args, family, batches, names, first
-        self.device, self.dtype = device, dtype
+    def __init__(self, args, family, paths: cache.Paths, device, dtype):
+        self.args, self.family, self.device, self.dtype = args, family, device, dtype
+        self.names, self.batches = [path.name for path in paths.latents], cache.Batches(paths)
         self.seed = args.seed if args.validation_seed is None else args.validation_seed
 
     @property
@@ -87,17 +84,16 @@ class Validator:
 
         losses: list[float] = []
         hb.phase("validate", total=self.items)
-        with flow.evaluating(transformer):
-            for number in range(self.items // len(LEVELS)):
-                batch = self.batches[((self.first + number, 0),)]
-                for level in LEVELS:
-                    if stop():
-                        return None
-                    seed = seed_for(self.seed, "validation", self.names[number], level)
-                    with torch.no_grad(), autocast():
-                        one = flow.loss_of(
-                            self.args, self.family, transformer, batch, seed, self.device, self.dtype, level=level
-                        )
-                    losses.append(float(one))
-                    hb.item(len(losses))
+        for number in range(self.items // len(LEVELS)):
+            batch = self.batches[((number, 0),)]
+            for level in LEVELS:
+                if stop():
+                    return None
+                seed = seed_for(self.seed, "validation", self.names[number], level)
+                with torch.no_grad(), autocast():
+                    one = flow.loss_of(
+                        self.args, self.family, transformer, batch, seed, self.device, self.dtype, level=level
+                    )
+                losses.append(float(one))
+                hb.item(len(losses))
         return sum(losses) / len(losses)

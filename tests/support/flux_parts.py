@@ -3,17 +3,14 @@
 import pytest
 from trainer_helpers import flags
 
-from trainer import flow, imports, lora, models
+from trainer import families, flow, imports, lora, models
 from trainer.arguments import parse
 from trainer.families.flux import FAMILY
 
 torch = pytest.importorskip("torch")
 imports.heavy()
 CPU = torch.device("cpu")
-
-
-def no_tick(done, total):
-    pass
+no_tick = lambda done, total: None  # noqa: E731
 
 
 def arguments(**changed):
@@ -23,7 +20,8 @@ def arguments(**changed):
 
 
 def load(model, kind=""):
-    return models.load_denoiser(model, FAMILY, torch.float32, CPU, kind, no_tick)
+    """The part of a model, of any family, that is trained."""
+    return models.load_denoiser(model, families.of(model), torch.float32, CPU, kind, no_tick)
 
 
 def loss_of(args, transformer, batch, seed):
@@ -33,7 +31,7 @@ def loss_of(args, transformer, batch, seed):
 def loaded(model, blocks="all", kind="", **lora_changed):
     transformer = load(model, kind)
     settings = {"rank": 4, "alpha": 1.0, "dropout": 0.0, "seed": 42, "cast_inputs": True, **lora_changed}
-    return transformer, lora.add(transformer, blocks=FAMILY.blocks[blocks], **settings)
+    return transformer, lora.add(transformer, blocks=families.of(model).blocks[blocks], **settings)
 
 
 def a_batch(count=2, height=8, width=12, tokens=16):

@@ -108,15 +108,11 @@ def fill(model: Any) -> Any:
 
 
 def save(path: Path, model: Any, rename: Callable[[str], str] = str, dtype: Any = None) -> None:
-    """Write a model's weights as safetensors. rename: name in the model → name in the file."""
-    save_tensors(path, {rename(name): tensor for name, tensor in model.state_dict().items()}, dtype)
-
-
-def save_tensors(path: Path, tensors: dict[str, Any], dtype: Any = None) -> None:
-    """Write tensors as safetensors."""
+    """Write a model's weights, or tensors by name, as safetensors. rename: name in the model → name in the file."""
     from safetensors.torch import save_file
 
-    save_file({name: (t.to(dtype) if dtype else t).clone().contiguous() for name, t in tensors.items()}, path)
+    tensors = model if isinstance(model, dict) else model.state_dict()
+    save_file({rename(name): (t.to(dtype) if dtype else t).clone().contiguous() for name, t in tensors.items()}, path)
 
 
 def make_sd15(work: Path) -> None:
@@ -157,7 +153,7 @@ def make_sd3(work: Path) -> None:
     vae = fill(sd3_models.SDVAE())
     tensors = {f"model.diffusion_model.{name}": t for name, t in mmdit.state_dict().items()}
     tensors |= {f"first_stage_model.{name}": t for name, t in vae.state_dict().items()}
-    save_tensors(work / "model.safetensors", tensors)
+    save(work / "model.safetensors", tensors)
     for name in ("clip_l", "clip_g"):
         save(work / f"{name}.safetensors", fill(CLIPTextModelWithProjection(sd3_utils.CLIPTextConfig())))
     save(work / "t5xxl.safetensors", fill(T5EncoderModel(flux_utils.T5Config(**T5))))
@@ -199,7 +195,7 @@ def make_hunyuan(work: Path) -> None:
     byt5 = encoders.T5ForConditionalGeneration(encoders.T5Config(**BYT5)).get_encoder()
     encoders.add_special_token(tokenizer, byt5)
     tensors = {f"encoder.{name}": t for name, t in fill(byt5).state_dict().items() if "embed_tokens" not in name}
-    save_tensors(work / "byt5.safetensors", {**tensors, "shared.weight": byt5.embed_tokens.weight.data}, torch.float16)
+    save(work / "byt5.safetensors", {**tensors, "shared.weight": byt5.embed_tokens.weight.data}, dtype=torch.float16)
 
 
 def make_anima(work: Path) -> None:

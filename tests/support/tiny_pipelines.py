@@ -41,21 +41,12 @@ def autoencoder(channels: int, **changed):
 
 
 def clip(projected: bool):
-    tokens = tiny_flux.CLIP_TOKENS
-    config = transformers.CLIPTextConfig(
-        vocab_size=tokens, hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=2,
-        max_position_embeddings=77, projection_dim=32, bos_token_id=tokens - 2, eos_token_id=tokens - 1, pad_token_id=tokens - 1,
-    )  # fmt: skip
-    return (transformers.CLIPTextModelWithProjection if projected else transformers.CLIPTextModel)(config)
+    kind = transformers.CLIPTextModelWithProjection if projected else transformers.CLIPTextModel
+    return kind(transformers.CLIPTextConfig(**tiny_flux.CLIP | {"num_hidden_layers": 3}))
 
 
 def t5():
-    return transformers.T5EncoderModel(
-        transformers.T5Config(
-            vocab_size=256, d_model=64, d_ff=64, d_kv=16, num_heads=4, num_layers=2, feed_forward_proj="gated-gelu",
-            tie_word_embeddings=False, is_encoder_decoder=False, use_cache=False,
-        )
-    )  # fmt: skip
+    return transformers.T5EncoderModel(transformers.T5Config(**tiny_flux.T5))
 
 
 def qwen3(layers: int = 3):

@@ -86,25 +86,35 @@ def fork(argv: list[str], fault: str = "", **extra: str) -> subprocess.Completed
     return kohya_nursery.run(command, environment(**extra), ROOT, 500, merged=False)
 
 
-def attempt_of(work: dict, name: str, number: int, ring: Path | None, resume: Path | None, env: dict, **changed):
-    """One attempt, as the monitor starts it: from the newest snapshot in `ring`, if there is one, else `resume`."""
+def train(work: dict, name: str, fault: str = "", config: Path | None = None, ring=None, env=None, **changed: object):
+    """A run in a folder of its own, which saves states and has its metrics, and how it ended.
+
+    ring: the folder of snapshots in memory; the run goes on from the newest one, as the monitor starts it.
+    """
     from guards import checkpoint, snapshot_files
 
-    output = work["folder"] / name
-    output.mkdir(exist_ok=True)
-    more = {"HANGPROOF_HEARTBEAT": str(work["folder"] / f"beats-{name}"), "HANGPROOF_RUN": str(output)}
+    folder = work["folder"] / name
+    folder.mkdir(exist_ok=True)
+    more = {"HANGPROOF_RUN": str(folder), "HANGPROOF_HEARTBEAT": str(work["folder"] / f"beats-{name}"), **(env or {})}
     if ring:
         more[snapshot_files.RING] = str(ring)
         if found := next(iter(checkpoint.guards(ring)), None):
-            resume = ring / snapshot_files.RESUMED / found.name
-    argv = flags(work["model"], work["config"], output, resume=resume, **changed)
-    return fork(argv, **more, **env, HANGPROOF_ATTEMPT=str(number))
+            changed["resume"] = ring / snapshot_files.RESUMED / found.name
+    argv = flags(work["model"], config or work["config"], folder, **{"save_state": True, **changed})
+    return folder, fork(argv, fault, **more)
 
 
 def good(done: subprocess.CompletedProcess) -> subprocess.CompletedProcess:
     assert done.returncode == 0, f"exit {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
     assert done.stdout.rstrip().endswith("model saved.")
     return done
+
+
+def trained(work: dict, name: str, **settings) -> Path:
+    """The folder of a run that is complete, with the arguments of `train`."""
+    folder, done = train(work, name, **settings)
+    good(done)
+    return folder
 
 
 def images(folder: Path) -> dict[str, bytes]:

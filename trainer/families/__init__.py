@@ -13,26 +13,18 @@ from typing import Any
 
 from trainer.errors import TrainError
 
-PIPELINES = {
-    "FluxPipeline": "flux",
-    "Flux2KleinPipeline": "flux2_klein",
-    "ZImagePipeline": "z_image",
-    "QwenImagePipeline": "qwen_image",
-    "StableDiffusion3Pipeline": "sd3",
-    "ChromaPipeline": "chroma",
-    "StableDiffusionXLPipeline": "sdxl",
+FAMILIES = {
+    "FluxPipeline": ("flux", "networks.lora_flux"),
+    "Flux2KleinPipeline": ("flux2_klein", "networks.lora_flux_2"),
+    "ZImagePipeline": ("z_image", "networks.lora_zimage"),
+    "QwenImagePipeline": ("qwen_image", "networks.lora_qwen_image"),
+    "StableDiffusion3Pipeline": ("sd3", "networks.lora_sd3"),
+    "ChromaPipeline": ("chroma", "networks.lora_flux"),
+    "StableDiffusionXLPipeline": ("sdxl", "networks.lora"),
 }
-"""Pipeline of diffusers → the file here."""
-MODULES = {
-    "flux": "networks.lora_flux",
-    "flux2_klein": "networks.lora_flux_2",
-    "z_image": "networks.lora_zimage",
-    "qwen_image": "networks.lora_qwen_image",
-    "sd3": "networks.lora_sd3",
-    "chroma": "networks.lora_flux",
-    "sdxl": "networks.lora",
-}
-"""File here → what kohya's trainers call its LoRA module, for --network_module and the metadata of a LoRA."""
+"""Pipeline of diffusers → the file here, and what kohya's trainers call its LoRA module, for --network_module and the
+metadata of a LoRA."""
+MODULES = dict(FAMILIES.values())
 INDEX = "model_index.json"
 
 
@@ -56,6 +48,7 @@ class Family:
     latents: Callable[[Any, Any], Any]
     architecture: Callable[[dict], str]  # the model's configuration → modelspec.architecture
     t5_tokens: Callable[[dict], int] = lambda _: 0  # the model's configuration → T5 tokens of a text
+    tokens: int = 0  # of a text without a T5, the template around it not counted; 0: as its tokenizer says
     loss: Callable[..., Any] | None = None
     denoiser: str = "transformer"  # the folder of the part that is trained
     prefix: str = "transformer."  # of the names in a LoRA file
@@ -70,26 +63,31 @@ class Family:
 
 def index(folder: Path) -> dict[str, Any]:
     """The model_index.json of a model in diffusers' layout. Raises: TrainError."""
-    try:
-        found = json.loads((folder / INDEX).read_text(encoding="utf-8"))
-    except FileNotFoundError as problem:
+    if not (folder / INDEX).is_file():
         raise TrainError(
             f"{folder}: {INDEX} is missing, so this is no model in diffusers' layout; download the complete folder"
-        ) from problem
+        )
+    return read_json(folder / INDEX)
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """A JSON object. Raises: TrainError when the file is not one."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as problem:
-        raise TrainError(f"{folder / INDEX}: cannot be read ({problem}); download it again") from problem
+        raise TrainError(f"{file}: cannot be read, or not valid JSON ({problem}); download it again") from problem
     if not isinstance(found, dict):
-        raise TrainError(f"{folder / INDEX}: not a JSON object; download it again")
+        raise TrainError(f"{file}: not a JSON object; download it again")
     return found
 
 
 def of(folder: Path) -> Family:
     """The family of the model in a folder. Raises: TrainError for one that is not trained here."""
     pipeline = str(index(folder).get("_class_name"))
-    if pipeline not in PIPELINES:
+    if pipeline not in FAMILIES:
         raise TrainError(
-            f"{folder} is a model of {pipeline}; the built-in trainer has {', '.join(PIPELINES)}. "
+            f"{folder} is a model of {pipeline}; the built-in trainer has {', '.join(FAMILIES)}. "
             "Use one of kohya's trainers for it"
         )
-    family: Family = importlib.import_module(f"trainer.families.{PIPELINES[pipeline]}").FAMILY
+    family: Family = importlib.import_module(f"trainer.families.{FAMILIES[pipeline][0]}").FAMILY
     return family

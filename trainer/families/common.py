@@ -14,26 +14,18 @@ def scaled(vae, picture: torch.Tensor) -> torch.Tensor:
 
 def pack(latents: torch.Tensor) -> torch.Tensor:
     """[b, c, h, w] → [b, h/2*w/2, c*4]: 2x2 patches as tokens."""
-    b, c, h, w = latents.shape
-    return latents.view(b, c, h // 2, 2, w // 2, 2).permute(0, 2, 4, 1, 3, 5).reshape(b, h // 2 * (w // 2), c * 4)
+    return torch.pixel_unshuffle(latents, 2).flatten(2).mT.contiguous()
 
 
 def unpack(tokens: torch.Tensor, height: int, width: int) -> torch.Tensor:
     """The inverse of `pack`; height and width of the latents."""
-    b, _, c = tokens.shape
-    return (
-        tokens.view(b, height // 2, width // 2, c // 4, 2, 2)
-        .permute(0, 3, 1, 4, 2, 5)
-        .reshape(b, c // 4, height, width)
-    )
+    return torch.pixel_shuffle(tokens.mT.unflatten(2, (height // 2, width // 2)), 2).contiguous()
 
 
 def image_ids(height: int, width: int, device) -> torch.Tensor:
     """Row and column of each packed token: [tokens, 3], the first column 0."""
-    ids = torch.zeros(height // 2, width // 2, 3, device=device)
-    ids[..., 1] += torch.arange(height // 2, device=device)[:, None]
-    ids[..., 2] += torch.arange(width // 2, device=device)[None, :]
-    return ids.reshape(-1, 3)
+    sides = (1, height // 2, width // 2)
+    return torch.cartesian_prod(*(torch.arange(side, dtype=torch.float32, device=device) for side in sides))
 
 
 def with_image(text_mask: torch.Tensor, tokens: int) -> torch.Tensor:

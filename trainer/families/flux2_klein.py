@@ -47,6 +47,7 @@ FAMILY = Family(
     sample=sampling("guidance_scale", prompt_embeds="text"),
     latents=latents,
     architecture=lambda config: "flux-2-klein/lora",
+    tokens=512 - 12,
     guidance_is_cfg=True,
     patch=1,
     halves=FLUX.halves,

@@ -43,4 +43,5 @@ FAMILY = Family(
     sample=sampling("true_cfg_scale", prompt_embeds="text", prompt_embeds_mask="mask"),
     latents=latents,
     architecture=lambda config: "qwen-image/lora",
+    tokens=1024 - 5,
 )

@@ -5,7 +5,6 @@ names (`lora_unet_…`), which every program reads.
 """
 
 import functools
-import math
 
 import torch
 
@@ -53,20 +52,14 @@ def loss_of(args, family, model, batch: dict, seed: int, device, dtype, level: f
     noisy = kept.sqrt() * latents + (1 - kept).sqrt() * noise
     target = kept.sqrt() * noise - (1 - kept).sqrt() * latents if args.v_parameterization else noise
     predicted = family.predict(model, noisy, steps.to(device), flow.on_device(batch, device, dtype), args)
-    loss = flow.pointwise(args, predicted, target, threshold(args, steps, kept))
+    c = flow.threshold(args, (steps / STEPS).to(device).view(-1, 1, 1, 1))
+    if args.huber_schedule == "snr":  # sd-scripts' get_huber_threshold_if_needed
+        c = (1 - args.huber_c) / (1 + ((1 - kept) / kept).sqrt()) ** 2 + args.huber_c
+    loss = flow.pointwise(args, predicted, target, c)
     if args.min_snr_gamma:  # arXiv:2303.09556
         snr = kept / (1 - kept)
         loss = loss * torch.minimum(snr, torch.full_like(snr, args.min_snr_gamma)) / (snr + args.v_parameterization)
     return flow.mean(loss, batch)
-
-
-def threshold(args, steps: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
-    """Where the Huber loss turns from a square to a line, [batch, 1, 1, 1] (sd-scripts' get_huber_threshold_if_needed)."""
-    if args.huber_schedule == "snr":
-        deviation = ((1 - kept) / kept).sqrt()
-        return (1 - args.huber_c) / (1 + deviation) ** 2 + args.huber_c
-    share = torch.exp(math.log(args.huber_c) * steps / STEPS) if args.huber_schedule == "exponential" else args.huber_c
-    return (torch.as_tensor(share) * args.huber_scale).expand(len(steps)).to(kept.device).view(-1, 1, 1, 1)
 
 
 FAMILY = Family(

@@ -41,4 +41,5 @@ FAMILY = Family(
     sample=sample,
     latents=scaled,
     architecture=lambda config: "z-image/lora",
+    tokens=512 - 8,
 )

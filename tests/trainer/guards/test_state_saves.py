@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from monitor_helpers import wait_for
 from snapshot_helpers import raw
-from trainer_helpers import attempt_of, good, metrics, sha
+from trainer_helpers import good, metrics, sha, train as start
 
 from guards import checkpoint, reading, state_saves
 from guards.heartbeat import Heartbeat, read
@@ -65,8 +65,9 @@ def train(work, name, disk="0", ring=None, number=1, **changed):
     """One attempt on such a disk, without a record from the newest state."""
     output = work["folder"] / name
     more = {"HANGPROOF_INJECT": "slow_disk:fire", "TEST_DISK": disk, "TEST_TRACE": str(output / "trace")}
-    settings = {"max_train_steps": 12, "save_every_n_steps": 4, "save_state": True, "save_last_n_steps": 4, **changed}
-    return attempt_of(work, name, number, ring, checkpoint.newest_valid(output), more, **settings)
+    more["HANGPROOF_ATTEMPT"] = str(number)
+    settings = {"max_train_steps": 12, "save_every_n_steps": 4, "save_last_n_steps": 4, **changed}
+    return start(work, name, ring=ring, env=more, resume=checkpoint.newest_valid(output), **settings)[1]
 
 
 def files_of(output):

@@ -1,12 +1,16 @@
 """The caches: encoded once, and again only what changed or broke; each error names its file."""
 
+from argparse import Namespace
+
 import pytest
-from PIL import Image
+from PIL import Image as Pillow
 from trainer_helpers import flags, fork, good, make_config, make_images, sha
 
 from guards.heartbeat import Heartbeat
+from trainer import cache
 from trainer.arguments import parse
 from trainer.cache import FOLDER
+from trainer.dataset import Image
 from trainer.setup import build
 
 
@@ -26,12 +30,18 @@ def test_a_run_encodes_once_and_again_only_what_changed_or_broke(tmp_path):
     assert encoded(1) == (5, 5)
     assert encoded(2) == (0, 0)
     (images / "0.txt").write_text("another caption", encoding="utf-8")
-    Image.new("RGB", (64, 64), "red").save(images / "1.png")
+    Pillow.new("RGB", (64, 64), "red").save(images / "1.png")
     cut = sorted((images / FOLDER).glob("latents-*"))[0]
     cut.write_bytes(cut.read_bytes()[:-30])
     latents, texts = encoded(3)
     assert texts == 1 and latents in (1, 2)  # the cut one may be the changed image's
     assert len(list((images / FOLDER).glob("text-*"))) == 6
+
+
+def test_an_image_with_16_bits_of_grey_that_an_older_version_cached_as_white_is_encoded_again(model, tmp_path):
+    args, file = Namespace(t5_tokens=16, apply_t5_attn_mask=False), model / "model_index.json"
+    grey = [Image(file, "", 1, (64, 64), (64, 64), 0, 1, deep=deep) for deep in (False, True)]
+    assert len(set(cache.plan(grey, [], model, tmp_path, args, ("", ""), Heartbeat(None), print).latents)) == 2
 
 
 def test_a_cache_that_cannot_be_written_is_named(work, tmp_path):

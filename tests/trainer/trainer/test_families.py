@@ -9,18 +9,20 @@ from unittest import mock
 import pytest
 import tiny_pipelines
 import torch
+from flux_parts import CPU, loaded, no_tick
 from runs_helpers import python
 from safetensors.torch import load_file, save_file
-from trainer_helpers import flags, fork, good, images, make_config, sha
+from trainer_helpers import flags, images, make_config, sha, train, trained
 
 from guards.heartbeat import Heartbeat
-from trainer import cache, families, flow, imports, lora, models
+from trainer import cache, families, flow, imports, lora, models, samples, setup
 from trainer.arguments import parse
+from trainer.errors import TrainError
 from trainer.families import common
 
 imports.heavy()
-diffusers = pytest.importorskip("diffusers")
-CPU = torch.device("cpu")
+import diffusers  # noqa: E402 - after `heavy`
+
 OTHERS = sorted(tiny_pipelines.MAKERS)  # FLUX.1 is killed in test_states.py
 PIPELINES = ["FluxPipeline", *OTHERS]
 PROMPTS = "a thing --w 64 --h 64 --s 1 --l 3 --n bad\na longer thing --w 64 --h 32 --s 1\n"
@@ -39,6 +41,13 @@ def made(model, tmp_path_factory):
     return of
 
 
+def linked(model, folder, *without):
+    """Give a folder the files and parts of a model, but for some."""
+    for part in model.iterdir():
+        if part.name not in without:
+            (folder / part.name).symlink_to(part)
+
+
 @pytest.fixture(scope="module")
 def data(work):
     """Batches of two images whose captions differ in length."""
@@ -50,25 +59,21 @@ def data(work):
 @pytest.mark.parametrize("pipeline", OTHERS)
 def test_a_run_that_is_killed_gives_the_bytes_of_one_that_is_not(work, data, made, pipeline):
     """Killed in the middle of its second epoch."""
-    settings = {"max_train_steps": 8, "save_every_n_steps": 2, "save_state": True, "gradient_checkpointing": True}
+    mine = work | {"model": made(pipeline), "config": data}
+    settings = {"max_train_steps": 8, "save_every_n_steps": 2, "gradient_checkpointing": True}
     prompts = {"sample_prompts": work["folder"] / "prompts.txt", "sample_every_n_steps": 8}
-    whole, killed = (work["folder"] / f"{pipeline}-{name}" for name in ("whole", "killed"))
-    good(fork(flags(made(pipeline), data, whole, **settings, **prompts)))
+    whole = trained(mine, f"{pipeline}-whole", **settings, **prompts)
     assert len(images(whole)) == 2
-    argv = flags(made(pipeline), data, killed, **settings)
-    assert fork(argv, fault="kill@7+0", HANGPROOF_HEARTBEAT=str(killed)).returncode == -9
-    good(fork([*argv, "--resume", str(max(killed.glob("*-state")))]))
+    killed, done = train(mine, f"{pipeline}-killed", "kill@7+0", **settings)
+    assert done.returncode == -9
+    trained(mine, killed.name, resume=max(killed.glob("*-state")), **settings)
     assert sha(killed / "tiny.safetensors") == sha(whole / "tiny.safetensors")
 
 
 @pytest.mark.parametrize("pipeline", PIPELINES)
-def test_its_lora_does_in_diffusers_what_it_did_here(work, data, made, pipeline, tmp_path):
-    model = made(pipeline)
-    family = families.of(model)
-    args = parse(flags(model, data, tmp_path))
-    ours = models.load_denoiser(model, family, torch.float32, CPU, "", lambda done, total: None)
-    settings = {"rank": 4, "alpha": 2.0, "dropout": 0.0, "seed": 1, "cast_inputs": True}
-    parameters = lora.add(ours, blocks=family.blocks["all"], **settings)
+def test_its_lora_does_in_diffusers_what_it_did_here(made, pipeline, tmp_path):
+    model, args = made(pipeline), parse(flags("m", "d", "o"))
+    family, (ours, parameters) = families.of(model), loaded(model, alpha=2.0)
     for number, (name, weight) in enumerate(sorted(parameters.items())):
         if ".lora_B." in name:  # zero until it is trained
             weight.data.normal_(0, 0.5, generator=torch.Generator().manual_seed(number))
@@ -87,11 +92,7 @@ def test_its_lora_does_in_diffusers_what_it_did_here(work, data, made, pipeline,
 
 def test_a_lora_that_sd_scripts_trained_with_sdxl_can_be_begun_with(made, tmp_path):
     """sd-scripts has the names of Stability's code: input_blocks, middle_block, output_blocks."""
-    model = made("StableDiffusionXLPipeline")
-    family = families.of(model)
-    unet = models.load_denoiser(model, family, torch.float32, CPU, "", lambda done, total: None)
-    settings = {"rank": 4, "alpha": 2.0, "dropout": 0.0, "seed": 1, "cast_inputs": True}
-    parameters = lora.add(unet, blocks=family.blocks["all"], **settings)
+    unet, parameters = loaded(made("StableDiffusionXLPipeline"), alpha=2.0)
     file = tmp_path / "theirs.safetensors"
     file.write_bytes(lora.to_file(parameters, lora.KOHYA, 2.0 / 4, None, {}))
     theirs = {}
@@ -109,21 +110,19 @@ def test_a_lora_that_sd_scripts_trained_with_sdxl_can_be_begun_with(made, tmp_pa
     assert all(torch.equal(weight, wanted[name]) for name, weight in parameters.items())
 
 
-@pytest.mark.parametrize(
-    ("pipeline", "tokens", "limit"), [("FluxPipeline", 16, 16), ("StableDiffusionXLPipeline", None, 77)]
-)
-def test_captions_that_are_longer_than_the_model_reads_are_reported(made, pipeline, tokens, limit, tmp_path, capsys):
-    model, args = made(pipeline), parse(flags("m", "d", tmp_path))
+@pytest.mark.parametrize(("pipeline", "limit"), [*zip(PIPELINES, (64, 64, 500, 1019, 64, 77, 504), strict=True)])
+def test_captions_that_are_longer_than_the_model_reads_are_reported(made, pipeline, limit, tmp_path, capsys):
+    model, args = made(pipeline), parse(flags("m", "d", "o"))
     family = families.of(model)
-    args.t5_tokens = models.t5_tokens(model, family, tokens)
-    texts = [("a thing", tmp_path / "1.npz"), ("a thing, " * 30, tmp_path / "2.npz")]
+    args.t5_tokens = models.t5_tokens(model, family, None)
+    texts = [("a thing", tmp_path / "1.npz"), ("a thing, " * 120, tmp_path / "2.npz")]
     cache.encode_texts(texts, model, family, args, torch.float32, CPU, Heartbeat(None))
     assert f"1 of 2 texts are longer than {limit} tokens; the model gets no more" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("pipeline", PIPELINES)
-def test_what_is_downloaded_of_a_model_encodes_and_is_like_all_of_it(work, data, made, pipeline, tmp_path):
-    model, args = made(pipeline), parse(flags("m", data, tmp_path))
+def test_what_is_downloaded_of_a_model_encodes_and_is_like_all_of_it(made, pipeline, tmp_path):
+    model, args = made(pipeline), parse(flags("m", "d", "o"))
     family, args.t5_tokens = families.of(model), 16
     names = [path.relative_to(model).as_posix() for path in sorted(model.rglob("*")) if path.is_file()]
     for name in models.wanted(names):
@@ -143,15 +142,38 @@ def test_what_is_downloaded_of_a_model_encodes_and_is_like_all_of_it(work, data,
 
 def test_two_families_with_one_text_encoder_do_not_share_the_texts_that_it_encoded(made, tmp_path):
     """Z-Image and FLUX.2 klein 4B both have Qwen3 4B, which a user may keep once; they take other layers of it."""
-    z_image = made("ZImagePipeline")
-    for part in made("Flux2KleinPipeline").iterdir():
-        shared = part.name in ("text_encoder", "tokenizer")
-        (tmp_path / part.name).symlink_to(z_image / part.name if shared else part)
+    z_image, shared = made("ZImagePipeline"), ("text_encoder", "tokenizer")
+    linked(made("Flux2KleinPipeline"), tmp_path, *shared)
+    for part in shared:
+        (tmp_path / part).symlink_to(z_image / part)
     args = parse(flags("m", "d", tmp_path))
     args.t5_tokens = 0
     dtypes, beat = (torch.float32, torch.float32), Heartbeat(None)
     found = [cache.plan([], ["a"], model, tmp_path, args, dtypes, beat, print).prompts for model in (z_image, tmp_path)]
     assert found[0] != found[1]
+
+
+@pytest.mark.parametrize("distilled", [True, False])
+def test_a_distilled_model_draws_its_samples_without_classifier_free_guidance(made, distilled, tmp_path):
+    model = made("Flux2KleinPipeline")
+    linked(model, tmp_path, "model_index.json")
+    index = json.loads((model / "model_index.json").read_text()) | {"is_distilled": distilled}
+    (tmp_path / "model_index.json").write_text(json.dumps(index))
+    pipe = models.pipeline(tmp_path, device=CPU)
+    pipe._guidance_scale = 4.0
+    assert pipe.do_classifier_free_guidance == (not distilled)
+
+
+def test_a_model_that_predicts_velocity_is_trained_and_sampled_so(made, tmp_path):
+    model = made("StableDiffusionXLPipeline")
+    family = families.of(model)
+    linked(model, tmp_path, "scheduler")
+    diffusers.EulerDiscreteScheduler(prediction_type="v_prediction").save_pretrained(tmp_path / "scheduler")
+    with pytest.raises(TrainError, match="predicts velocity, as its scheduler says; add --v_parameterization"):
+        setup.check_family(parse(flags("m", "d", "o")), family, tmp_path)
+    args = parse(flags("m", "d", "o", v_parameterization=True))
+    sampler = samples.Sampler([], None, model, family, args, CPU, (), print)
+    assert sampler.scheduler(samples.Prompt(0, "a thing", 7)).config.prediction_type == "v_prediction"
 
 
 def a_batch(pipe, family, args):
@@ -165,10 +187,10 @@ def a_batch(pipe, family, args):
 
 
 @pytest.mark.parametrize("pipeline", PIPELINES)
-def test_a_prediction_is_the_pipelines_own(work, data, made, pipeline, tmp_path):
+def test_a_prediction_is_the_pipelines_own(made, pipeline):
     """What the pipeline gives its scheduler in its first step, from the same noise."""
-    model = made(pipeline)
-    family, args = families.of(model), parse(flags(model, data, tmp_path))
+    model, args = made(pipeline), parse(flags("m", "d", "o"))
+    family = families.of(model)
     pipe = getattr(diffusers, pipeline).from_pretrained(model)
     batch = a_batch(pipe, family, args)
     noise = torch.randn(batch["latents"].shape, generator=torch.Generator().manual_seed(5))
@@ -200,13 +222,13 @@ def test_a_prediction_is_the_pipelines_own(work, data, made, pipeline, tmp_path)
         ("StableDiffusionXLPipeline", "add_time_proj"),
     ],
 )
-def test_noise_levels_and_sizes_are_not_rounded_in_16_bits(work, data, made, pipeline, part, tmp_path):
+def test_noise_levels_and_sizes_are_not_rounded_in_16_bits(made, pipeline, part):
     """bfloat16 has 8 bits: of two levels near 0.999, or two sizes near 3,000 pixels, it makes one."""
     model, level, given = made(pipeline), torch.tensor([0.0123]), []
-    family, args = families.of(model), parse(flags(model, data, tmp_path))
+    family, args = families.of(model), parse(flags("m", "d", "o"))
     batch = a_batch(getattr(diffusers, pipeline).from_pretrained(model), family, args)
     batch["sizes"] = torch.tensor([[3001, 1999, 7, 0, 64, 96]])
-    ours = models.load_denoiser(model, family, torch.bfloat16, CPU, "", lambda done, total: None)
+    ours = models.load_denoiser(model, family, torch.bfloat16, CPU, "", no_tick)
     ours.get_submodule(part).register_forward_pre_hook(lambda _, values: given.extend(values[0].tolist()))
     with torch.no_grad():
         family.predict(ours, batch["latents"], level, flow.on_device(batch, CPU, torch.bfloat16), args)

@@ -7,7 +7,7 @@ is exactly 0, with a white one it is that of the image without a mask, with half
 from pathlib import Path
 
 from mask_helpers import EPOCHS, NO_LEARNING, check, mask_images
-from trainer_helpers import flags, fork, good, make_config, make_images, metrics
+from trainer_helpers import make_config, make_images, metrics, trained
 
 
 def test_the_built_in_trainer_leaves_the_ignored_part_out_of_its_loss(work, tmp_path):
@@ -19,10 +19,7 @@ def test_the_built_in_trainer_leaves_the_ignored_part_out_of_its_loss(work, tmp_
     settings = {"max_train_steps": None, "max_train_epochs": EPOCHS, "learning_rate": NO_LEARNING}
 
     def losses(config: Path, name: str) -> list[float]:
-        run = tmp_path / f"{name}-run"
-        run.mkdir()
-        good(fork(flags(work["model"], config, tmp_path / name, **settings), HANGPROOF_RUN=str(run)))
-        return [row["loss"] for row in metrics(run)]
+        return [row["loss"] for row in metrics(trained(work, name, config=config, **settings))]
 
     whole = losses(plain, "whole")
     mask_images(images)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from flux_parts import loaded
 from safetensors.torch import load_file
-from trainer_helpers import flags, fork, good, make_config, sha
+from trainer_helpers import flags, make_config, sha, train, trained
 
 from trainer import cache, dataset, families, lora
 from trainer.arguments import parse
@@ -34,32 +34,25 @@ def data(work):
 
 
 def run(work, data, name, **changed):
-    """The folder of a run of eight steps that saves each second one, and how it ended."""
-    settings = {"max_train_steps": 8, "save_every_n_steps": 2, "save_state": True, **changed}
-    folder = work["folder"] / name
-    return folder, fork(flags(work["model"], data, folder, **settings))
+    """The folder of a run of eight steps that saves each second one."""
+    return trained(work, name, config=data, **{"max_train_steps": 8, "save_every_n_steps": 2, **changed})
 
 
 @pytest.fixture(scope="module")
 def plain(work, data):
-    folder, done = run(work, data, "plain", save_every_n_steps=1)
-    good(done)
-    return folder
+    return run(work, data, "plain", save_every_n_steps=1)
 
 
 @pytest.mark.parametrize("what", OPTIONS)
 def test_a_run_that_goes_on_from_a_state_ends_with_the_bytes_of_one_that_was_not_interrupted(work, data, plain, what):
-    whole, done = run(work, data, f"{what}-whole", **OPTIONS[what])
-    good(done)
-    resumed, done = run(work, data, f"{what}-resumed", resume=whole / "tiny-step00000004-state", **OPTIONS[what])
-    good(done)
+    whole = run(work, data, f"{what}-whole", **OPTIONS[what])
+    resumed = run(work, data, f"{what}-resumed", resume=whole / "tiny-step00000004-state", **OPTIONS[what])
     assert sha(resumed / "tiny.safetensors") == sha(whole / "tiny.safetensors")
     assert sha(whole / "tiny.safetensors") != sha(plain / "tiny.safetensors")
 
 
 def test_the_average_is_that_of_the_weights_of_all_steps(work, data, plain):
-    averaged, done = run(work, data, "averaged", save_every_n_steps=4, ema_decay=0.5)
-    good(done)
+    averaged = run(work, data, "averaged", save_every_n_steps=4, ema_decay=0.5)
     first = {  # the weights before the first step, as a file has them
         f"transformer.{name}": value.detach() * (0.25 if "lora_B" in name else 1)
         for name, value in loaded(work["model"])[1].items()
@@ -72,7 +65,7 @@ def test_the_average_is_that_of_the_weights_of_all_steps(work, data, plain):
     assert all(torch.allclose(found[name], value, atol=1e-7) for name, value in first.items())
     state = "tiny-step00000004-state/model.safetensors"
     assert sha(averaged / state) == sha(plain / state), "what is trained does not depend on the average"
-    _, done = run(work, data, "averaged", resume=averaged / "tiny-step00000004-state")
+    _, done = train(work, "averaged", config=data, resume=averaged / "tiny-step00000004-state")
     assert "ema_decay is 0.5 in the state and None in this run" in done.stderr
 
 
@@ -98,14 +91,12 @@ def test_a_lora_to_begin_with_is_read_with_kohyas_names_and_with_diffusers(work,
     files["kohya"].write_bytes(lora.to_file(own, lora.KOHYA, 0.25, None, {}))
     found = []
     for name, file in files.items():
-        folder, done = run(work, data, f"from-{name}", max_train_steps=1, network_weights=file, learning_rate=1e-30)
-        good(done)
+        folder = run(work, data, f"from-{name}", max_train_steps=1, network_weights=file, learning_rate=1e-30)
         found.append(load_file(folder / "tiny.safetensors"))
     given = load_file(plain / "tiny.safetensors").items()
     assert all(torch.allclose(one[name], value, atol=1e-7) for one in found for name, value in given)
     state = plain / "tiny-step00000004-state"
-    folder, done = run(work, data, "from-gone", resume=state, network_weights=work["folder"] / "gone.safetensors")
-    good(done)
+    folder = run(work, data, "from-gone", resume=state, network_weights=work["folder"] / "gone.safetensors")
     assert sha(folder / "tiny.safetensors") == sha(plain / "tiny.safetensors"), "a resume does not need the file"
     message = r"\d of this run's 1 weights are not in it in this size, such as x.lora_A.weight; use a LoRA of the same"
     with pytest.raises(TrainError, match=message):

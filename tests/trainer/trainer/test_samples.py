@@ -18,7 +18,7 @@ from trainer.families.flux import FAMILY
 pytestmark = pytest.mark.usefixtures("one_thread")
 PROMPTS = """# comment
 a thing --w 72 --h 64 --s 2 --d 7
-another --w 64 --h 64 --s 2 --l 2 --n bad --ss euler --g 3.5.1
+an\u2028other --w 64 --h 64 --s 2 --l 2 --n bad --ss euler --g 3.5.1
 """
 
 
@@ -63,10 +63,11 @@ def test_samples_are_fixed_by_their_seed_and_a_bad_one_costs_itself_alone(model,
     assert "sample image 1 is skipped: SampleError: 1 of 2 steps took longer than its limit" in messages[-2]
 
 
-def test_a_prompt_with_a_shift_of_its_own_does_not_change_the_images_after_it(model, tmp_path):
+@pytest.mark.parametrize("dynamic", ["true", "false"])
+def test_a_prompt_with_a_shift_of_its_own_does_not_change_the_images_after_it(model, tmp_path, dynamic):
     whole = Path(shutil.copytree(model, tmp_path / "model"))
     config = whole / "scheduler/scheduler_config.json"
-    config.write_text(config.read_text().replace('"use_dynamic_shifting": true', '"use_dynamic_shifting": false'))
+    config.write_text(config.read_text().replace('shifting": true', f'shifting": {dynamic}'))
     args, hb, dtypes = arguments(output_dir=tmp_path, output_name="x"), Heartbeat(None), (torch.float32, torch.float32)
     plain = samples.Prompt(0, "a thing", 7, width=64, height=64, steps=2)
     shifted = replace(plain, shift=8.0)

@@ -5,7 +5,7 @@ import os
 import shutil
 
 import pytest
-from trainer_helpers import flags, fork, good, images, make_config, numbers, sha
+from trainer_helpers import flags, good, images, make_config, numbers, sha, train, trained
 
 from guards import checkpoint
 from guards.heartbeat import Heartbeat
@@ -29,18 +29,7 @@ def samples(work):
 @pytest.fixture(scope="module")
 def undisturbed(work, samples):
     """An undisturbed run with samples; its folder."""
-    folder, done = run(work, "undisturbed", **COMMON, **samples)
-    good(done)
-    return folder
-
-
-def arguments(work, name, resume=None, **changed):
-    return flags(work["model"], work["config"], work["folder"] / name, save_state=True, resume=resume, **changed)
-
-
-def run(work, name, fault="", resume=None, **changed):
-    beats = {"HANGPROOF_HEARTBEAT": str(work["folder"] / f"beats-{name}")} if fault else {}
-    return work["folder"] / name, fork(arguments(work, name, resume, **changed), fault=fault, **beats)
+    return trained(work, "undisturbed", **COMMON, **samples)
 
 
 def newest(folder):
@@ -50,11 +39,10 @@ def newest(folder):
 def test_a_kill_at_whichever_write_of_a_save_leaves_a_state_that_is_valid_and_correct(work):
     """At each fsync in turn: the LoRA, its folder, the state's three files, its guard, its folder, the output."""
     common = {"max_train_steps": 2, "save_every_n_steps": 1, "optimizer_type": "adamw"}
-    undisturbed, done = run(work, "saved", **common)
-    good(done)
+    undisturbed = trained(work, "saved", **common)
     found = []
     for number in range(1, 9):
-        folder, done = run(work, f"saved-{number}", f"save@2+{number}", **common)
+        folder, done = train(work, f"saved-{number}", f"save@2+{number}", **common)
         assert done.returncode == -9, done.stderr[-2000:]
         state = newest(folder)
         found.append(checkpoint.guard_of(state)["step"])
@@ -65,7 +53,7 @@ def test_a_kill_at_whichever_write_of_a_save_leaves_a_state_that_is_valid_and_co
 
 def test_a_stop_and_a_kill_among_samples_lose_neither_a_lora_nor_an_image(work, undisturbed, samples):
     """Stopped at step 6, which saves and samples; killed in the samples of step 12; asked to stop at the last step."""
-    folder, done = run(work, "stopped", "stop@6", **COMMON, **samples)
+    folder, done = train(work, "stopped", "stop@6", **COMMON, **samples)
     assert done.returncode == 3, done.stderr[-2000:]
     state = newest(folder)
     assert checkpoint.guard_of(state)["step"] == 6
@@ -73,13 +61,13 @@ def test_a_stop_and_a_kill_among_samples_lose_neither_a_lora_nor_an_image(work, 
     assert sorted(p.name for p in folder.glob("*.safetensors")) == [f"tiny-step0000000{n}.safetensors" for n in (3, 6)]
     assert list(images(folder)) == ["tiny_000006_00_42.png", "tiny_000006_01_43.png"]
 
-    done = run(work, "stopped", "sample@12", state, **COMMON, **samples)[1]
+    done = train(work, "stopped", "sample@12", resume=state, **COMMON, **samples)[1]
     assert done.returncode == -9, done.stderr[-2000:]
     state = newest(folder)
     assert checkpoint.guard_of(state)["step"] == 12
     assert len(images(folder)) == 2
 
-    good(run(work, "stopped", "stop@20", state, **COMMON, **samples)[1])
+    good(train(work, "stopped", "stop@20", resume=state, **COMMON, **samples)[1])
     assert images(folder) == images(undisturbed)
     assert len(images(undisturbed)) == 2 * (20 // 6)
     loras = [sorted(p.name for p in f.glob("*.safetensors")) for f in (folder, undisturbed)]
@@ -90,12 +78,12 @@ def test_a_stop_and_a_kill_among_samples_lose_neither_a_lora_nor_an_image(work, 
 def test_a_stop_while_samples_are_made_saves_its_state_before_they_are_done(work, undisturbed, samples):
     """Step 6 saves nothing here. Whoever asked does not wait: killed at the denoising step after the request."""
     unsaved = {**COMMON, "save_every_n_steps": 100}
-    folder, done = run(work, "hasty", "hasty@6", **unsaved, **samples)
+    folder, done = train(work, "hasty", "hasty@6", **unsaved, **samples)
     assert done.returncode == -9, done.stderr[-2000:]
     state = newest(folder)
     assert state.name == "tiny-step00000006-state"
     assert sha(state / "model.safetensors") == sha(undisturbed / state.name / "model.safetensors")
-    good(run(work, "hasty", resume=state, **unsaved, **samples)[1])
+    good(train(work, "hasty", resume=state, **unsaved, **samples)[1])
     assert images(folder) == images(undisturbed)
     assert sha(folder / "tiny.safetensors") == sha(undisturbed / "tiny.safetensors")
 
@@ -105,14 +93,13 @@ def test_accumulation_and_workers_resume_in_the_middle_of_an_epoch(work):
     """10 batches an epoch, 3 a step: the fourth step of each epoch has one. Killed in it, resumed with workers."""
     common = {"max_train_epochs": 2, "gradient_accumulation_steps": 3, "optimizer_type": "adafactor"}
     common["optimizer_args"] = ["relative_step=False", "scale_parameter=False", "warmup_init=False"]
-    undisturbed, done = run(work, "accumulated", **common)
-    good(done)
-    killed, done = run(work, "accumulated-killed", "kill@6+0.01", save_every_n_steps=1, **common)
+    undisturbed = trained(work, "accumulated", **common)
+    killed, done = train(work, "accumulated-killed", "kill@6+0.01", save_every_n_steps=1, **common)
     assert done.returncode == -9
     state = newest(killed)
     assert checkpoint.guard_of(state)["step"] in (5, 6, 7)
     workers = {"max_data_loader_n_workers": 2, "persistent_data_loader_workers": True}
-    done = good(run(work, "accumulated-killed", resume=state, save_every_n_steps=1, **common, **workers)[1])
+    done = good(train(work, "accumulated-killed", resume=state, save_every_n_steps=1, **common, **workers)[1])
     assert "epoch 2/2" in done.stdout and "epoch 1/2" not in done.stdout
     assert sha(killed / "tiny.safetensors") == sha(undisturbed / "tiny.safetensors")
 
@@ -163,16 +150,26 @@ def test_a_foreign_or_a_damaged_state_is_refused(work, undisturbed, damage, chan
         damage(state)
     elif damage:
         monkeypatch.setattr(setup.models, "fingerprint", lambda folder, *parts: "0123")
-    args = parse(arguments(work, "refused", state, **{**COMMON, **changed}))
+    args = parse(flags(work["model"], work["config"], work["folder"] / "refused", resume=state, **COMMON | changed))
     with pytest.raises(TrainError, match=f"--resume {state}.*{expected}"):
         loop.restore(setup.build(args, Heartbeat(None)))
 
 
 def test_a_run_that_is_asked_for_fewer_steps_than_it_has_keeps_its_lora(work, undisturbed):
-    folder, done = run(work, "fewer", resume=undisturbed / "tiny-state", **{**COMMON, "max_train_steps": 10})
-    good(done)
+    folder = trained(work, "fewer", resume=undisturbed / "tiny-state", **{**COMMON, "max_train_steps": 10})
     ends = [numbers(one / "tiny.safetensors") for one in (folder, undisturbed)]
     assert ends[0] == ends[1]
+
+
+def test_a_run_that_goes_on_with_smaller_batches_trains_the_steps_that_were_planned(work):
+    """Of three buckets none fills its last batch of four, so that an epoch of four steps becomes one of three."""
+    images = work["folder"] / "images"
+    four, one = (make_config(work["folder"] / f"{size}.toml", images, batch_size=size) for size in (4, 1))
+    settings = {"max_train_steps": None, "max_train_epochs": 3, "save_every_n_steps": 5}
+    fours = trained(work, "fours", config=four, **settings)
+    for start in (fours / "tiny-step00000005-state", work["folder"] / "ones/tiny-step00000010-state"):
+        ones = trained(work, "ones", config=one, gradient_accumulation_steps=4, resume=start, **settings)
+        assert checkpoint.guard_of(ones / "tiny-state")["step"] == 12
 
 
 def test_a_resume_with_other_images_is_allowed_and_reported(work, undisturbed, capsys):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given, strategies as st
-from trainer_helpers import flags, fork, good, make_config, metrics, numbers
+from trainer_helpers import flags, good, make_config, metrics, numbers, train, trained
 
 import runs
 from guards import checkpoint
@@ -51,24 +51,14 @@ def test_the_same_seed_holds_out_the_same_images_wherever_they_are():
         validation.split([image("a.png")], 0.3, 0)
 
 
-def train(work, name, fault="", resume=None, config=None, **changed):
-    """A run with its metrics; (folder, process)."""
-    out, run = work["folder"] / name, work["folder"] / f"run-{name}"
-    run.mkdir(exist_ok=True)
-    settings = {**SETTINGS, **changed}
-    argv = flags(work["model"], config or work["config"], out, save_state=True, resume=resume, **settings)
-    beats = str(work["folder"] / f"beats-{name}")
-    return out, fork(argv, fault=fault, HANGPROOF_RUN=str(run), HANGPROOF_HEARTBEAT=beats)
-
-
 def values(work, name) -> dict[int, float]:
     """The validation losses in the metrics of a run; of a repeated step the last one."""
-    return {one["step"]: one["val_loss"] for one in metrics(work["folder"] / f"run-{name}", "validation")}
+    return {one["step"]: one["val_loss"] for one in metrics(work["folder"] / name, "validation")}
 
 
 @pytest.fixture(scope="module")
 def held_out_run(work):
-    folder, done = train(work, "held", **HELD)
+    folder, done = train(work, "held", **SETTINGS, **HELD)
     good(done)
     assert "held out for validation: 1 of 5 images" in done.stdout
     return folder
@@ -82,40 +72,40 @@ def test_the_losses_are_measured_before_at_each_interval_and_at_the_end(work, he
 
 
 def test_the_noise_is_the_same_each_time(work):
-    good(train(work, "still", learning_rate=1e-30, **HELD)[1])  # the weights stay, so only the noise could differ
+    good(
+        train(work, "still", learning_rate=1e-30, **SETTINGS, **HELD)[1]
+    )  # the weights stay, so only the noise could differ
     assert len(set(values(work, "still").values())) == 1
 
 
 def test_training_is_the_same_to_the_bit_as_without_the_held_out_image(work, held_out_run):
-    argv = flags(work["model"], work["config"], work["folder"] / "x", **HELD)
-    args = parse(argv)
+    args = parse(flags(work["model"], work["config"], work["folder"] / "x", **HELD))
     (held,) = validation.split(read(work["config"], args), 0.2, 7)[1]
     images = work["folder"] / "fewer"
     shutil.copytree(work["images"], images, ignore=shutil.ignore_patterns(".*"))
     for path in (images / held.path.name, (images / held.path.name).with_suffix(".txt")):
         path.unlink()
-    folder, done = train(work, "fewer", config=make_config(work["folder"] / "fewer.toml", images))
-    good(done)
+    folder = trained(work, "fewer", config=make_config(work["folder"] / "fewer.toml", images), **SETTINGS)
     for name in ("tiny-step00000006.safetensors", "tiny.safetensors"):
         assert numbers(folder / name) == numbers(held_out_run / name), name
 
 
 def test_a_killed_run_measures_the_same_values_after_its_resume(work, held_out_run):
-    folder, done = train(work, "killed", "save@6+4", **HELD)
+    folder, done = train(work, "killed", "save@6+4", **SETTINGS, **HELD)
     assert done.returncode == -9
     state = checkpoint.newest_valid(folder, deep=True)
     assert state.name == "tiny-step00000003-state"
-    good(train(work, "killed", resume=state, **HELD)[1])
+    good(train(work, "killed", resume=state, **SETTINGS, **HELD)[1])
     assert values(work, "killed") == values(work, "held")
     assert numbers(folder / "tiny.safetensors") == numbers(held_out_run / "tiny.safetensors")
 
 
 def test_a_stop_ends_a_validation_and_the_resumed_run_measures_again(work):
-    folder, done = train(work, "stopped", "stop@4", **{**HELD, "validate_every_n_steps": 4})
+    folder, done = train(work, "stopped", "stop@4", **SETTINGS | HELD | {"validate_every_n_steps": 4})
     assert done.returncode != 0 and 4 not in values(work, "stopped")
     state = checkpoint.newest_valid(folder, deep=True)
     assert state.name == "tiny-step00000004-state"
-    good(train(work, "stopped", resume=state, **{**HELD, "validate_every_n_steps": 4})[1])
+    good(train(work, "stopped", resume=state, **SETTINGS | HELD | {"validate_every_n_steps": 4})[1])
     assert list(values(work, "stopped")) == [0, 4, 8, 9]
 
 

@@ -28,6 +28,8 @@ LEAST += ["--network_train_unet_only"]
         (["--sample_every_n_steps", "2"], "add --sample_prompts FILE"),
         (["--max_train_epochs", "0"], "--max_train_epochs 0: must be 1 or more"),
         (["--lr_scheduler", "linear", "--lr_warmup_steps", "-3"], "--lr_warmup_steps -3.0: must be 0 or more"),
+        (["--lr_scheduler", "linear", "--lr_warmup_steps", "inf"], "invalid int_or_ratio value: 'inf'"),
+        (["--output_name", "mine/lora"], "--output_name 'mine/lora': must be the name of a file; --output_dir has its"),
         (["--learning_rate", "0"], "--learning_rate 0.0: must be more than 0"),
         (["--unet_lr", "nan"], "--unet_lr nan: must be more than 0"),
         (["--validation_split", "1"], "--validation_split 1.0: must be 0 or more and less than 1, such as 0.1"),

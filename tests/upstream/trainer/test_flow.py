@@ -10,15 +10,15 @@ from argparse import Namespace
 import pytest
 import tiny_sd_scripts
 import torch
+from flux_parts import load, loaded, loss_of
 from safetensors.torch import save_file
 from trainer_helpers import ROOT, flags
 
-from trainer import flow, lora, models, tiny_flux
+from trainer import lora, tiny_flux
 from trainer.arguments import parse
 from trainer.families.flux import FAMILY
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-CPU = torch.device("cpu")
 SAMPLINGS = [
     {"timestep_sampling": "uniform"},
     {"timestep_sampling": "sigmoid", "sigmoid_scale": 0.7},
@@ -61,9 +61,7 @@ def both(newest, tmp_path_factory):
         "alpha_masks": torch.rand(6, 64, 96, generator=draw).round(),
     }
     save_file(batch, folder / "batch.safetensors")
-    transformer = models.load_denoiser(model, FAMILY, torch.float32, CPU, "", lambda done, total: None)
-    settings = {"rank": 3, "alpha": 2.0, "dropout": 0.0, "seed": 1, "cast_inputs": True}
-    parameters = lora.add(transformer, blocks=FAMILY.blocks["all"], **settings)
+    transformer, parameters = loaded(model, rank=3, alpha=2.0, seed=1)
     with torch.no_grad():
         for number, (name, weight) in enumerate(sorted(parameters.items())):
             if ".lora_B." in name:  # zero until it is trained
@@ -85,18 +83,18 @@ def both(newest, tmp_path_factory):
 def ours(requested: dict, transformer, batch: dict) -> float:
     args = Namespace(**requested)
     with torch.no_grad():
-        return flow.loss_of(args, FAMILY, transformer, batch, requested["noise_seed"], CPU, torch.float32).item()
+        return loss_of(args, transformer, batch, requested["noise_seed"]).item()
 
 
 def test_the_loss_is_that_of_sd_scripts_whatever_the_options(both):
-    transformer = models.load_denoiser(both["model"], FAMILY, torch.float32, CPU, "", lambda done, total: None)
+    transformer = load(both["model"])
     found = [ours(one, transformer, both["batch"]) for one in both["requested"]["losses"]]
     assert found == pytest.approx(both["answered"]["losses"], rel=1e-5)
     assert len({round(value, 4) for value in found}) == len(LOSSES), "options that change nothing test nothing"
 
 
 def test_the_loss_below_a_mask_is_that_of_sd_scripts(both):
-    transformer = models.load_denoiser(both["model"], FAMILY, torch.float32, CPU, "", lambda done, total: None)
+    transformer = load(both["model"])
     area = torch.nn.functional.interpolate(both["batch"]["alpha_masks"][:, None], size=(8, 12), mode="area")[:, 0]
     batch = {**both["batch"], "loss_mask": area}
     found = [ours(one, transformer, batch) for one in both["requested"]["losses"][:4]]

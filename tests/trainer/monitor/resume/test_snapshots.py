@@ -4,21 +4,21 @@ import random
 from pathlib import Path
 
 import pytest
-from trainer_helpers import attempt_of, environment, good, metrics, sha
+from trainer_helpers import environment, good, metrics, sha, train
 
 from guards import checkpoint, snapshot_files
 from monitor.resume.checkpoints import memory_summary
 
 COMMON = {"max_train_steps": 16, "save_every_n_steps": 8, "lr_scheduler": "cosine", "lr_warmup_steps": 4}
-COMMON |= {"network_dropout": 0.1, "save_state": True}
-COMMON |= {"optimizer_type": "adamw8bit", "optimizer_args": ["min_8bit_size=16"]}
+COMMON |= {"network_dropout": 0.1, "optimizer_type": "adamw8bit", "optimizer_args": ["min_8bit_size=16"]}
 pytestmark = pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no /dev/shm")
 
 
 def attempt(work, name, number, ring=None, fault=""):
     """One attempt, and the step of the snapshot that it goes on from."""
     found = next(iter(checkpoint.guards(ring).values()), None) if ring else None
-    return attempt_of(work, name, number, ring, None, {"fault": fault}, **COMMON), found["step"] if found else 0
+    _, done = train(work, name, fault, ring=ring, env={"HANGPROOF_ATTEMPT": str(number)}, **COMMON)
+    return done, found["step"] if found else 0
 
 
 def losses(folder):
