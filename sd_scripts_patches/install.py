@@ -19,6 +19,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from guards import reading
 from sd_scripts_patches import trainers
 from sd_scripts_patches.trainers import ROOT, TRAINERS, Trainer
 
@@ -67,8 +68,14 @@ def fetch(folder: Path, trainer: Trainer, url: str = "", commit: str = "") -> bo
     """
     url, commit = url or trainer.url, commit or trainer.commit
     if folder.exists():
-        head = run(["git", "-C", str(folder), "rev-parse", "HEAD"], f"read the checkout {folder}", 60).strip()
-        if head != commit:
+        # From its own files: for a folder without .git, such as an unpacked ZIP, git would speak of our own repository.
+        head = reading.commit(folder)
+        if not head:
+            log(
+                f"{folder} is not a git checkout, so its version is not known; it is not changed. To get the tested one, "
+                f"move this folder away, then ./start.sh {trainer.key}"
+            )
+        elif head != commit:
             log(
                 f"{folder} is at commit {head[:8]}, not at the tested {commit[:8]}; it is not changed. To get the tested one: "
                 f"git -C '{folder}' fetch --depth 1 {url} {commit} && git -C '{folder}' checkout {commit}, "

@@ -120,6 +120,7 @@ def git(checkout: Path, *words: str, limit_s: float = GIT_LIMIT_S) -> str:
     """Return the output of a git command in a checkout. Raises VersionError with git's last line."""
     command = ["git", "-C", str(checkout), *words]
     environment = {**os.environ, "GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
+    environment["GIT_CEILING_DIRECTORIES"] = str(checkout.parent)  # never the repository around a folder that is none
     try:
         done = subprocess.run(
             command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=limit_s, check=False

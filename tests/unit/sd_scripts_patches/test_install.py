@@ -68,6 +68,11 @@ def test_the_pinned_commit_is_fetched_completely_and_once_and_another_one_is_lef
     assert shown and subprocess.run(["bash", "-c", shown[1]], check=False, capture_output=True).returncode == 0
     assert install.fetch(target, TRAINERS[key], upstream, new) is False
     assert "is at commit" not in capsys.readouterr().err
+    # An unpacked ZIP in our own folder: a command with git would change Hangproof itself.
+    (tmp_path / "upstream/unpacked").mkdir()
+    assert install.fetch(tmp_path / "upstream/unpacked", TRAINERS[key]) is False
+    said = capsys.readouterr().err
+    assert "is not a git checkout" in said and "git -C" not in said
 
 
 def command(folder: Path, key: str, *words: str):
