@@ -207,6 +207,8 @@ class Gpus:
 def take(nvml: ModuleType, shared: SharedMemory | None = None) -> list[dict[str, Any]]:
     """One reading of every GPU. Values that a GPU does not support are left out."""
     values: dict[str, Callable[[Any], object]] = {
+        "memory_used": lambda handle: nvml.nvmlDeviceGetMemoryInfo(handle).used,
+        "memory_total": lambda handle: nvml.nvmlDeviceGetMemoryInfo(handle).total,  # none of its own: GB10, Jetson
         "name": nvml.nvmlDeviceGetName,
         "uuid": nvml.nvmlDeviceGetUUID,
         "utilization": lambda handle: nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
@@ -220,12 +222,11 @@ def take(nvml: ModuleType, shared: SharedMemory | None = None) -> list[dict[str,
     }
     found = []
     for handle in map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount())):
-        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-        gpu: dict[str, Any] = {"memory_used": memory.used, "memory_total": memory.total, "spill": spills()}
+        gpu: dict[str, Any] = {"spill": spills()}
         for key, read in values.items():
             with contextlib.suppress(nvml.NVMLError, AttributeError):  # the binding, or the GPU, does not have it
                 gpu[key] = read(handle)
-        if shared is not None and memory.used >= FULL * memory.total:
+        if shared is not None and gpu.get("memory_used", 0) >= FULL * gpu.get("memory_total", math.inf):
             shared.full.set()
             gpu |= {"shared": shared.bytes} if shared.bytes is not None else {}
         found.append(gpu)

@@ -58,6 +58,9 @@ def test_a_reading_has_what_the_gpu_supports(gpus, tmp_path, monkeypatch):
         power_w=250.5, limit_w=300.0, throttle="power limit, too hot", pids=[],
     )  # fmt: skip
     assert one.note == ""
+    (tmp_path / "new").write_text('{"used_gib": null}')  # a GPU that shares the host's memory
+    os.replace(tmp_path / "new", tmp_path / "values")
+    wait_for(lambda: not {"memory_used", "memory_total"} & one.read()[0].keys())
     first = one._reading()["at_s"]
     one.read()
     wait_for(lambda: one._reading()["at_s"] > first)
