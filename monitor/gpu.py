@@ -58,9 +58,10 @@ def spills() -> bool:
 
 
 def own(readings: Sequence[dict[str, Any]], devices: Sequence[str]) -> list[dict[str, Any]]:
-    """The readings of the GPUs that a run uses; of all where `devices` names them by UUID."""
-    by_number = all(device.isdigit() for device in devices)
-    return [reading for i, reading in enumerate(readings) if devices and (not by_number or str(i) in devices)]
+    """The readings of the GPUs that a run uses, by index or by UUID; of all where none has such a name (MIG)."""
+    uuids = tuple(device for device in devices if not device.isdigit())
+    found = [gpu for i, gpu in enumerate(readings) if str(i) in devices or str(gpu.get("uuid", "")).startswith(uuids)]
+    return found or (list(readings) if uuids else [])
 
 
 def shared_bytes(text: str) -> int | None:

@@ -255,19 +255,21 @@ LISTED = ({"uuid": A}, {"uuid": B}, {"uuid": C})
 
 
 @pytest.mark.parametrize(
-    ("named", "locked"),
+    ("named", "locked", "used"),
     [
-        ("0", {A: "0"}),
-        (A, {A: A}),
-        ("GPU-aaaa", {A: "GPU-aaaa"}),
-        (f"0,{A}", {A: "0"}),  # one GPU, named twice
-        ("MIG-2", {"MIG-2": "MIG-2"}),  # a part of a divided GPU
-        ("GPU-bbbb", {"GPU-bbbb": "GPU-bbbb"}),  # of two GPUs
-        ("7", {"7": "7"}),
-        ("test", {"test": "test"}),
+        ("0", {A: "0"}, [A]),
+        (A, {A: A}, [A]),
+        ("GPU-aaaa", {A: "GPU-aaaa"}, [A]),
+        (f"0,{A}", {A: "0"}, [A]),  # one GPU, named twice
+        (f"0,{B}", {A: "0", B: B}, [A, B]),
+        ("MIG-2", {"MIG-2": "MIG-2"}, [A, B, C]),  # a part of a divided GPU
+        ("GPU-bbbb", {"GPU-bbbb": "GPU-bbbb"}, [B, C]),  # of two GPUs
+        ("7", {"7": "7"}, []),
+        ("test", {"test": "test"}, [A, B, C]),
     ],
 )
-def test_a_gpu_has_one_lock_however_it_is_named(named, locked):
+def test_a_gpu_has_one_lock_however_it_is_named_and_its_readings_are_the_runs_own(named, locked, used):
+    assert [one["uuid"] for one in gpu.own(LISTED, named.split(","))] == used
     assert gpu.lock_names(named.split(","), LISTED) == locked
     assert gpu.lock_names(named.split(","), ()) == {name: name for name in named.split(",")}, "without NVML"
 
