@@ -1,5 +1,5 @@
 """Reads a file although the system lacks a descriptor or memory for a moment, or one that cannot be read as empty; and
-what git and Linux say in their own files: a commit, this boot, the bytes that a process moved, the memory that is left.
+what git and Linux say in their own files and a launcher in its variables: a commit, this boot, the bytes that a process moved, the memory that is left.
 
 A scan of /proc or of a folder of checkpoints opens hundreds of files: if one error in fifty opens ended it, it would
 never end well. A shortage that lasts is the caller's error, as ever.
@@ -12,6 +12,7 @@ import json
 import math
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,11 @@ def json_object(text: bytes | str) -> dict[str, Any] | None:
     except ValueError:
         return None
     return value if isinstance(value, dict) else None
+
+
+def number(name: str, default: int, environ: Mapping[str, str] = os.environ) -> int:
+    """A variable that a launcher sets to a whole number; `default` where it is not set, or empty."""
+    return int(environ.get(name) or default)
 
 
 def moved_bytes(process: str, counters: tuple[str, ...] = MOVED) -> int | None:

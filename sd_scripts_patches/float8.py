@@ -6,11 +6,11 @@ beside the model. The cast is the trainer's own (`model.to`), so the weights are
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from guards import world
 from guards.quantized import Copy
 from sd_scripts_patches.patch import Patch, around, function, uses
 
@@ -42,7 +42,7 @@ def _cast(model: Any, copy: Copy) -> None:
     import torch
 
     model.to(torch.float8_e4m3fn)
-    if os.environ.get("RANK", "0") != "0":
+    if world.rank():
         return
     for name, tensor in model.state_dict().items():
         copy.add(name, tensor)

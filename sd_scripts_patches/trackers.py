@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from guards import deadline, limits
+from guards import deadline, limits, world
 from sd_scripts_patches import session
 from sd_scripts_patches.musubi import ACCELERATOR_SETUP
 from sd_scripts_patches.patch import Patch, Target, always, around, function, uses
@@ -61,7 +61,7 @@ class CallQueue:
 
 @around
 def _without_login(original: Callable, args: Any) -> Any:
-    if int(os.environ.get("RANK", "0")) != 0:
+    if world.rank():
         args.log_with = None  # only rank 0 tracks; sd-scripts logs in to wandb on every rank
         args.logging_dir = None
     elif getattr(args, "wandb_api_key", None) is not None:

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from guards.checkpoint import atomic_write
-from guards.reading import commit
+from guards.reading import commit, number
 from sd_scripts_patches import compatibility
 from sd_scripts_patches.trainers import TRAINERS, Trainer
 
@@ -66,7 +66,7 @@ def record(run: Path, trainer: Trainer, checkout: Path) -> str:
 def on_start(found: compatibility.Checkout) -> str:
     """Note the commit of this training in its run's folder. Returns a line for the log, "" when there is nothing to say."""
     run = os.environ.get("HANGPROOF_RUN", "")
-    if not run or os.environ.get("RANK", "0") != "0":
+    if not run or number("RANK", 0):
         return ""
     trainer = next(one for one in TRAINERS.values() if one.name == found.trainer)
     root = next((folder for folder in (found.source, found.source.parent) if (folder / ".git").exists()), found.source)
