@@ -53,6 +53,9 @@ def fsync_path(path: Path) -> None:
     try:
         _write_back(descriptor)
         os.fsync(descriptor)
+    except OSError as error:  # some network and FUSE file systems sync no folder (PostgreSQL's fsync_fname_ext, too)
+        if error.errno not in (errno.EINVAL, errno.EBADF) or not path.is_dir():
+            raise
     finally:
         os.close(descriptor)
 
