@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from guards import world
+from guards.file_contents import tensor_damage
 from guards.quantized import Copy
 from sd_scripts_patches.patch import Patch, around, function, uses
 
@@ -26,8 +27,8 @@ def _load_flow_model(original: Callable, ckpt_path: str, dtype: Any, device: Any
     path = Path(ckpt_path)
     copy = Copy(path.parent, [path], RECIPE)
     if copy.path.exists():
-        found = original(str(copy.path), dtype, device, *rest, **kwargs)
-        if not any(tensor.is_meta for tensor in found[1].state_dict().values()):
+        found = None if tensor_damage(copy.path) else original(str(copy.path), dtype, device, *rest, **kwargs)
+        if found and not any(tensor.is_meta for tensor in found[1].state_dict().values()):
             return found
         print(f"the copy of the weights in float8 is incomplete and is made again: {copy.path}", flush=True)
         copy.path.unlink()
