@@ -133,7 +133,7 @@ def _version(command: list[str]) -> tuple[int, ...]:
         return ()
     probe = [*command, "-c", "import sys; print(*sys.version_info[:3])"]
     try:
-        done = subprocess.run(probe, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(probe, capture_output=True, text=True, errors="replace", timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return ()
     words = done.stdout.split()

@@ -127,7 +127,7 @@ def test_a_python_that_the_trainer_supports_is_found_or_the_ones_found_are_named
     monkeypatch.delenv("PYTHON", raising=False)
     executable(tmp_path / "this", "#!/bin/sh\necho 3 14 0\n")
     monkeypatch.setattr(install.sys, "executable", str(tmp_path / "this"))
-    executable(tmp_path / "python3.12", "#!/bin/sh\nexit 127\n")  # a shim whose version is not installed
+    executable(tmp_path / "python3.12", "#!/bin/sh\nprintf '\\377'\nexit 127\n")  # a shim that says why, not in UTF-8
     executable(tmp_path / "python3", "#!/bin/sh\necho 3 13 1\n")
     needs = "musubi-tuner needs Python 3.10 to 3.12, and this machine has 3.14.0, 3.13.1. Install Python 3.12"
     with pytest.raises(install.InstallError, match=f"{needs}.*then run ./start.sh musubi again$"):
