@@ -11,7 +11,6 @@ import dataclasses
 import os
 import queue
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -40,13 +39,6 @@ class CallQueue:
             self.dropped += 1
             if self.dropped == 1:
                 session.log(f"tracker {self.name} does not respond; the run continues and drops its entries")
-
-    def drain(self, seconds: float) -> bool:
-        """Wait until all calls have been made; return False when that takes longer than `seconds`."""
-        end_s = time.monotonic() + seconds
-        while self.calls.unfinished_tasks and time.monotonic() < end_s:
-            time.sleep(0.02)
-        return not self.calls.unfinished_tasks
 
     def _run(self) -> None:
         while True:
@@ -108,17 +100,13 @@ def decouple(tracker: Any) -> None:
         calls.put(log, dict(values), *args, **kwargs)
 
     def finish_within_limit() -> None:
-        limit = limits.seconds("tracker_timeout_s")
-        session.heartbeat().item(0, note=f"waiting for tracker {tracker.name} to log its last entries")
-        if not calls.drain(limit or float("inf")):
-            give_up(f"waited {limit:g} s for tracker {tracker.name} to log its last entries")
-            return
-        what = f"tracker {tracker.name} to finish"
-        session.heartbeat().item(1, note=f"waiting for {what}")
-        try:
-            deadline.call(finish, seconds=limit, what=what)
-        except Exception as error:  # noqa: BLE001 - training is complete; a tracker's error must not fail the run
-            give_up(f"{type(error).__name__}: {error}")
+        for number, (wait, what) in enumerate([(calls.calls.join, "log its last entries"), (finish, "finish")]):
+            what = f"tracker {tracker.name} to {what}"
+            session.heartbeat().item(number, note=f"waiting for {what}")
+            try:
+                deadline.call(wait, seconds=limits.seconds("tracker_timeout_s"), what=what)
+            except Exception as error:  # noqa: BLE001 - training is complete; a tracker's error must not fail the run
+                return give_up(f"{type(error).__name__}: {error}".removeprefix("TimeoutError: "))
 
     tracker.log, tracker.finish = queued, finish_within_limit
 
