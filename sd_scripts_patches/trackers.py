@@ -7,6 +7,7 @@ fills the queue and loses entries, and the trainer never waits. The end has a li
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import os
 import queue
@@ -75,8 +76,11 @@ def _start_within_limit(original: Callable, accelerator: Any, *args: Any, **kwar
             os.environ["WANDB_MODE"] = mode
         what = f"trackers to start ({names}{', ' + mode if mode else ''})"
         session.heartbeat().item(number, note=f"waiting for {what}")  # each attempt has the limit for itself
+        aside = copy.copy(accelerator)  # what a tracker adds after its limit is not the run's
+        aside.trackers = []
         try:
-            deadline.call(original, accelerator, *args, seconds=limit, what=what, **kwargs)
+            deadline.call(original, aside, *args, seconds=limit, what=what, **kwargs)
+            accelerator.trackers = aside.trackers
             break
         except Exception as error:  # noqa: BLE001 - an error of any tracker must not end the run
             session.log(f"{type(error).__name__}: {error}; the run continues offline")
