@@ -35,7 +35,10 @@ def check_state(folder: Path, step_is_given: bool = False) -> TrainerState | Non
         return state
     path = folder / "train_state.json"
     try:
-        _read_train_state(folder)
+        data = json.loads(path.read_text(encoding="utf-8"))
+        epoch, step = data["current_epoch"], data["current_step"]
+        if type(epoch) is not int or type(step) is not int or step < 0 or epoch < 0:
+            raise ValueError(f"current_epoch {epoch!r}, current_step {step!r}")
     except FileNotFoundError as error:
         raise ResumeError(
             f"{path} is missing, so the step of this state is unknown and sd-scripts would restart at step 0. "
@@ -47,15 +50,6 @@ def check_state(folder: Path, step_is_given: bool = False) -> TrainerState | Non
             "add --initial_step N"
         ) from error
     return None
-
-
-def _read_train_state(folder: Path) -> tuple[int, int]:
-    """Return (epoch, step) as sd-scripts wrote them. Raises OSError, ValueError, KeyError, TypeError."""
-    data = json.loads((folder / "train_state.json").read_text(encoding="utf-8"))
-    epoch, step = data["current_epoch"], data["current_step"]
-    if type(epoch) is not int or type(step) is not int or step < 0 or epoch < 0:
-        raise ValueError(f"current_epoch {epoch!r}, current_step {step!r}")
-    return epoch, step
 
 
 def requested_step(args: Any, steps_per_epoch: int) -> int | None:
