@@ -20,7 +20,7 @@ import sys
 from pathlib import Path
 
 from guards import reading
-from sd_scripts_patches import trainers
+from sd_scripts_patches import __main__ as launcher, trainers
 from sd_scripts_patches.trainers import ROOT, TRAINERS, Trainer
 
 FETCH_LIMIT_S = 1800
@@ -143,7 +143,7 @@ def _version(command: list[str]) -> tuple[int, ...]:
 def make_environment(folder: Path, wanted: str, trainer: Trainer) -> bool:
     """Create a virtual environment with the requirements text `wanted`. Returns False when it exists already.
 
-    An environment that somebody else made is not changed: its owner installs into it, and `verify` judges it.
+    An environment that somebody else made is not changed: its owner installs into it, and `starts` judges it.
     """
     stamp = folder / STAMP
     digest = hashlib.sha256(wanted.encode()).hexdigest()
@@ -169,16 +169,6 @@ def make_environment(folder: Path, wanted: str, trainer: Trainer) -> bool:
         shutil.rmtree(folder, ignore_errors=True)
         raise
     return True
-
-
-def verify(folder: Path, environment: Path, trainer: Trainer) -> str:
-    """Check the guards, then start a training script. Returns what failed, "" when all is well. The check prints its findings."""
-    if subprocess.run(
-        [sys.executable, "-m", "sd_scripts_patches", "check", str(folder)], cwd=ROOT, check=False
-    ).returncode:
-        return "the check of the patches failed, see above"
-    log(f"starting {trainer.script} for its help …")
-    return starts(folder, environment, trainer)
 
 
 def starts(folder: Path, environment: Path, trainer: Trainer) -> str:
@@ -222,7 +212,10 @@ def main(argv: list[str] | None = None) -> int:
     except (InstallError, OSError) as error:
         print(f"{trainer.key}: {error}. No incomplete files were left.", file=sys.stderr)
         return 1
-    failed = verify(folder, environment, trainer)
+    failed = "the check of the patches failed, see above" if launcher.main(["check", str(folder)]) else ""
+    if not failed:
+        log(f"starting {trainer.script} for its help …")
+        failed = starts(folder, environment, trainer)
     log(f"{trainer.name} is ready in {folder}" if not failed else f"{folder} is not ready: {failed}")
     if arguments.json:
         values = {"folder": str(folder), "environment": str(environment), "commit": trainer.commit}
