@@ -209,8 +209,9 @@ class _Download:
 
 
 def cache_folder() -> Path:
-    """The library's cache: `$HF_HUB_CACHE`, else in `hub_home()`."""
-    return Path(os.environ.get("HF_HUB_CACHE") or hub_home() / "hub").expanduser()
+    """The library's cache: `$HF_HUB_CACHE` (once `$HUGGINGFACE_HUB_CACHE`), else in `hub_home()`."""
+    named = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
+    return Path(named or hub_home() / "hub").expanduser()
 
 
 def repository(repo: str) -> Path:

@@ -95,15 +95,15 @@ def hub_home() -> Path:
 
 
 def offline() -> bool:
-    """Whether HF_HUB_OFFLINE is set."""
-    return os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
+    """Whether HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is set."""
+    found = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE", "")
+    return found.lower() in ("1", "true", "yes", "on")
 
 
 def token() -> str | None:
     """The user's hub token; None when there is none."""
-    if os.environ.get("HF_TOKEN"):
-        return os.environ["HF_TOKEN"].strip()
-    return read_text(os.environ.get("HF_TOKEN_PATH") or hub_home() / "token").strip() or None
+    found = os.environ.get("HF_TOKEN") or os.environ.get("HUGGING_FACE_HUB_TOKEN")
+    return (found or read_text(os.environ.get("HF_TOKEN_PATH") or hub_home() / "token")).strip() or None
 
 
 @contextlib.contextmanager
@@ -206,7 +206,8 @@ def missing(repo: str, file: str = "") -> DownloadError:
 def listing(repo: str) -> dict[str, Remote]:
     """The files of a repository as they are now, by name. Raises DownloadError."""
     if offline():
-        raise DownloadError("offline", f"HF_HUB_OFFLINE is set, so {repo} is not downloaded; unset it")
+        name = "HF_HUB_OFFLINE" if os.environ.get("HF_HUB_OFFLINE") else "TRANSFORMERS_OFFLINE"
+        raise DownloadError("offline", f"{name} is set, so {repo} is not downloaded; unset it")
     limit_s = min(limits.seconds(name) or math.inf for name in ("download_stall_s", "hub_reach_s"))
     patience = Patience(limit_s, f"an answer about {repo} from {endpoint()}")
     while True:
