@@ -326,7 +326,7 @@ def states(output_dir: str | os.PathLike[str], name: str | None = None) -> dict[
 
 
 def guards(output_dir: str | os.PathLike[str], name: str | None = None) -> dict[Path, dict[str, Any] | None]:
-    """State folders (of LoRA `name`) with the content of their guard files, newest first; None without a readable one, last.
+    """State folders (of LoRA `name`) with the content of their guard files, newest first; last, None without one.
 
     The trainer may rename or delete states meanwhile: one that vanishes is left out, one that cannot be read is listed.
     {} where there is no `output_dir`. OSError where it cannot be listed, because then {} would mean "no checkpoint".
@@ -413,7 +413,7 @@ def _exists(path: Path) -> bool:
 
 
 def _any_or(name: str | None) -> str:
-    """The pattern of a LoRA's name: not split off a file's, because it may itself end as if with an epoch (anna-202411)."""
+    """The pattern of a LoRA's name, which is not read from a file's: it may end as with an epoch (anna-202411)."""
     return ".+?" if name is None else re.escape(name)
 
 

@@ -168,7 +168,7 @@ def path_of(folder: str | os.PathLike[str], rank: int) -> Path:
 
 
 def stacks_path(folder: str | os.PathLike[str], pid: int) -> Path:
-    """The file in it that process `pid` writes its stacks to (guards/crash.py), once the signal handler is registered."""
+    """The file in it for the stacks of process `pid` (guards/crash.py), once its signal handler is registered."""
     return Path(folder) / f"stacks-{pid}.txt"
 
 

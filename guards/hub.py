@@ -111,7 +111,7 @@ def ask(url: str, read_s: float, method: str = "GET", **headers: str) -> Iterato
     """The response at the end of the redirects, whatever its status. Raises one of NETWORK_ERRORS.
 
     read_s: the limit of one read, infinite for none. A caller that limits the whole (`deadline.call`) gives twice that
-    limit here: of two equal ones, either could end first, with a reason of its own. The token goes to the hub's host, never to that of a redirect.
+    limit here: of two equal ones, either could end first, with its own reason. No redirect's host gets the token.
     """
     from huggingface_hub.utils import get_session, httpx
 
@@ -129,7 +129,7 @@ def ask(url: str, read_s: float, method: str = "GET", **headers: str) -> Iterato
 
 
 class Patience:
-    """Retries with growing pauses, until `limit_s` seconds (0: no limit) bring no progress. A wait is reported in the log."""
+    """Retries with growing pauses, until `limit_s` seconds (0: no limit) bring no progress; the log names the wait."""
 
     def __init__(self, limit_s: float, what: str) -> None:
         self.limit_s, self.what = limit_s or math.inf, what

@@ -1,5 +1,5 @@
 """Reads a file although the system lacks a descriptor or memory for a moment, or one that cannot be read as empty; and
-what git and Linux say in their own files and a launcher in its variables: a commit, this boot, the bytes that a process moved, the memory that is left.
+what is said in others' files and variables: a commit, a rank, this boot, bytes that a process moved, memory that is left.
 
 A scan of /proc or of a folder of checkpoints opens hundreds of files: if one error in fifty opens ended it, it would
 never end well. A shortage that lasts is the caller's error, as ever.

@@ -1,7 +1,7 @@
-"""`--fp8_base` casts the whole model to float8 on the CPU at each start. Here it is cast once, and a copy is read from then on.
+"""`--fp8_base` casts the model to float8 on the CPU at each start. Here it is cast once, and later a copy is read.
 
-sd-scripts says itself that the cast may take a while, and advises a float8 file. This makes that file: guards/quantized.py keeps it
-beside the model. The cast is the trainer's own (`model.to`), so the weights are the same to the bit.
+sd-scripts says itself that the cast may take a while, and advises a float8 file. This makes that file, which
+guards/quantized.py keeps beside the model. The cast is the trainer's own (`model.to`), so the weights are the same.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ FETCH_LIMIT_S = 1800
 START_LIMIT_S = 600.0  # first imports from a slow disk
 STALL_LIMIT_S = 60  # git aborts a transfer that is slower than 1 kB/s for this long
 STAMP, MARK = ".installed", ".made-by-hangproof"
-"""Files in an environment: the digest of what is installed, written last; and a mark that we may delete it, written first."""
+"""Files in an environment: the digest of what is installed, written last; a mark that we may delete it, written first."""
 
 
 class InstallError(RuntimeError):
@@ -39,7 +39,7 @@ def log(text: str) -> None:
 
 
 def run(command: list[str], what: str, limit_s: float, cwd: Path | None = None) -> str:
-    """Return the output of `command`. Raises InstallError naming `what` when it fails or takes longer than `limit_s`."""
+    """Return the output of `command`. Raises InstallError naming `what` when it fails or takes over `limit_s`."""
     environment = {**os.environ, "GIT_TERMINAL_PROMPT": "0"}
     try:
         done = subprocess.run(
@@ -106,7 +106,7 @@ def requirements(folder: Path, trainer: Trainer) -> str:
 
 
 def interpreter(trainer: Trainer) -> list[str]:
-    """Return the command of a Python that the trainer supports. Raises InstallError, which names those that were found."""
+    """Return the command of a Python that the trainer supports. Raises InstallError, which names those found."""
     low, high = trainer.python
     minors = range(high[1], low[1] - 1, -1)
     commands = [[os.environ.get("PYTHON", "")], [sys.executable], *([f"python3.{minor}"] for minor in minors)]
@@ -172,7 +172,7 @@ def make_environment(folder: Path, wanted: str, trainer: Trainer) -> bool:
 
 
 def starts(folder: Path, environment: Path, trainer: Trainer) -> str:
-    """Start a training script of the checkout with the guards, as far as its help. Returns why it does not start, or ""."""
+    """Start a training script with the guards, as far as its help. Returns why it does not start, or ""."""
     command = [venv_python(environment), "-m", "sd_scripts_patches", folder / trainer.script, "--help"]
     try:
         done = subprocess.run(
@@ -199,7 +199,7 @@ def venv_python(environment: Path) -> Path:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Fetch, install and check. `--json`: the last line of output has trainer, folder, environment, commit, new, failed."""
+    """Fetch, install and check. `--json`: the last line has trainer, folder, environment, commit, new, failed."""
     parser = argparse.ArgumentParser(prog="./start.sh", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("trainer", choices=TRAINERS)
     parser.add_argument("--json", action="store_true", help="print one line of JSON at the end")

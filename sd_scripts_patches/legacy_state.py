@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 def check_state(folder: Path, step_is_given: bool = False) -> TrainerState | None:
-    """Refuse a state that cannot be resumed, before a model is loaded. Returns what `trainer_state.read` does. Raises ResumeError."""
+    """Refuse a state that cannot be resumed (ResumeError), before a model is loaded; return what our file in it holds."""
     if not folder.is_dir():
         raise ResumeError(f"--resume {folder}: the folder does not exist")
     if (folder / checkpoint.GUARD).exists():
@@ -60,7 +60,7 @@ def requested_step(args: Any, steps_per_epoch: int) -> int | None:
 
 
 def scheduler_steps(accelerator: Any) -> int | None:
-    """Return the optimizer steps that the LR scheduler has counted. It is restored correctly even when the counts are not."""
+    """Return the optimizer steps that the LR scheduler has counted. It is restored correctly in any case."""
     for scheduler in accelerator._schedulers:
         count = scheduler.state_dict().get("last_epoch")
         if isinstance(count, int):

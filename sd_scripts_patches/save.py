@@ -132,7 +132,7 @@ def _write_aside(original: Callable, self: Any, output_dir: str | None = None, *
 
 
 def rmtree(path: str | os.PathLike[str]) -> None:
-    """Delete an old state when the newer one is complete, unless it is the last valid one. A failure does not end the run."""
+    """Delete an old state when the newer one is complete, unless it is the last valid one. A failure ends no run."""
 
     def retire() -> None:
         try:

@@ -24,7 +24,7 @@ class Trainer:
     """One trainer.
 
     key: its name in ./start.sh and in a run (`backend`). name: as `compatibility` calls it. commit: the pinned one.
-    tested: further commits that the tests train with. folder, venv: in the project's folder, unless the variables name others.
+    tested: further commits that the tests train with. folder, venv: in the project's folder, unless variables name others.
     extra: what it needs and does not list. python: the oldest and the newest Python it supports. script:
     one of its training scripts, which imports most of it.
     """

@@ -29,7 +29,7 @@ class VersionError(RuntimeError):
 
 @dataclass
 class Record:
-    """What a run remembers. trainer: its key. commits: the ones it ran on, each once in a row, the last one the latest."""
+    """What a run remembers. trainer: its key. commits: the ones it ran on, each once in a row, the latest last."""
 
     trainer: str
     checkout: str
@@ -46,7 +46,7 @@ def used(run: Path) -> Record | None:
 
 
 def record(run: Path, trainer: Trainer, checkout: Path) -> str:
-    """Note in a run's folder which commit it runs on now. Returns a line for the log when that is not the one before."""
+    """Note in a run's folder which commit it runs on. Returns a line for the log when that is not the one before."""
     now, known = commit(checkout), used(run)
     if not now:
         return ""
@@ -64,7 +64,7 @@ def record(run: Path, trainer: Trainer, checkout: Path) -> str:
 
 
 def on_start(found: compatibility.Checkout) -> str:
-    """Note the commit of this training in its run's folder. Returns a line for the log, "" when there is nothing to say."""
+    """Note the commit of this training in its run's folder. Returns a line for the log, or ""."""
     run = os.environ.get("HANGPROOF_RUN", "")
     if not run or number("RANK", 0):
         return ""
@@ -136,7 +136,7 @@ def git(checkout: Path, *words: str, limit_s: float = GIT_LIMIT_S) -> str:
 
 
 def main(argv: list[str]) -> int:
-    """`python -m sd_scripts_patches.versions TRAINER COMMIT`: put a trainer's checkout to a commit; 1 with the reason."""
+    """`python -m sd_scripts_patches.versions TRAINER COMMIT`: put a checkout to a commit; 1 with the reason."""
     key, wanted = argv
     try:
         go_back(TRAINERS[key].checkout, TRAINERS[key], wanted)
