@@ -20,16 +20,9 @@ from sd_scripts_patches.trainers import TRAINERS
 
 SD_SCRIPTS, MUSUBI = TRAINERS["sd-scripts"], TRAINERS["musubi"]
 PYPROJECT = """[project]
-name = "musubi-tuner"
-dependencies = [
-    "accelerate==1.6.0",  # a comment
-    # "sageattention>=1.0.6",
-    "diffusers[torch]==0.32.1",
-]
+dependencies = ["accelerate==1.6.0", "diffusers[torch]==0.32.1"]
 [project.optional-dependencies]
-cu124 = [
-    "torch>=2.5.1",
-]
+cu124 = ["torch>=2.5.1"]
 """
 FILES = {
     "sd-scripts": {"requirements.txt": "# for the project\n-e .\n", "flux_train_network.py": "print('trained')\n"},
