@@ -149,7 +149,7 @@ def make_environment(folder: Path, wanted: str, trainer: Trainer) -> bool:
     digest = hashlib.sha256(wanted.encode()).hexdigest()
     if stamp.exists() and stamp.read_text(encoding="utf-8").strip() == digest:
         return False
-    ours = folder.parent == ROOT or stamp.exists() or (folder / MARK).exists()
+    ours = folder == ROOT / trainer.venv or stamp.exists() or (folder / MARK).exists()
     if not ours and folder.is_dir() and any(folder.iterdir()):
         log(f"{folder} was not made by Hangproof, so it is used as it is and not changed")
         return False

@@ -84,7 +84,9 @@ def test_the_command_reports_a_missing_network_and_exits_1(tmp_path, key):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_checkout_and_an_environment_of_the_users_own_are_used_as_they_are_and_json_says_how_it_ended(tmp_path):
+def test_a_checkout_and_an_environment_of_the_users_own_are_used_as_they_are_and_json_says_how_it_ended(
+    tmp_path, monkeypatch
+):
     """The small repository fails the check; then it has no list of requirements."""
     repository(tmp_path / "s", "musubi")
     (tmp_path / "v").mkdir()
@@ -96,6 +98,8 @@ def test_a_checkout_and_an_environment_of_the_users_own_are_used_as_they_are_and
         "trainer": "musubi", "folder": str(tmp_path / "s"), "environment": str(tmp_path / "v"), "new": False,
         "commit": MUSUBI.commit, "failed": "the check of the patches failed, see above",
     }  # fmt: skip
+    monkeypatch.setattr(install, "ROOT", tmp_path)  # as SD_SCRIPTS_VENV=.venv, which is Hangproof's own
+    assert install.make_environment(tmp_path / "v", "# nothing\n", MUSUBI) is False
     assert [path.name for path in (tmp_path / "v").iterdir()] == ["mine"]
     shutil.rmtree(tmp_path / "v")
     (tmp_path / "s/pyproject.toml").unlink()
