@@ -360,7 +360,7 @@ def newest_valid(output_dir: str | os.PathLike[str], name: str | None = None, de
 
 
 def set_aside(path: str | os.PathLike[str], reason: str) -> Path:
-    """Rename a bad state or cache file to `….bad` (`….bad-2`, …), with its reason beside it; returns the new path.
+    """Rename a bad state or cache file to `….bad` (`….bad-2`, …), its reason beside it; returns the new path.
 
     OSError where it cannot be renamed (FileNotFoundError: it vanished). The reason is left out where the disk is full.
     """

@@ -1,5 +1,5 @@
 """Reads a file although the system lacks a descriptor or memory for a moment, or one that cannot be read as empty; and
-what is said in others' files and variables: a commit, a rank, this boot, bytes that a process moved, memory that is left.
+what is said in others' files and variables: a commit, a rank, this boot, the bytes that a process moved, free memory.
 
 A scan of /proc or of a folder of checkpoints opens hundreds of files: if one error in fifty opens ended it, it would
 never end well. A shortage that lasts is the caller's error, as ever.
@@ -93,7 +93,7 @@ def available_bytes() -> int | None:
     """Bytes that can be allocated without swapping or being killed; None where the machine does not say.
 
     The smaller of the machine's and its container's: the limit of a container (cgroup) is often far below the machine's
-    memory, and whoever exceeds it is killed by the kernel. Page cache that the kernel gives back counts as free in both.
+    memory, and the kernel kills whoever exceeds it. Page cache that the kernel gives back counts as free in both.
     """
     found = re.search(r"^MemAvailable:\s*(\d+) kB$", read_text(PROC / "meminfo"), re.M)
     room = (_left(folder, names) for folder in cgroups("self", "memory") for names in (_V1, _V2))
