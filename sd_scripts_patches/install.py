@@ -38,16 +38,15 @@ def log(text: str) -> None:
     print(f"Hangproof: {text}", file=sys.stderr, flush=True)
 
 
-def run(command: list[str], what: str, limit_s: float, cwd: Path | None = None) -> str:
-    """Return the output of `command`. Raises InstallError naming `what` when it fails or takes over `limit_s`."""
+def run(command: list[str], what: str, limit_s: float) -> None:
+    """Run `command`. Raises InstallError naming `what` when it fails or takes longer than `limit_s`."""
     environment = {**os.environ, "GIT_TERMINAL_PROMPT": "0"}
     try:
         done = subprocess.run(
             command,
-            cwd=cwd,
             env=environment,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,  # ours has the JSON
             timeout=limit_s,
             check=False,
         )
@@ -57,7 +56,6 @@ def run(command: list[str], what: str, limit_s: float, cwd: Path | None = None) 
         raise InstallError(f"{what}: timed out after {limit_s:.0f} s") from error
     if done.returncode:
         raise InstallError(f"{what}: failed, see the messages above (no network? Connect and run it again)")
-    return done.stdout.decode("utf-8", "replace")
 
 
 def fetch(folder: Path, trainer: Trainer, url: str = "", commit: str = "") -> bool:

@@ -88,14 +88,8 @@ def test_where_torch_cannot_check_the_optimizer_it_says_so_and_checks_the_rest(t
 def test_an_error_while_writing_leaves_the_old_state_or_file_and_a_folder_that_cannot_be_synced_is_none(
     tmp_path, monkeypatch
 ):
-    real = os.fsync
-
-    def fsync(descriptor):
-        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-        real(descriptor)
-
-    monkeypatch.setattr(os, "fsync", fsync)
+    real, refuse = os.fsync, failing(os.fsync, errno.EINVAL)
+    monkeypatch.setattr(os, "fsync", lambda file: (real if stat.S_ISREG(os.fstat(file).st_mode) else refuse)(file))
     old = make(tmp_path, 10, value=1.0)
     with pytest.raises(RuntimeError, match="mid-save"), checkpoint.writing(old, step=10, epoch=1) as temporary:
         (temporary / "model.safetensors").write_bytes(b"half")

@@ -162,8 +162,7 @@ def test_an_environment_is_stamped_last_made_once_and_removed_when_it_fails(tmp_
 
 @each
 def test_start_sh_knows_the_trainer(tmp_path, key):
-    for name in ("start.sh", "setup.sh"):
-        shutil.copy(ROOT / name, tmp_path)
+    shutil.copy(ROOT / "start.sh", tmp_path)
     (tmp_path / "setup.sh").write_text("set_up() { :; }\n")
     executable(tmp_path / ".venv/bin/python", '#!/bin/sh\necho "$PWD" "$@"\n')
     for words, program in (([key, "--json"], "hangproof.py"), (["--no-browser"], "app.py"), ([], "app.py")):
