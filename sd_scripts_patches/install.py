@@ -46,7 +46,7 @@ def run(command: list[str], what: str, limit_s: float) -> None:
             command,
             env=environment,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,  # ours has the JSON
+            stdout=2,  # venv says there why it fails; ours has the JSON
             timeout=limit_s,
             check=False,
         )

@@ -146,7 +146,7 @@ def interpreter(tmp_path, monkeypatch) -> str:
 
 
 @pytest.mark.slow
-def test_an_environment_is_stamped_last_made_once_and_removed_when_it_fails(tmp_path, monkeypatch, interpreter):
+def test_an_environment_is_stamped_last_made_once_and_removed_when_it_fails(tmp_path, monkeypatch, interpreter, capfd):
     target, wanted = tmp_path / "v", "# nothing to install\n"
     monkeypatch.setattr(install, "interpreter", lambda trainer: [interpreter])
     assert install.make_environment(target, wanted, MUSUBI) is True
@@ -157,7 +157,11 @@ def test_an_environment_is_stamped_last_made_once_and_removed_when_it_fails(tmp_
     assert not (target / "half").exists()
     with pytest.raises(install.InstallError, match="requirements of musubi-tuner"):
         install.make_environment(target, "this is no requirement !!\n", MUSUBI)
-    assert not target.exists()
+    debian = str(executable(tmp_path / "debian", "#!/bin/sh\necho ensurepip is not available\nexit 1\n"))
+    monkeypatch.setattr(install, "interpreter", lambda trainer: [debian])
+    with pytest.raises(install.InstallError, match="create the environment .*: failed, see the messages above"):
+        install.make_environment(target, wanted, MUSUBI)
+    assert not target.exists() and "ensurepip is not available" in capfd.readouterr().err
 
 
 @each
