@@ -165,19 +165,22 @@ def test_a_helper_that_cannot_start_is_a_note(gpus, monkeypatch, where):
 
 
 def test_the_gpus_of_a_run_come_from_the_environment_and_its_spec(monkeypatch):
-    monkeypatch.delenv("HANGPROOF_GPUS", raising=False)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
-    assert gpu.devices({}) == ["2"] and gpu.devices({"gpus": 2}) == ["2", "3"]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
-    assert gpu.devices({}) == []
-    monkeypatch.setenv("HANGPROOF_GPUS", "a")
-    assert gpu.devices({}) == ["a"]
-    monkeypatch.delenv("HANGPROOF_GPUS")
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    monkeypatch.setattr(gpu, "present", lambda: True)
-    assert gpu.devices({}) == ["0"] and gpu.devices({"gpus": 2}) == ["0", "1"]
-    monkeypatch.setattr(gpu, "present", lambda: False)
-    assert gpu.devices({"gpus": 2}) == []
+    for (
+        ours,
+        cuda,
+        present,
+        *names,
+    ) in (  # the variables, whether there is a GPU, the GPUs of a spec with one and with two
+        (None, "2,3", True, ["2"], ["2", "3"]),
+        (None, "-1", True, [], []),
+        ("a", "-1", True, ["a"], ["a"]),
+        (None, None, True, ["0"], ["0", "1"]),
+        (None, None, False, [], []),
+    ):
+        for name, value in (("HANGPROOF_GPUS", ours), ("CUDA_VISIBLE_DEVICES", cuda)):
+            monkeypatch.setenv(name, value) if value else monkeypatch.delenv(name, raising=False)
+        monkeypatch.setattr(gpu, "present", lambda present=present: present)
+        assert [gpu.devices({}), gpu.devices({"gpus": 2})] == names
 
 
 @pytest.fixture
