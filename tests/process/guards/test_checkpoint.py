@@ -85,9 +85,7 @@ def test_where_torch_cannot_check_the_optimizer_it_says_so_and_checks_the_rest(t
     assert "truncated" in checkpoint.problems(state, deep=True)[0]
 
 
-def test_an_error_while_writing_leaves_the_old_state_or_file_and_a_folder_that_cannot_be_synced_is_none(
-    tmp_path, monkeypatch
-):
+def test_an_error_while_writing_leaves_the_old_state_and_a_folder_that_syncs_not_is_none(tmp_path, monkeypatch):
     real, refuse = os.fsync, failing(os.fsync, errno.EINVAL)
     monkeypatch.setattr(os, "fsync", lambda file: (real if stat.S_ISREG(os.fstat(file).st_mode) else refuse)(file))
     old = make(tmp_path, 10, value=1.0)

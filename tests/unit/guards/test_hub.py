@@ -83,7 +83,7 @@ def test_pauses_grow_until_a_limit_without_progress_ends_them_and_the_log_says_w
 
 ANSWERS = {
     200: "", 206: "", 302: "server .*/me/model: HTTP status 302 for x.bin; check HF_ENDPOINT",
-    401: r"gated no access to me/model \(HTTP status 401\): accept its licence at https://huggingface.co/me/model, then .*\)$",
+    401: r"gated no access to me/model \(HTTP status 401\): accept its licence at https://.*/me/model, then .*\)$",
     404: "missing x.bin of me/model does not exist at .*; correct the name$", 410: "missing .*does not exist",
     **dict.fromkeys((408, 425, 429, 500), "busy HTTP status"),
 }  # fmt: skip

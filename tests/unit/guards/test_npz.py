@@ -61,9 +61,7 @@ def test_a_truncated_file_is_set_aside(cache, kept):
     assert not cache.exists() and cache.with_name("a_flux.npz.corrupt").exists()
 
 
-def test_a_corrupt_member_is_found_although_the_directory_is_intact_and_a_second_reader_says_that_it_is_renamed(
-    cache, monkeypatch
-):
+def test_a_corrupt_member_is_found_behind_an_intact_directory_and_a_second_reader_says_so(cache, monkeypatch):
     """It is closed before it is renamed: Windows renames no open file, and then the damage would fail each start."""
     replace, closed = os.replace, []
     monkeypatch.setattr(os, "replace", lambda *paths: closed.append(one._zip.fp is None) or replace(*paths))

@@ -84,9 +84,7 @@ def test_the_command_reports_a_missing_network_and_exits_1(tmp_path, key):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_checkout_and_an_environment_of_the_users_own_are_used_as_they_are_and_json_says_how_it_ended(
-    tmp_path, monkeypatch
-):
+def test_a_checkout_and_an_environment_of_the_users_own_stay_and_json_says_how_it_ended(tmp_path, monkeypatch):
     """The small repository fails the check; then it has no list of requirements."""
     repository(tmp_path / "s", "musubi")
     (tmp_path / "v").mkdir()

@@ -220,7 +220,7 @@ def log(error: str, end: str = NON_ZERO) -> str:
         "/venv/lib/python3.11/site-packages/torch/utils/checkpoint.py:87: UserWarning: None of the inputs have "
         "requires_grad=True. Gradients will be None\n"
         "Traceback (most recent call last):\n"
-        '  File "/sd-scripts/train_network.py", line 1432, in train\n    for step, batch in enumerate(skipped_dataloader):\n'
+        '  File "/sd-scripts/train_network.py", line 1432, in train\n    for step, batch in enumerate(loader):\n'
         f"{error}\n{LAUNCHER}{end}\n"
     )
 
