@@ -216,7 +216,7 @@ def take(nvml: ModuleType, shared: SharedMemory | None = None) -> list[dict[str,
         "temperature": lambda handle: nvml.nvmlDeviceGetTemperature(handle, 0),
         "power_w": lambda handle: nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
         "limit_w": lambda handle: nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000,
-        "throttle": lambda handle: _throttle(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)),
+        "throttle": lambda handle: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle),
         "pids": lambda handle: [process.pid for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle)],
         # Percent of the multiprocessors by process; NVML has no answer for one that did nothing, and none on Windows.
         "use": lambda handle: {str(s.pid): s.smUtil for s in nvml.nvmlDeviceGetProcessUtilization(handle, 0)},
@@ -227,15 +227,13 @@ def take(nvml: ModuleType, shared: SharedMemory | None = None) -> list[dict[str,
         for key, read in values.items():
             with contextlib.suppress(nvml.NVMLError, AttributeError):  # the binding, or the GPU, does not have it
                 gpu[key] = read(handle)
+        if "throttle" in gpu:
+            gpu["throttle"] = ", ".join(dict.fromkeys(text for bit, text in THROTTLE.items() if gpu["throttle"] & bit))
         if shared is not None and gpu.get("memory_used", 0) >= FULL * gpu.get("memory_total", math.inf):
             shared.full.set()
             gpu |= {"shared": shared.bytes} if shared.bytes is not None else {}
         found.append(gpu)
     return found
-
-
-def _throttle(reasons: int) -> str:
-    return ", ".join(dict.fromkeys(text for bit, text in THROTTLE.items() if reasons & bit))
 
 
 def _write(path: Path, at_s: float, gpus: list[dict[str, Any]], error: str = "") -> None:
