@@ -53,6 +53,9 @@ def fsync_path(path: Path) -> None:
     try:
         _write_back(descriptor)
         os.fsync(descriptor)
+    except OSError as error:  # some network and FUSE file systems sync no folder (PostgreSQL's fsync_fname_ext, too)
+        if error.errno not in (errno.EINVAL, errno.EBADF) or not path.is_dir():
+            raise
     finally:
         os.close(descriptor)
 
@@ -323,7 +326,7 @@ def states(output_dir: str | os.PathLike[str], name: str | None = None) -> dict[
 
 
 def guards(output_dir: str | os.PathLike[str], name: str | None = None) -> dict[Path, dict[str, Any] | None]:
-    """State folders (of LoRA `name`) with the content of their guard files, newest first; None without a readable one, last.
+    """State folders (of LoRA `name`) with the content of their guard files, newest first; last, None without one.
 
     The trainer may rename or delete states meanwhile: one that vanishes is left out, one that cannot be read is listed.
     {} where there is no `output_dir`. OSError where it cannot be listed, because then {} would mean "no checkpoint".
@@ -357,7 +360,7 @@ def newest_valid(output_dir: str | os.PathLike[str], name: str | None = None, de
 
 
 def set_aside(path: str | os.PathLike[str], reason: str) -> Path:
-    """Rename a bad state or cache file to `….bad` (`….bad-2`, …), with its reason beside it; returns the new path.
+    """Rename a bad state or cache file to `….bad` (`….bad-2`, …), its reason beside it; returns the new path.
 
     OSError where it cannot be renamed (FileNotFoundError: it vanished). The reason is left out where the disk is full.
     """
@@ -410,7 +413,7 @@ def _exists(path: Path) -> bool:
 
 
 def _any_or(name: str | None) -> str:
-    """The pattern of a LoRA's name: not split off a file's, because it may itself end as if with an epoch (anna-202411)."""
+    """The pattern of a LoRA's name, which is not read from a file's: it may end as with an epoch (anna-202411)."""
     return ".+?" if name is None else re.escape(name)
 
 

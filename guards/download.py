@@ -9,7 +9,7 @@ closed and continued by a range request; after `download_stall_s` without as man
 bytes stay in `.NAME.HASH.part`. Each file has a lock that ends with its process; another process that wants the file
 waits as long as the bytes grow.
 
-The layout of the cache is the library's own: contents in `blobs/`, named by their hash; `snapshots/COMMIT/` with links to
+The cache's layout is the library's own: contents in `blobs/`, named by their hash; `snapshots/COMMIT/` with links to
 them; the commit of a branch in `refs/`. Links and refs are written after the contents, so a download that was killed
 never looks complete. A repository that this module completed is noted in `.hangproof.json`: it is used again without a
 request, so a restart needs no network and gets the same files even when the branch has moved on.
@@ -209,8 +209,9 @@ class _Download:
 
 
 def cache_folder() -> Path:
-    """The library's cache: `$HF_HUB_CACHE`, else in `hub_home()`."""
-    return Path(os.environ.get("HF_HUB_CACHE") or hub_home() / "hub").expanduser()
+    """The library's cache: `$HF_HUB_CACHE` (once `$HUGGINGFACE_HUB_CACHE`), else in `hub_home()`."""
+    named = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
+    return Path(named or hub_home() / "hub").expanduser()
 
 
 def repository(repo: str) -> Path:

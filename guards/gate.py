@@ -1,7 +1,7 @@
 """The gate: a training process that the monitor starts early (a standby attempt) waits here until it is needed.
 
 It has imported everything and touched nothing: no GPU, no file of the run, no network, no heartbeat. It waits in one
-blocking read of a pipe, which costs no processor time. The monitor writes one line of JSON: "resume", the state to resume
+blocking read of a pipe, which costs no processor time. The monitor writes a line of JSON: "resume", the state to resume
 from; "environment", more variables; "log". The end of the pipe says that the monitor has dropped it or is dead, however
 it died: then the process ends quietly.
 

@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from guards.checkpoint import writing_file
-from guards.reading import json_object
+from guards.reading import json_object, number
 
 PHASES = (
     "import",
@@ -168,7 +168,7 @@ def path_of(folder: str | os.PathLike[str], rank: int) -> Path:
 
 
 def stacks_path(folder: str | os.PathLike[str], pid: int) -> Path:
-    """The file in it that process `pid` writes its stacks to (guards/crash.py), once the signal handler is registered."""
+    """The file in it for the stacks of process `pid` (guards/crash.py), once its signal handler is registered."""
     return Path(folder) / f"stacks-{pid}.txt"
 
 
@@ -192,8 +192,7 @@ class Heartbeat:
         record.rank, record.world, record.pid = rank, world, os.getpid()
         record.loss = record.lr = math.nan
         record.phase_s = record.started_s = record.beat_s = record.point_s = now
-        local_rank = os.environ.get("LOCAL_RANK", "")
-        record.point, record.local_rank = -1, int(local_rank) if local_rank.isdecimal() else 0
+        record.point, record.local_rank = -1, number("LOCAL_RANK", 0)
         self.describe()
 
     @classmethod
@@ -204,7 +203,7 @@ class Heartbeat:
         `HANGPROOF_INJECT` = `module:function` is a fault injector that every beat calls (tests and benchmarks only).
         """
         folder = os.environ.get("HANGPROOF_HEARTBEAT")
-        rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+        rank, world = number("RANK", 0), number("WORLD_SIZE", 1)
         inject = None
         if os.environ.get("HANGPROOF_INJECT"):
             module, _, function = os.environ["HANGPROOF_INJECT"].partition(":")

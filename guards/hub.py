@@ -95,15 +95,15 @@ def hub_home() -> Path:
 
 
 def offline() -> bool:
-    """Whether HF_HUB_OFFLINE is set."""
-    return os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
+    """Whether HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is set."""
+    found = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE", "")
+    return found.lower() in ("1", "true", "yes", "on")
 
 
 def token() -> str | None:
     """The user's hub token; None when there is none."""
-    if os.environ.get("HF_TOKEN"):
-        return os.environ["HF_TOKEN"].strip()
-    return read_text(os.environ.get("HF_TOKEN_PATH") or hub_home() / "token").strip() or None
+    found = os.environ.get("HF_TOKEN") or os.environ.get("HUGGING_FACE_HUB_TOKEN")
+    return (found or read_text(os.environ.get("HF_TOKEN_PATH") or hub_home() / "token")).strip() or None
 
 
 @contextlib.contextmanager
@@ -111,7 +111,7 @@ def ask(url: str, read_s: float, method: str = "GET", **headers: str) -> Iterato
     """The response at the end of the redirects, whatever its status. Raises one of NETWORK_ERRORS.
 
     read_s: the limit of one read, infinite for none. A caller that limits the whole (`deadline.call`) gives twice that
-    limit here: of two equal ones, either could end first, with a reason of its own. The token goes to the hub's host, never to that of a redirect.
+    limit here: of two equal ones, either could end first, with its own reason. No redirect's host gets the token.
     """
     from huggingface_hub.utils import get_session, httpx
 
@@ -129,7 +129,7 @@ def ask(url: str, read_s: float, method: str = "GET", **headers: str) -> Iterato
 
 
 class Patience:
-    """Retries with growing pauses, until `limit_s` seconds (0: no limit) bring no progress. A wait is reported in the log."""
+    """Retries with growing pauses, until `limit_s` seconds (0: no limit) bring no progress; the log names the wait."""
 
     def __init__(self, limit_s: float, what: str) -> None:
         self.limit_s, self.what = limit_s or math.inf, what
@@ -206,7 +206,8 @@ def missing(repo: str, file: str = "") -> DownloadError:
 def listing(repo: str) -> dict[str, Remote]:
     """The files of a repository as they are now, by name. Raises DownloadError."""
     if offline():
-        raise DownloadError("offline", f"HF_HUB_OFFLINE is set, so {repo} is not downloaded; unset it")
+        name = "HF_HUB_OFFLINE" if os.environ.get("HF_HUB_OFFLINE") else "TRANSFORMERS_OFFLINE"
+        raise DownloadError("offline", f"{name} is set, so {repo} is not downloaded; unset it")
     limit_s = min(limits.seconds(name) or math.inf for name in ("download_stall_s", "hub_reach_s"))
     patience = Patience(limit_s, f"an answer about {repo} from {endpoint()}")
     while True:

@@ -1,4 +1,4 @@
-"""Loader workers that cannot hang: their settings, as one pure function, their sockets, and their death with the trainer.
+"""Loader workers that cannot hang: their settings, as one pure function, their sockets, their death with the trainer.
 
 The sd-scripts patch and the built-in trainer share these. A loader with workers and no timeout waits for ever for a
 worker that sleeps, so workers imply a timeout. A loader without workers refuses persistent workers, prefetch and a

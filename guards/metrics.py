@@ -19,6 +19,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from guards.checkpoint import append_line
+from guards.reading import number
 
 
 def utc_now() -> str:
@@ -45,7 +46,7 @@ class Metrics:
     def from_env(cls) -> Metrics:
         """Metrics in `$HANGPROOF_RUN/metrics.jsonl` for attempt `$HANGPROOF_ATTEMPT`; without a run, nowhere."""
         run = os.environ.get("HANGPROOF_RUN")
-        return cls(Path(run) / "metrics.jsonl" if run else None, int(os.environ.get("HANGPROOF_ATTEMPT", "1")))
+        return cls(Path(run) / "metrics.jsonl" if run else None, number("HANGPROOF_ATTEMPT", 1))
 
     def _append(self, record: Mapping[str, object]) -> None:
         """Append a line, or count it as lost: the training does not depend on it."""

@@ -65,7 +65,6 @@ class Archive(Mapping[str, "numpy.ndarray"], AbstractContextManager["Archive"]):
         return self._guarded(lambda: self._read(key), repr(key))
 
     def close(self) -> None:
-        """Close the file."""
         self._zip.close()
 
     def _guarded(self, read: Callable[[], T], part: str) -> T:
@@ -81,6 +80,8 @@ class Archive(Mapping[str, "numpy.ndarray"], AbstractContextManager["Archive"]):
 
         found = bounded(attempt, limits.seconds("npz_timeout_s"), f"{part} of {self.path}")
         if isinstance(found, Exception):
+            if hasattr(self, "_zip"):
+                self.close()  # Windows renames no open file
             raise ValueError(f"{self.path} is damaged ({part}: {found}); {_set_aside(self.path)}")
         return found[0]
 

@@ -1,5 +1,5 @@
 """Reads a file although the system lacks a descriptor or memory for a moment, or one that cannot be read as empty; and
-what git and Linux say in their own files: a commit, this boot, the bytes that a process moved, the memory that is left.
+what is said in others' files and variables: a commit, a rank, this boot, the bytes that a process moved, free memory.
 
 A scan of /proc or of a folder of checkpoints opens hundreds of files: if one error in fifty opens ended it, it would
 never end well. A shortage that lasts is the caller's error, as ever.
@@ -12,6 +12,7 @@ import json
 import math
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,11 @@ def json_object(text: bytes | str) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
+def number(name: str, default: int, environ: Mapping[str, str] = os.environ) -> int:
+    """A variable that a launcher sets to a whole number; `default` where it is not set, or empty."""
+    return int(environ.get(name) or default)
+
+
 def moved_bytes(process: str, counters: tuple[str, ...] = MOVED) -> int | None:
     """The sum of these counters of /proc/PROCESS/io (`self`, `self/task/12`); None where they are not counted."""
     try:
@@ -87,7 +93,7 @@ def available_bytes() -> int | None:
     """Bytes that can be allocated without swapping or being killed; None where the machine does not say.
 
     The smaller of the machine's and its container's: the limit of a container (cgroup) is often far below the machine's
-    memory, and whoever exceeds it is killed by the kernel. Page cache that the kernel gives back counts as free in both.
+    memory, and the kernel kills whoever exceeds it. Page cache that the kernel gives back counts as free in both.
     """
     found = re.search(r"^MemAvailable:\s*(\d+) kB$", read_text(PROC / "meminfo"), re.M)
     room = (_left(folder, names) for folder in cgroups("self", "memory") for names in (_V1, _V2))

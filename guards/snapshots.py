@@ -40,7 +40,7 @@ from pathlib import Path
 from typing import Any
 
 from guards import checkpoint, limits, reading, snapshot_files
-from guards.reading import boot_id
+from guards.reading import boot_id, number
 from guards.snapshot_files import LIMIT, OFF, RESUMED, RING, SPEC, File, Layout, Plan, SnapshotError
 
 KEPT = 2  # snapshots
@@ -124,14 +124,14 @@ class Snapshots:
     def from_env(cls, environ: Mapping[str, str] = os.environ) -> Snapshots:
         """Those of the attempt that the monitor has started."""
         folder = environ.get(RING, "")
-        if not folder or not os.path.isdir(folder) or environ.get("RANK", "0") != "0":
+        if not folder or not os.path.isdir(folder) or number("RANK", 0, environ):
             return cls(None)
-        several = int(environ.get("WORLD_SIZE", "1")) > 1
+        several = number("WORLD_SIZE", 1, environ) > 1
         return cls(
             Path(folder),
             environ.get("HANGPROOF_RUN", ""),
             environ.get(SPEC, ""),
-            int(environ.get("HANGPROOF_ATTEMPT", "1")),
+            number("HANGPROOF_ATTEMPT", 1, environ),
             float(environ.get(LIMIT, math.inf)),
             off="the run trains with several processes, and a snapshot would hold the state of one" if several else "",
         )

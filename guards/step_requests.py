@@ -20,7 +20,7 @@ from pathlib import Path
 
 from guards.checkpoint import append_line, atomic_write
 from guards.metrics import utc_now
-from guards.reading import boot_id, read_json
+from guards.reading import boot_id, number, read_json
 
 KINDS = {"sample": "sample images", "save": "a checkpoint", "state": "a checkpoint"}
 """What each kind asks for, in the words of messages. The order is that in which several are done."""
@@ -73,7 +73,7 @@ class StepRequests:
     def from_env(cls, environ: Mapping[str, str] = os.environ) -> StepRequests:
         """Those of the run in `$HANGPROOF_RUN`, on rank 0."""
         run = environ.get("HANGPROOF_RUN")
-        return cls(Path(run) if run and environ.get("RANK", "0") == "0" else None)
+        return cls(Path(run) if run and not number("RANK", 0, environ) else None)
 
     def pending(self, step: int) -> tuple[str, ...]:
         """The kinds that are to be done now, in order. Each is counted as tried: `done` or `refuse` must follow."""

@@ -18,6 +18,7 @@ from datetime import timedelta
 
 from guards import deadline, heartbeat, limits
 from guards.deadline import Deadline
+from guards.reading import number
 
 VARIABLE = "HANGPROOF_WORLD"
 NODE_VARIABLE = "HANGPROOF_NODE"
@@ -30,24 +31,19 @@ class WorldError(RuntimeError):
     """The processes that run are not the ones that the run asks for; the message says which numbers and what to do."""
 
 
-def _number(name: str, default: int) -> int:
-    """An environment variable that a launcher sets to a whole number."""
-    return int(os.environ.get(name) or default)
-
-
 def rank() -> int:
     """The number of this process, 0 for the one that writes the files."""
-    return _number("RANK", 0)
+    return number("RANK", 0)
 
 
 def size() -> int:
     """How many processes the launcher says it started, on all machines."""
-    return _number("WORLD_SIZE", 1)
+    return number("WORLD_SIZE", 1)
 
 
 def local_size() -> int:
     """How many of them run on this machine."""
-    return _number("LOCAL_WORLD_SIZE", size())
+    return number("LOCAL_WORLD_SIZE", size())
 
 
 def check_launcher() -> None:
@@ -56,13 +52,13 @@ def check_launcher() -> None:
     Raises:
         WorldError: fewer or more processes than the run asks for, or this is not the machine that starts it.
     """
-    wanted, started = _number(VARIABLE, 0), size()
+    wanted, started = number(VARIABLE, 0), size()
     if wanted and wanted != started:
         raise WorldError(
             f"this run asks for {_processes(wanted)} (nodes x gpus in run.toml), but the launcher started {started}. "
             f"Start it with its train.sh, or {RENDER}"
         )
-    node, group = os.environ.get(NODE_VARIABLE, "").lstrip("0"), _number("GROUP_RANK", 0)
+    node, group = os.environ.get(NODE_VARIABLE, "").lstrip("0"), number("GROUP_RANK", 0)
     if node and node != str(group):
         raise WorldError(
             f"this is machine {node} ({NODE_VARIABLE}), but its launcher calls it machine {group}. "

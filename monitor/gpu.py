@@ -58,9 +58,10 @@ def spills() -> bool:
 
 
 def own(readings: Sequence[dict[str, Any]], devices: Sequence[str]) -> list[dict[str, Any]]:
-    """The readings of the GPUs that a run uses; of all where `devices` names them by UUID."""
-    by_number = all(device.isdigit() for device in devices)
-    return [reading for i, reading in enumerate(readings) if devices and (not by_number or str(i) in devices)]
+    """The readings of the GPUs that a run uses, by index or by UUID; of all where none has such a name (MIG)."""
+    uuids = tuple(device for device in devices if not device.isdigit())
+    found = [gpu for i, gpu in enumerate(readings) if str(i) in devices or str(gpu.get("uuid", "")).startswith(uuids)]
+    return found or (list(readings) if uuids else [])
 
 
 def shared_bytes(text: str) -> int | None:
@@ -207,33 +208,32 @@ class Gpus:
 def take(nvml: ModuleType, shared: SharedMemory | None = None) -> list[dict[str, Any]]:
     """One reading of every GPU. Values that a GPU does not support are left out."""
     values: dict[str, Callable[[Any], object]] = {
+        "memory_used": lambda handle: nvml.nvmlDeviceGetMemoryInfo(handle).used,
+        "memory_total": lambda handle: nvml.nvmlDeviceGetMemoryInfo(handle).total,  # none of its own: GB10, Jetson
         "name": nvml.nvmlDeviceGetName,
         "uuid": nvml.nvmlDeviceGetUUID,
         "utilization": lambda handle: nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
         "temperature": lambda handle: nvml.nvmlDeviceGetTemperature(handle, 0),
         "power_w": lambda handle: nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
         "limit_w": lambda handle: nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000,
-        "throttle": lambda handle: _throttle(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)),
+        "throttle": lambda handle: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle),
         "pids": lambda handle: [process.pid for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle)],
         # Percent of the multiprocessors by process; NVML has no answer for one that did nothing, and none on Windows.
         "use": lambda handle: {str(s.pid): s.smUtil for s in nvml.nvmlDeviceGetProcessUtilization(handle, 0)},
     }
     found = []
     for handle in map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount())):
-        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-        gpu: dict[str, Any] = {"memory_used": memory.used, "memory_total": memory.total, "spill": spills()}
+        gpu: dict[str, Any] = {"spill": spills()}
         for key, read in values.items():
             with contextlib.suppress(nvml.NVMLError, AttributeError):  # the binding, or the GPU, does not have it
                 gpu[key] = read(handle)
-        if shared is not None and memory.used >= FULL * memory.total:
+        if "throttle" in gpu:
+            gpu["throttle"] = ", ".join(dict.fromkeys(text for bit, text in THROTTLE.items() if gpu["throttle"] & bit))
+        if shared is not None and gpu.get("memory_used", 0) >= FULL * gpu.get("memory_total", math.inf):
             shared.full.set()
             gpu |= {"shared": shared.bytes} if shared.bytes is not None else {}
         found.append(gpu)
     return found
-
-
-def _throttle(reasons: int) -> str:
-    return ", ".join(dict.fromkeys(text for bit, text in THROTTLE.items() if reasons & bit))
 
 
 def _write(path: Path, at_s: float, gpus: list[dict[str, Any]], error: str = "") -> None:

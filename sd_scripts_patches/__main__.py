@@ -37,7 +37,7 @@ time limits in seconds (0: none) and settings; each can also be set as HANGPROOF
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command and return its exit code. After a script has run, the process exits here and nothing is returned."""
+    """Run the command and return its exit code. After a script has run, the process exits here."""
     try:
         arguments = timeouts.take_flags(arguments)
         registry.patches()

@@ -1,4 +1,4 @@
-"""Helpers for rewrites of syntax trees: find a statement by its text, insert statements beside it, check for variables."""
+"""Helpers for rewrites of syntax trees: find a statement by its text, insert others beside it, check for variables."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def parse_expression(text: str) -> ast.expr:
 
 
 def find_statement(tree: ast.AST, kind: type[Node], text: str, prefix: bool = False) -> Node:
-    """Return the only statement of `kind` whose source is `text` (prefix: starts with it). Only a loop's header is compared.
+    """Return the only statement of `kind` whose source (of a loop: its header) is `text` (prefix: starts with it).
 
     Raises Incompatible when there is none or more than one.
     """

@@ -38,7 +38,7 @@ def seed_for(*parts: object) -> int:
 
 
 def of_all_ranks() -> int | None:
-    """Return the seed of several processes without --seed: each would draw one of its own, and so its own order of the images."""
+    """Return the seed of several processes without --seed, of which each would draw its own, with its own order."""
     return seed_for(os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")) if world.size() > 1 else None
 
 
@@ -57,7 +57,7 @@ _repeated = False
 
 
 def repeated() -> bool:
-    """Is the batch that is trained now there only to give each process as many? Another process trains it in this epoch."""
+    """Is this batch there only to give each process as many? Another process trains it in this epoch."""
     return _repeated
 
 

@@ -159,7 +159,7 @@ def format_table(findings: Sequence[Finding]) -> str:
     for finding in findings:
         lines.append(f"{finding.verdict:<10}  {finding.patch:<11}  {finding.why}")
         for target in finding.targets:
-            there = f" → {target.place}" if target.verdict == MOVED else ""
+            there = f" -> {target.place}" if target.verdict == MOVED else ""  # no arrow in Windows' code pages
             lines.append(f"{'':<12}{target.verdict:<10}  {target.target}{there}")
             if target.verdict in OPEN:
                 lines.append(f"{'':<12}! {target.reason}")

@@ -34,7 +34,7 @@ class ObservedSampler:
 
 
 def innermost_batch_sampler(batch_sampler: Any) -> Any:
-    """Return the batch sampler that holds the sampler of indices; with several processes, others are wrapped around it."""
+    """Return the batch sampler that holds the sampler of indices; several processes have others around it."""
     while not hasattr(batch_sampler, "sampler") and hasattr(batch_sampler, "batch_sampler"):
         batch_sampler = batch_sampler.batch_sampler
     if not hasattr(batch_sampler, "sampler"):

@@ -123,7 +123,7 @@ def _inherited() -> dict[str, Any]:
 
 @around
 def _shutdown_within_limit(original: Callable, self: Any) -> None:
-    """The workers of an iterator get `shutdown_s` together. torch gives each 5 s in turn, and delays an error until then."""
+    """Give the workers of an iterator `shutdown_s` together. torch gives each 5 s in turn, and delays an error so long."""
     expired = threading.Event()
 
     def kill(seconds: float, what: str) -> None:

@@ -1,16 +1,17 @@
-"""`--fp8_base` casts the whole model to float8 on the CPU at each start. Here it is cast once, and a copy is read from then on.
+"""`--fp8_base` casts the model to float8 on the CPU at each start. Here it is cast once, and later a copy is read.
 
-sd-scripts says itself that the cast may take a while, and advises a float8 file. This makes that file: guards/quantized.py keeps it
-beside the model. The cast is the trainer's own (`model.to`), so the weights are the same to the bit.
+sd-scripts says itself that the cast may take a while, and advises a float8 file. This makes that file, which
+guards/quantized.py keeps beside the model. The cast is the trainer's own (`model.to`), so the weights are the same.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from guards import world
+from guards.file_contents import tensor_damage
 from guards.quantized import Copy
 from sd_scripts_patches.patch import Patch, around, function, uses
 
@@ -26,8 +27,8 @@ def _load_flow_model(original: Callable, ckpt_path: str, dtype: Any, device: Any
     path = Path(ckpt_path)
     copy = Copy(path.parent, [path], RECIPE)
     if copy.path.exists():
-        found = original(str(copy.path), dtype, device, *rest, **kwargs)
-        if not any(tensor.is_meta for tensor in found[1].state_dict().values()):
+        found = None if tensor_damage(copy.path) else original(str(copy.path), dtype, device, *rest, **kwargs)
+        if found and not any(tensor.is_meta for tensor in found[1].state_dict().values()):
             return found
         print(f"the copy of the weights in float8 is incomplete and is made again: {copy.path}", flush=True)
         copy.path.unlink()
@@ -42,7 +43,7 @@ def _cast(model: Any, copy: Copy) -> None:
     import torch
 
     model.to(torch.float8_e4m3fn)
-    if os.environ.get("RANK", "0") != "0":
+    if world.rank():
         return
     for name, tensor in model.state_dict().items():
         copy.add(name, tensor)

@@ -60,7 +60,7 @@ def begin_points(trainer: Any, points: dict[str, tuple[str, str, str]]) -> None:
 
 
 def at_point(before: str = "", after: str = "", phase: str = "", then: str = "") -> Callable[[Callable], Callable]:
-    """A wrapper for a function that begins check point `before` and runs in `phase`; `after`, and phase `then`, follow it.
+    """A wrapper for a function that begins check point `before` and runs in `phase`; `after` and phase `then` follow.
 
     Tokenizers are downloaded by the first process of a machine, then read by the others.
     """
@@ -101,7 +101,7 @@ def _loader_begins(original: Callable, self: Any, *args: Any, **kwargs: Any) -> 
 
 
 def agree(accelerator: Any, losses: list[float], flags: Sequence[bool]) -> tuple[float, list[bool]]:
-    """Return the mean loss of a step over the batches of all ranks, and which flags one rank has set. All ranks call it."""
+    """Return the mean loss of a step over the batches of all ranks, which all call it, and which flags one has set."""
     values = [sum(losses), float(len(losses)), *map(float, flags)]
     if accelerator is not None and accelerator.num_processes > 1:
         import torch

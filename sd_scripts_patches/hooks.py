@@ -1,4 +1,4 @@
-"""Import hooks: targets are replaced right after their module has run; rewrites change its syntax tree before it compiles.
+"""Import hooks: targets are replaced right after their module has run; rewrites change its tree before it compiles.
 
 A finder at the front of `sys.meta_path` asks the finders behind it for the module and wraps the loader that they
 return, so it composes with other import hooks. A rewrite is installed one level lower, where a source file is compiled
@@ -170,7 +170,7 @@ def _replace_references(replaced: dict[int, tuple[object, object]], home: Module
 
 
 def not_guarded() -> list[str]:
-    """Return the targets that this process does not guard: those missing in the checkout, and those overwritten since."""
+    """Return the targets that are not guarded here: those missing in the checkout, and those overwritten since."""
     lost = []
     for (name, attribute), replacement in _replaced.items():
         module = sys.modules.get(name)

@@ -152,9 +152,14 @@ def _partial(folder: Path) -> dict[Path, int]:
     return sizes
 
 
-def from_cache_first(load: Callable, name: str, *args: object, **kwargs: object) -> object:
-    """Return `load(name, …)` from the cache. The loader itself would accept a cache that a killed download left incomplete."""
-    if os.path.isdir(name):
+@around
+def _from_cache_first(
+    original: Callable, cls: Any, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any
+) -> object:
+    """Load every tokenizer and processor from the cache first: all classes of transformers inherit this method, which
+    itself would accept a cache that a killed download left incomplete."""
+    name, load = pretrained_model_name_or_path, functools.partial(original, cls)
+    if kwargs.get("local_files_only") or getattr(_watched, "here", False) or os.path.isdir(name):
         return load(name, *args, **kwargs)
     _cache_misses.clear()
     found: object = None
@@ -178,17 +183,6 @@ def from_cache_first(load: Callable, name: str, *args: object, **kwargs: object)
     lacks = ", ".join(dict.fromkeys(_cache_misses))
     session.log(f"the tokenizer {name} is used as it is in the cache, without {lacks}, which could not be looked up")
     return found
-
-
-@around
-def _from_cache_first(
-    original: Callable, cls: Any, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any
-) -> object:
-    """Load every tokenizer and processor from the cache first: all classes of transformers inherit this method."""
-    load = functools.partial(original, cls)
-    if kwargs.get("local_files_only") or getattr(_watched, "here", False):
-        return load(pretrained_model_name_or_path, *args, **kwargs)
-    return from_cache_first(load, pretrained_model_name_or_path, *args, **kwargs)
 
 
 def fire_in_daemon(function: Callable, *args: Any, **kwargs: Any) -> None:

@@ -19,14 +19,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-from sd_scripts_patches import trainers
+from guards import reading
+from sd_scripts_patches import __main__ as launcher, trainers
 from sd_scripts_patches.trainers import ROOT, TRAINERS, Trainer
 
 FETCH_LIMIT_S = 1800
 START_LIMIT_S = 600.0  # first imports from a slow disk
 STALL_LIMIT_S = 60  # git aborts a transfer that is slower than 1 kB/s for this long
 STAMP, MARK = ".installed", ".made-by-hangproof"
-"""Files in an environment: the digest of what is installed, written last; and a mark that we may delete it, written first."""
+"""Files in an environment: the digest of what is installed, written last; a mark that we may delete it, written first."""
 
 
 class InstallError(RuntimeError):
@@ -37,16 +38,15 @@ def log(text: str) -> None:
     print(f"Hangproof: {text}", file=sys.stderr, flush=True)
 
 
-def run(command: list[str], what: str, limit_s: float, cwd: Path | None = None) -> str:
-    """Return the output of `command`. Raises InstallError naming `what` when it fails or takes longer than `limit_s`."""
+def run(command: list[str], what: str, limit_s: float) -> None:
+    """Run `command`. Raises InstallError naming `what` when it fails or takes longer than `limit_s`."""
     environment = {**os.environ, "GIT_TERMINAL_PROMPT": "0"}
     try:
         done = subprocess.run(
             command,
-            cwd=cwd,
             env=environment,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
+            stdout=2,  # venv says there why it fails; ours has the JSON
             timeout=limit_s,
             check=False,
         )
@@ -56,7 +56,6 @@ def run(command: list[str], what: str, limit_s: float, cwd: Path | None = None) 
         raise InstallError(f"{what}: timed out after {limit_s:.0f} s") from error
     if done.returncode:
         raise InstallError(f"{what}: failed, see the messages above (no network? Connect and run it again)")
-    return done.stdout.decode("utf-8", "replace")
 
 
 def fetch(folder: Path, trainer: Trainer, url: str = "", commit: str = "") -> bool:
@@ -67,8 +66,14 @@ def fetch(folder: Path, trainer: Trainer, url: str = "", commit: str = "") -> bo
     """
     url, commit = url or trainer.url, commit or trainer.commit
     if folder.exists():
-        head = run(["git", "-C", str(folder), "rev-parse", "HEAD"], f"read the checkout {folder}", 60).strip()
-        if head != commit:
+        # From its own files: for a folder without .git, such as an unpacked ZIP, git would speak of our own repository.
+        head = reading.commit(folder)
+        if not head:
+            log(
+                f"{folder} is not a git checkout, so its version is not known; it is not changed. To get the tested one, "
+                f"move this folder away, then ./start.sh {trainer.key}"
+            )
+        elif head != commit:
             log(
                 f"{folder} is at commit {head[:8]}, not at the tested {commit[:8]}; it is not changed. To get the tested one: "
                 f"git -C '{folder}' fetch --depth 1 {url} {commit} && git -C '{folder}' checkout {commit}, "
@@ -99,7 +104,7 @@ def requirements(folder: Path, trainer: Trainer) -> str:
 
 
 def interpreter(trainer: Trainer) -> list[str]:
-    """Return the command of a Python that the trainer supports. Raises InstallError, which names those that were found."""
+    """Return the command of a Python that the trainer supports. Raises InstallError, which names those found."""
     low, high = trainer.python
     minors = range(high[1], low[1] - 1, -1)
     commands = [[os.environ.get("PYTHON", "")], [sys.executable], *([f"python3.{minor}"] for minor in minors)]
@@ -126,7 +131,7 @@ def _version(command: list[str]) -> tuple[int, ...]:
         return ()
     probe = [*command, "-c", "import sys; print(*sys.version_info[:3])"]
     try:
-        done = subprocess.run(probe, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(probe, capture_output=True, text=True, errors="replace", timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return ()
     words = done.stdout.split()
@@ -136,13 +141,13 @@ def _version(command: list[str]) -> tuple[int, ...]:
 def make_environment(folder: Path, wanted: str, trainer: Trainer) -> bool:
     """Create a virtual environment with the requirements text `wanted`. Returns False when it exists already.
 
-    An environment that somebody else made is not changed: its owner installs into it, and `verify` judges it.
+    An environment that somebody else made is not changed: its owner installs into it, and `starts` judges it.
     """
     stamp = folder / STAMP
     digest = hashlib.sha256(wanted.encode()).hexdigest()
     if stamp.exists() and stamp.read_text(encoding="utf-8").strip() == digest:
         return False
-    ours = folder.parent == ROOT or stamp.exists() or (folder / MARK).exists()
+    ours = folder == ROOT / trainer.venv or stamp.exists() or (folder / MARK).exists()
     if not ours and folder.is_dir() and any(folder.iterdir()):
         log(f"{folder} was not made by Hangproof, so it is used as it is and not changed")
         return False
@@ -164,18 +169,8 @@ def make_environment(folder: Path, wanted: str, trainer: Trainer) -> bool:
     return True
 
 
-def verify(folder: Path, environment: Path, trainer: Trainer) -> str:
-    """Check the guards, then start a training script. Returns what failed, "" when all is well. The check prints its findings."""
-    if subprocess.run(
-        [sys.executable, "-m", "sd_scripts_patches", "check", str(folder)], cwd=ROOT, check=False
-    ).returncode:
-        return "the check of the patches failed, see above"
-    log(f"starting {trainer.script} for its help …")
-    return starts(folder, environment, trainer)
-
-
 def starts(folder: Path, environment: Path, trainer: Trainer) -> str:
-    """Start a training script of the checkout with the guards, as far as its help. Returns why it does not start, or ""."""
+    """Start a training script with the guards, as far as its help. Returns why it does not start, or ""."""
     command = [venv_python(environment), "-m", "sd_scripts_patches", folder / trainer.script, "--help"]
     try:
         done = subprocess.run(
@@ -202,7 +197,7 @@ def venv_python(environment: Path) -> Path:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Fetch, install and check. `--json`: the last line of output has trainer, folder, environment, commit, new, failed."""
+    """Fetch, install and check. `--json`: the last line has trainer, folder, environment, commit, new, failed."""
     parser = argparse.ArgumentParser(prog="./start.sh", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("trainer", choices=TRAINERS)
     parser.add_argument("--json", action="store_true", help="print one line of JSON at the end")
@@ -215,7 +210,10 @@ def main(argv: list[str] | None = None) -> int:
     except (InstallError, OSError) as error:
         print(f"{trainer.key}: {error}. No incomplete files were left.", file=sys.stderr)
         return 1
-    failed = verify(folder, environment, trainer)
+    failed = "the check of the patches failed, see above" if launcher.main(["check", str(folder)]) else ""
+    if not failed:
+        log(f"starting {trainer.script} for its help …")
+        failed = starts(folder, environment, trainer)
     log(f"{trainer.name} is ready in {folder}" if not failed else f"{folder} is not ready: {failed}")
     if arguments.json:
         values = {"folder": str(folder), "environment": str(environment), "commit": trainer.commit}

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 def check_state(folder: Path, step_is_given: bool = False) -> TrainerState | None:
-    """Refuse a state that cannot be resumed, before a model is loaded. Returns what `trainer_state.read` does. Raises ResumeError."""
+    """Refuse a state that cannot be resumed (ResumeError), before a model is loaded; return what our file in it holds."""
     if not folder.is_dir():
         raise ResumeError(f"--resume {folder}: the folder does not exist")
     if (folder / checkpoint.GUARD).exists():
@@ -35,7 +35,10 @@ def check_state(folder: Path, step_is_given: bool = False) -> TrainerState | Non
         return state
     path = folder / "train_state.json"
     try:
-        _read_train_state(folder)
+        data = json.loads(path.read_text(encoding="utf-8"))
+        epoch, step = data["current_epoch"], data["current_step"]
+        if type(epoch) is not int or type(step) is not int or step < 0 or epoch < 0:
+            raise ValueError(f"current_epoch {epoch!r}, current_step {step!r}")
     except FileNotFoundError as error:
         raise ResumeError(
             f"{path} is missing, so the step of this state is unknown and sd-scripts would restart at step 0. "
@@ -49,15 +52,6 @@ def check_state(folder: Path, step_is_given: bool = False) -> TrainerState | Non
     return None
 
 
-def _read_train_state(folder: Path) -> tuple[int, int]:
-    """Return (epoch, step) as sd-scripts wrote them. Raises OSError, ValueError, KeyError, TypeError."""
-    data = json.loads((folder / "train_state.json").read_text(encoding="utf-8"))
-    epoch, step = data["current_epoch"], data["current_step"]
-    if type(epoch) is not int or type(step) is not int or step < 0 or epoch < 0:
-        raise ValueError(f"current_epoch {epoch!r}, current_step {step!r}")
-    return epoch, step
-
-
 def requested_step(args: Any, steps_per_epoch: int) -> int | None:
     """Return the step that --initial_step or --initial_epoch names, or None."""
     if args.initial_step is not None:
@@ -66,7 +60,7 @@ def requested_step(args: Any, steps_per_epoch: int) -> int | None:
 
 
 def scheduler_steps(accelerator: Any) -> int | None:
-    """Return the optimizer steps that the LR scheduler has counted. It is restored correctly even when the counts are not."""
+    """Return the optimizer steps that the LR scheduler has counted. It is restored correctly in any case."""
     for scheduler in accelerator._schedulers:
         count = scheduler.state_dict().get("last_epoch")
         if isinstance(count, int):

@@ -27,7 +27,7 @@ _parsing = threading.Lock()  # ast.parse in two threads at once fails in Python 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a target is defined: its module, its qualified name there, and whether it moved since the patch was written."""
+    """Where a target is defined: its module, its qualified name, and whether it moved since the patch was written."""
 
     module: str
     name: str
@@ -60,7 +60,7 @@ def find_source(module: str, checkout: Path | None) -> Path | None:
 
 
 def parse_uncached(path: Path) -> ast.Module:
-    """Return the syntax tree of a file, for a caller that changes it. Raises Incompatible for a file that cannot be read."""
+    """Return the syntax tree of a file, for a caller that changes it. Raises Incompatible when it cannot be read."""
     try:
         with _parsing, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # invalid escapes in the checkout's strings are not this check's concern
@@ -157,7 +157,7 @@ def _home(module: str, symbol: str, checkout: Path | None) -> tuple[str, str]:
 
 
 def _follow(module: str, symbol: str, checkout: Path | None, hops: int = 0) -> tuple[str, str] | None:
-    """Follow re-exports from `module` to the definition of `symbol`; None when the module is missing or does not bind it."""
+    """Follow re-exports from `module` to the definition of `symbol`; None when the module does not bind it."""
     path = find_source(module, checkout)
     if path is None or hops > MAX_HOPS:
         return None

@@ -68,7 +68,7 @@ class Target:
 
 
 def function(module: str, signature: str, make: Callable[[Any], Any] | None = None, **more: Any) -> Target:
-    """Return the target of a function. signature: its name and leading positional parameters: `Class.method(self, args)`."""
+    """Return the target of a function. signature: name and leading positional parameters (`Class.method(self, args)`)."""
     name, _, params = signature.removesuffix(")").partition("(")
     return Target(module, name, tuple(filter(None, params.split(", "))), make=make, **more)
 
@@ -78,8 +78,8 @@ class Patch:
     """One patch.
 
     name: as on the command line. why: the hang or failure that it prevents, in one line.
-    rewrites: (target, function): function(tree) → tree changes the module that defines the target before it is compiled.
-        Raises Incompatible.
+    rewrites: (target, function): function(tree) → tree changes the module that defines the target before it is
+        compiled. Raises Incompatible.
     relevant: whether a command line needs this patch; what a run does not use cannot hang it.
     prepare: called once in the training process before the script is read (environment, process-wide settings), and in
         each spawned worker with `worker=True`.

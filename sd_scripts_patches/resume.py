@@ -53,7 +53,7 @@ logger = logging.getLogger(__name__)
 
 
 class Run:
-    """The run of this process. step, planned: optimizer steps completed, to do; epoch: from 1; batch: batches done in it."""
+    """The run of this process. step, planned: optimizer steps completed, to do; epoch: from 1; batch: done in it."""
 
     def __init__(self) -> None:
         self.step = self.epoch = self.batch = self.planned = 0
@@ -108,7 +108,7 @@ class Run:
         return None
 
     def missing_samples(self, args: Any) -> tuple[int, int]:
-        """Return (epoch, step) for `--sample_at_first`: the epoch whose state was saved and whose samples a kill lost."""
+        """Return (epoch, step) for `--sample_at_first`: the epoch whose state is there and whose samples a kill lost."""
         state = self.resume_from
         if state is None or not state.epoch_over or not args.sample_prompts or not args.sample_every_n_epochs:
             return 0, 0
@@ -260,7 +260,7 @@ class Run:
         self.rates = [_rate(group) for one in self.accelerator._optimizers for group in one.param_groups]
 
     def keep_rates(self) -> None:
-        """After the state is loaded, which replaced them: the learning rates of this run, at this point of its own schedule."""
+        """After a state is loaded, which replaced them: the learning rates of this run, at this point of its schedule."""
         groups = [group for optimizer in self.accelerator._optimizers for group in optimizer.param_groups]
         known = [(group, now, _rate(group)) for group, now in zip(groups, self.rates, strict=False)]
         changed = [(group, now, was) for group, now, was in known if now and was and now != was]
@@ -401,7 +401,7 @@ run = session.run = Run()
 
 @around
 def _check_state_first(original: Callable, self: Any, args: Any) -> Any:
-    """Check the state that `--resume` names before anything is loaded. Without --seed, a resumed run has that of the interrupted one."""
+    """Check the state that `--resume` names before anything is loaded. Without --seed, the state's seed is the run's."""
     state = None
     if args.resume and not args.resume_from_huggingface:
         snapshots.make_state(args.resume)
@@ -439,7 +439,7 @@ def rewrite(tree: ast.Module) -> ast.Module:
 
 
 def rewrite_loops(function: ast.FunctionDef, loader: str, current_step: str, before: str = "") -> None:
-    """Insert the calls to `run` into the loops over epochs and batches of `loader`. before: further statements before them."""
+    """Insert the calls to `run` into the loops over epochs and batches of `loader`. before: statements before them."""
     find, insert = ast_utils.find_statement, ast_utils.insert
     epochs = find(function, ast.For, "for epoch in range(epoch_to_start, num_train_epochs)")
     batches = find(epochs, ast.For, f"for (step, batch) in enumerate({loader})")

@@ -32,7 +32,7 @@ _HOOK = "__hangproof_definitions_are_complete__"
 
 
 def run_script(script: Path, arguments: list[str], checkout: Path | None = None) -> None:
-    """Run `script` of the checkout whose modules are named from `checkout`. What it raises, SystemExit included, is not caught. Raises FileNotFoundError, Incompatible."""
+    """Run `script`, whose modules are named from `checkout`. What it raises, SystemExit included, is not caught."""
     sys.argv = [str(script), *arguments]
     _set_import_path(str(script.resolve().parent))
     _add_source(checkout)
@@ -49,7 +49,7 @@ def run_module(name: str, arguments: list[str], checkout: Path | None = None) ->
 
 
 def execute(script: Path, run_name: str) -> dict[str, Any]:
-    """Run the file as module `run_name` and return its namespace. Hooks know the module by the name that an import of it has."""
+    """Run the file as module `run_name`; return its namespace. Hooks know it by the name that an import of it has."""
     name = hooks.module_name(script)
     tree = hooks.rewrite(ast.parse(script.read_bytes(), filename=str(script)), name)
     if hooks.applies_to(name):

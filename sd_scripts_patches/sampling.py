@@ -5,8 +5,8 @@ An image that exceeds it, or fails for any reason (a prompt file edited during t
 reported. sd-scripts restores the random state after the last image; when it fails before that, this patch does. A check
 between steps cannot see a single step that hangs: `sample_grace_s` after the budget the process is killed.
 
-After an image of musubi-tuner that failed, the model is in evaluation mode and its blocks are placed for inference;
-both are restored.
+After a failure, a model may be in evaluation mode and its swapped blocks placed for inference (musubi-tuner, Anima,
+HunyuanImage); both are restored.
 """
 
 from __future__ import annotations
@@ -79,12 +79,13 @@ def _sample_one(original: Callable, *args: Any, **kwargs: Any) -> None:
     kill_s = _budget_s + limits.seconds("sample_grace_s") if _budget_s else 0.0
     what = f"sample image {', '.join(str(prompt['enum'] + 1) for prompt in prompts)}".rstrip()
     devices = [(a, a.device) for a in args if hasattr(a, "decode") and hasattr(a, "device")]
+    modes = [(a, a.training) for a in args if hasattr(a, "training")]
     with session.phase("sample", note=what), session.Deadline(kill_s, f"{what} (one step hangs)"):
         try:
             original(*args, **kwargs)
         except Exception as error:  # noqa: BLE001 - a failed sample must not end the run
             session.log(f"{what} skipped: {type(error).__name__}: {error}")
-            _restore_models(args, devices)
+            _restore_models(args, devices, modes)
         finally:
             _end_s = 0.0
 
@@ -102,36 +103,10 @@ def _sample_all(original: Callable, *args: Any, **kwargs: Any) -> None:
         torch.set_rng_state(state)
         if cuda is not None:
             torch.cuda.set_rng_state(cuda)
-
-
-@around
-def _sample_one_of_musubi(
-    original: Callable, self: Any, accelerator: Any, args: Any, transformer: Any, *rest: Any, **kwargs: Any
-) -> None:
-    was_training = transformer.training
-    _sample_one(original)(self, accelerator, args, transformer, *rest, **kwargs)
-    if transformer.training != was_training:
-        transformer.train(was_training)
-
-
-@around
-def _sample_all_of_musubi(
-    original: Callable, self: Any, accelerator: Any, args: Any, epoch: Any, steps: Any, *rest: Any, **kwargs: Any
-) -> None:
-    done: list[bool] = []
-
-    def keep(*given: Any, **named: Any) -> None:
-        original(*given, **named)
-        done.append(True)
-
-    every_image = _sample_all(keep)
-    every_image(self, accelerator, args, epoch, steps, *rest, **kwargs)
-    if done:
-        return
-    for model in (model for model in rest if hasattr(model, "parameters")):
-        unwrapped = accelerator.unwrap_model(model)
-        if hasattr(unwrapped, "switch_block_swap_for_training"):
-            unwrapped.switch_block_swap_for_training()
+        for model in (*args, *kwargs.values()):
+            unwrapped = getattr(model, "module", model)  # of DistributedDataParallel
+            if hasattr(unwrapped, "switch_block_swap_for_training"):
+                unwrapped.switch_block_swap_for_training()
 
 
 def _prompts(args: tuple[Any, ...]) -> list[dict[str, Any]]:
@@ -143,11 +118,14 @@ def _prompts(args: tuple[Any, ...]) -> list[dict[str, Any]]:
     return [entry for entry in flat if isinstance(entry, dict) and isinstance(entry.get("enum"), int)]
 
 
-def _restore_models(args: tuple[Any, ...], devices: list[tuple[Any, Any]]) -> None:
-    """After a skipped image: move the VAE back to its device, prepare swapped blocks for training."""
+def _restore_models(args: tuple[Any, ...], devices: list[tuple[Any, Any]], modes: list[tuple[Any, bool]]) -> None:
+    """After a skipped image: move the VAE back to its device, set the modes of the models, prepare swapped blocks."""
     for vae, device in devices:
         if vae.device != device:
             vae.to(device)
+    for model, training in modes:
+        if model.training != training:
+            model.train(training)
     for model in args:
         if hasattr(model, "prepare_block_swap_before_forward"):
             model.prepare_block_swap_before_forward()
@@ -176,10 +154,8 @@ PATCH = Patch(
 MUSUBI = dataclasses.replace(
     PATCH,
     targets=(
-        function(BASE, "NetworkTrainer.sample_images(self, accelerator, args, epoch, steps)", _sample_all_of_musubi),
-        function(
-            BASE, "NetworkTrainer.sample_image_inference(self, accelerator, args, transformer)", _sample_one_of_musubi
-        ),
+        function(BASE, "NetworkTrainer.sample_images(self, accelerator, args, epoch, steps)", _sample_all),
+        function(BASE, "NetworkTrainer.sample_image_inference(self, accelerator, args, transformer)", _sample_one),
         *STEPS,
     ),
 )

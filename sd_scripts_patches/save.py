@@ -24,7 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from guards import checkpoint, crash, deadline, limits
+from guards import checkpoint, crash, deadline, limits, world
 from sd_scripts_patches import ast_utils, session, snapshots, trackers
 from sd_scripts_patches.musubi import BASE, LOOP, TRAIN_UTILS
 from sd_scripts_patches.patch import Incompatible, Patch, Target, around, find_function, find_one, function, with_names
@@ -132,7 +132,7 @@ def _write_aside(original: Callable, self: Any, output_dir: str | None = None, *
 
 
 def rmtree(path: str | os.PathLike[str]) -> None:
-    """Delete an old state when the newer one is complete, unless it is the last valid one. A failure does not end the run."""
+    """Delete an old state when the newer one is complete, unless it is the last valid one. A failure ends no run."""
 
     def retire() -> None:
         try:
@@ -147,7 +147,7 @@ def rmtree(path: str | os.PathLike[str]) -> None:
 @around
 def _sweep_first(original: Callable, self: Any, args: Any) -> Any:
     """Remove what killed processes left incomplete, or restore what is complete, before anything looks for a state."""
-    if os.environ.get("RANK", "0") == "0" and args.output_dir:
+    if world.rank() == 0 and args.output_dir:
         for path in checkpoint.sweep(args.output_dir, args.output_name):
             session.log(f"removed {path}, which a killed process left")
     return original(self, args)

@@ -33,7 +33,7 @@ on_batch_end: list[Callable[[], None]] = []
 
 
 def start() -> None:
-    """Start the record of this training process: phase "import", stacks on a signal, the outcome of an uncaught error."""
+    """Start the record of this training: phase "import", stacks on a signal, the outcome of an uncaught error."""
     global _heartbeat, _metrics
     _heartbeat, _metrics = Heartbeat.from_env(), Metrics.from_env()
     deadline.record_in = _heartbeat

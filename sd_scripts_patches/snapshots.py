@@ -138,7 +138,7 @@ def _keeping(files: list[File], folder: Path) -> Iterator[None]:
 def _collecting(accelerator: Any) -> Iterator[None]:
     """Inside, accelerate gets the weights of its models without milliseconds of walking through their modules.
 
-    kohya's hook drops the weights of all models but the network. Those of a frozen model are collected only where it does not.
+    kohya's hook drops the weights of all models but the network; where it does not, a frozen model's are collected.
     """
     collect = accelerator.get_state_dict
     left_out: dict[int, tuple[Any, Any]] = {}  # id of an empty state → its model, and it
@@ -166,7 +166,7 @@ def _collecting(accelerator: Any) -> Iterator[None]:
 
 
 def _weights(model: Any, collect: Callable[[], Any]) -> Any:
-    """What `collect` returns, the state of the model. From the second time on, its tensors are taken from where they were then."""
+    """What `collect` returns, the model's state. From the second time on, its tensors are taken from where they were."""
     found = _owners.get(model)
     if found:
         return {name: owner[key].detach() for name, (owner, key) in found.items()}
@@ -177,7 +177,7 @@ def _weights(model: Any, collect: Callable[[], Any]) -> Any:
 
 
 def _owners_of(model: Any, state: dict[str, Any]) -> dict[str, tuple[dict[str, Any], str]]:
-    """Name → the dict of a module that holds this tensor, and its key there; {} where the state is not just these tensors.
+    """Name → the dict of a module that holds this tensor, and its key; {} where the state is not just these tensors.
 
     accelerate would save each of them as it is: contiguous, and none shares its memory with another one.
     """
@@ -223,7 +223,7 @@ def attach(loop: Any) -> None:
 
 
 def write_later(accelerator: Any, folder: Path, step: int, epoch: int) -> bool:
-    """Have the state `folder` written in a thread, as `accelerator.save_state` would; False where that is not possible."""
+    """Have the state `folder` written in a thread, as `accelerator.save_state` would; False where that cannot be."""
     if saves.snapshots.folder is None or not saves.snapshots.active:
         return False
     files = capture(accelerator, saves.snapshots.folder / FOLDER)

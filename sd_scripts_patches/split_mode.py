@@ -61,25 +61,17 @@ def conflicts(args: Any) -> list[str]:
 class Halves:
     """The two halves of a model. One at a time has its parameters on `device`.
 
-    names: children of `model` that belong to the second half. upload: host tensor → its copy on the device.
     peak_bytes: the most that was on the device at once; total_bytes: the size of the complete model.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        device: Any,
-        names: tuple[str, ...] = SECOND_HALF,
-        upload: Callable[[Any], Any] | None = None,
-    ) -> None:
+    def __init__(self, model: Any, device: Any) -> None:
         self.device = device
-        self.upload = upload or (lambda host: host.to(device))
-        first = _tensors(child for name, child in model.named_children() if name not in names)
-        second = _tensors(child for name, child in model.named_children() if name in names)
+        first = _tensors(child for name, child in model.named_children() if name not in SECOND_HALF)
+        second = _tensors(child for name, child in model.named_children() if name in SECOND_HALF)
         self.tensors = {"first": first, "second": second}
         if set(map(id, _tensors([model]))) != {*map(id, first), *map(id, second)} or not first or not second:
             raise SplitModeError(
-                f"split_mode: {type(model).__name__} cannot be split into halves at {', '.join(names)}"
+                f"split_mode: {type(model).__name__} cannot be split into halves at {', '.join(SECOND_HALF)}"
             )
         self.host = {half: [t.data for t in tensors] for half, tensors in self.tensors.items()}
         self.bytes = {half: sum(t.nbytes for t in host) for half, host in self.host.items()}
@@ -97,7 +89,7 @@ class Halves:
                 tensor.data = host
             _empty_cache(self.device)
             for tensor, host in zip(self.tensors[half], self.host[half], strict=True):
-                tensor.data = self.upload(host)
+                tensor.data = _upload(host, self.device)
         self.present = half
         self.peak_bytes = max(self.peak_bytes, self.on_device())
 
@@ -193,6 +185,11 @@ def _prepare(original: Callable, self: Any, args: Any, accelerator: Any, unet: A
     prepared = accelerator.prepare(unet, device_placement=[False])
     split(accelerator.unwrap_model(prepared), accelerator.device)
     return prepared
+
+
+def _upload(host: Any, device: Any) -> Any:
+    """Return the copy of a tensor on the device."""
+    return host.to(device)
 
 
 def _tensors(modules: Iterable[Any]) -> list:

@@ -1,4 +1,4 @@
-"""Requests of the user and the monitor between two steps of kohya's trainers: sample images, a checkpoint (guards/step_requests).
+"""Requests between two steps of kohya's trainers (guards/step_requests.py): sample images, a checkpoint.
 
 Decision: the trainer's own code does the work. For the step of a request its arguments say that samples or a save by
 steps are due, and are put back afterwards; a checkpoint without a LoRA is saved as for a stop. So files, names and

@@ -7,15 +7,15 @@ fills the queue and loses entries, and the trainer never waits. The end has a li
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import os
 import queue
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
-from guards import deadline, limits
+from guards import deadline, limits, world
 from sd_scripts_patches import session
 from sd_scripts_patches.musubi import ACCELERATOR_SETUP
 from sd_scripts_patches.patch import Patch, Target, always, around, function, uses
@@ -41,13 +41,6 @@ class CallQueue:
             if self.dropped == 1:
                 session.log(f"tracker {self.name} does not respond; the run continues and drops its entries")
 
-    def drain(self, seconds: float) -> bool:
-        """Wait until all calls have been made; return False when that takes longer than `seconds`."""
-        end_s = time.monotonic() + seconds
-        while self.calls.unfinished_tasks and time.monotonic() < end_s:
-            time.sleep(0.02)
-        return not self.calls.unfinished_tasks
-
     def _run(self) -> None:
         while True:
             function, args, kwargs = self.calls.get()
@@ -61,7 +54,7 @@ class CallQueue:
 
 @around
 def _without_login(original: Callable, args: Any) -> Any:
-    if int(os.environ.get("RANK", "0")) != 0:
+    if world.rank():
         args.log_with = None  # only rank 0 tracks; sd-scripts logs in to wandb on every rank
         args.logging_dir = None
     elif getattr(args, "wandb_api_key", None) is not None:
@@ -83,8 +76,11 @@ def _start_within_limit(original: Callable, accelerator: Any, *args: Any, **kwar
             os.environ["WANDB_MODE"] = mode
         what = f"trackers to start ({names}{', ' + mode if mode else ''})"
         session.heartbeat().item(number, note=f"waiting for {what}")  # each attempt has the limit for itself
+        aside = copy.copy(accelerator)  # what a tracker adds after its limit is not the run's
+        aside.trackers = []
         try:
-            deadline.call(original, accelerator, *args, seconds=limit, what=what, **kwargs)
+            deadline.call(original, aside, *args, seconds=limit, what=what, **kwargs)
+            accelerator.trackers = aside.trackers
             break
         except Exception as error:  # noqa: BLE001 - an error of any tracker must not end the run
             session.log(f"{type(error).__name__}: {error}; the run continues offline")
@@ -108,17 +104,13 @@ def decouple(tracker: Any) -> None:
         calls.put(log, dict(values), *args, **kwargs)
 
     def finish_within_limit() -> None:
-        limit = limits.seconds("tracker_timeout_s")
-        session.heartbeat().item(0, note=f"waiting for tracker {tracker.name} to log its last entries")
-        if not calls.drain(limit or float("inf")):
-            give_up(f"waited {limit:g} s for tracker {tracker.name} to log its last entries")
-            return
-        what = f"tracker {tracker.name} to finish"
-        session.heartbeat().item(1, note=f"waiting for {what}")
-        try:
-            deadline.call(finish, seconds=limit, what=what)
-        except Exception as error:  # noqa: BLE001 - training is complete; a tracker's error must not fail the run
-            give_up(f"{type(error).__name__}: {error}")
+        for number, (wait, what) in enumerate([(calls.calls.join, "log its last entries"), (finish, "finish")]):
+            what = f"tracker {tracker.name} to {what}"
+            session.heartbeat().item(number, note=f"waiting for {what}")
+            try:
+                deadline.call(wait, seconds=limits.seconds("tracker_timeout_s"), what=what)
+            except Exception as error:  # noqa: BLE001 - training is complete; a tracker's error must not fail the run
+                return give_up(f"{type(error).__name__}: {error}".removeprefix("TimeoutError: "))
 
     tracker.log, tracker.finish = queued, finish_within_limit
 

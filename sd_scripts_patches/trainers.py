@@ -6,9 +6,7 @@ project's tests train with. A checkout of another commit works too, as far as `c
 
 from __future__ import annotations
 
-import ast
 import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +22,7 @@ class Trainer:
     """One trainer.
 
     key: its name in ./start.sh and in a run (`backend`). name: as `compatibility` calls it. commit: the pinned one.
-    tested: further commits that the tests train with. folder, venv: in the project's folder, unless the variables name others.
+    tested: further commits that the tests train with. folder, venv: in the project's folder, unless variables name others.
     extra: what it needs and does not list. python: the oldest and the newest Python it supports. script:
     one of its training scripts, which imports most of it.
     """
@@ -100,21 +98,16 @@ def of(checkout: Path) -> Trainer | None:
 def requirements(checkout: Path) -> list[str]:
     """Return what a checkout lists as its requirements, without itself. Raises ValueError when it lists nothing.
 
-    They are in requirements.txt (sd-scripts) or in pyproject.toml (musubi-tuner), whose list of strings is written as
-    in Python; the module for TOML is missing in Python 3.10.
+    They are in requirements.txt (sd-scripts) or in pyproject.toml (musubi-tuner).
     """
+    import tomllib  # not in Python 3.10, which a trainer may have; an installation runs in ours
+
     listed = checkout / "requirements.txt"
     if listed.is_file():
         return [line for line in listed.read_text(encoding="utf-8").splitlines() if line.strip() != "-e ."]
-    project = checkout / "pyproject.toml"
-    text = project.read_text(encoding="utf-8") if project.is_file() else ""
-    table = re.search(r"^\[project\]\n(.*?)(?=^\[|\Z)", text, re.MULTILINE | re.DOTALL)
-    found = re.search(r"^dependencies\s*=\s*(\[.*?^\s*\])", table[1] if table else "", re.MULTILINE | re.DOTALL)
     try:
-        return [str(entry) for entry in ast.literal_eval(found[1])] if found else _nothing(checkout)
-    except SyntaxError:
-        return _nothing(checkout)
-
-
-def _nothing(checkout: Path) -> list[str]:
-    raise ValueError(f"{checkout} lists no requirements, neither in requirements.txt nor in pyproject.toml")
+        project = tomllib.loads((checkout / "pyproject.toml").read_text(encoding="utf-8"))
+        return [str(entry) for entry in project["project"]["dependencies"]]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        text = f"{checkout} lists no requirements, neither in requirements.txt nor in pyproject.toml"
+        raise ValueError(text) from error

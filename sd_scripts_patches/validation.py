@@ -1,4 +1,4 @@
-"""A held-out image is never trained on: of the images, sd-scripts' training part loses those that its validation part has.
+"""A held-out image is never trained on: sd-scripts' training part loses the images that its validation part has.
 
 sd-scripts rounds the size of both parts apart (library/train_util.py, split_train_val: `ceil(n * (1 - split))` images
 train, `round(n * split)` validate), so that with 6 images and a split of 0.25 one image is in both, and its loss falls

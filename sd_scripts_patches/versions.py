@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from guards.checkpoint import atomic_write
-from guards.reading import commit
+from guards.reading import commit, number
 from sd_scripts_patches import compatibility
 from sd_scripts_patches.trainers import TRAINERS, Trainer
 
@@ -29,7 +29,7 @@ class VersionError(RuntimeError):
 
 @dataclass
 class Record:
-    """What a run remembers. trainer: its key. commits: the ones it ran on, each once in a row, the last one the latest."""
+    """What a run remembers. trainer: its key. commits: the ones it ran on, each once in a row, the latest last."""
 
     trainer: str
     checkout: str
@@ -46,7 +46,7 @@ def used(run: Path) -> Record | None:
 
 
 def record(run: Path, trainer: Trainer, checkout: Path) -> str:
-    """Note in a run's folder which commit it runs on now. Returns a line for the log when that is not the one before."""
+    """Note in a run's folder which commit it runs on. Returns a line for the log when that is not the one before."""
     now, known = commit(checkout), used(run)
     if not now:
         return ""
@@ -64,9 +64,9 @@ def record(run: Path, trainer: Trainer, checkout: Path) -> str:
 
 
 def on_start(found: compatibility.Checkout) -> str:
-    """Note the commit of this training in its run's folder. Returns a line for the log, "" when there is nothing to say."""
+    """Note the commit of this training in its run's folder. Returns a line for the log, or ""."""
     run = os.environ.get("HANGPROOF_RUN", "")
-    if not run or os.environ.get("RANK", "0") != "0":
+    if not run or number("RANK", 0):
         return ""
     trainer = next(one for one in TRAINERS.values() if one.name == found.trainer)
     root = next((folder for folder in (found.source, found.source.parent) if (folder / ".git").exists()), found.source)
@@ -120,6 +120,7 @@ def git(checkout: Path, *words: str, limit_s: float = GIT_LIMIT_S) -> str:
     """Return the output of a git command in a checkout. Raises VersionError with git's last line."""
     command = ["git", "-C", str(checkout), *words]
     environment = {**os.environ, "GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
+    environment["GIT_CEILING_DIRECTORIES"] = str(checkout.parent)  # never the repository around a folder that is none
     try:
         done = subprocess.run(
             command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=limit_s, check=False
@@ -135,7 +136,7 @@ def git(checkout: Path, *words: str, limit_s: float = GIT_LIMIT_S) -> str:
 
 
 def main(argv: list[str]) -> int:
-    """`python -m sd_scripts_patches.versions TRAINER COMMIT`: put a trainer's checkout to a commit; 1 with the reason."""
+    """`python -m sd_scripts_patches.versions TRAINER COMMIT`: put a checkout to a commit; 1 with the reason."""
     key, wanted = argv
     try:
         go_back(TRAINERS[key].checkout, TRAINERS[key], wanted)

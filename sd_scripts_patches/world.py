@@ -45,7 +45,7 @@ def _refuse(problem: world.WorldError) -> NoReturn:
 
 @around
 def _join(original: Callable, self: Any, *args: Any, **kwargs: Any) -> None:
-    """The group of this run's processes: it forms within a limit, its collectives have a timeout, and it is complete."""
+    """The group of this run's processes: it forms within a limit, its collectives have a timeout, it is complete."""
     if world.size() < 2:
         original(self, *args, **kwargs)
         return

@@ -211,6 +211,7 @@ def load_denoiser(folder: Path, family: families.Family, dtype, device, kind: st
 
     Raises: TrainError for missing or unknown tensors, a wrong shape, or a damaged file.
     """
+    from guards import world
     from guards.quantized import Copy
 
     part = folder / family.denoiser
@@ -225,7 +226,7 @@ def load_denoiser(folder: Path, family: families.Family, dtype, device, kind: st
             print(f"the copy of the weights in {kind} cannot be used and is made again: {problem}", flush=True)
             copy.path.unlink()
     try:
-        ours = copy if os.environ.get("RANK", "0") == "0" else None
+        ours = copy if world.rank() == 0 else None
         model = read_denoiser(folder, family, files, dtype, device, kind, tick, ours)
     except BaseException:
         copy.give_up()

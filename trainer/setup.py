@@ -66,7 +66,7 @@ def build(args, hb) -> Training:
     """Prepares a run. Raises: TrainError for errors that the user can fix."""
     hb.reach("folders")
     output = Path(args.output_dir)
-    if os.environ.get("RANK", "0") == "0":  # the others cannot write before it: they wait for it in make_accelerator
+    if group.rank() == 0:  # the others cannot write before it: they wait for it in make_accelerator
         make_folder(output)
         for folder in (output, output / "sample"):
             checkpoint.sweep(folder)

@@ -91,11 +91,12 @@ class Durations:
         """Seconds of the usual one, 0.0 while unknown."""
         return self.known().get("median", 0.0)
 
-    def budget(self, phase: Section, watch: Section) -> float:
-        """T: seconds without progress that are a hang, given evidence. The ceiling while too little is known."""
+    def budget(self, phase: Section, watch: Section, early_s: float = math.inf) -> float:
+        """T: seconds without progress that are a hang, given evidence. While too little is known it is `early_s` or 25
+        times the longest, and at most the ceiling."""
         before = self._prior.get("n", 0)
         if max(self.seen, before) < max(watch.min_sample_count, 1):
-            return phase.ceiling_s
+            return min(phase.ceiling_s, max(early_s, OF_MEDIAN * max(self._recent, default=0.0)))
         known, factor = (self.known(), 1) if self.seen >= watch.min_sample_count else (self._prior, OF_PRIOR)
         wanted = factor * max(known["usual"], OF_MEDIAN * known["median"], OF_LONGEST * self.longest)
         floor_s = phase.floor_s
@@ -344,8 +345,10 @@ class Watch:
     def _budget(self, phase: str, done: int = 0) -> float:
         """T of a phase in which `done` items are counted."""
         counting = done and phase in _ITEMS and phase not in _UNEVEN
-        name = f"{phase}/item" if counting else phase
-        return self._of(name).budget(self.config.phases[phase], self.config.watch)
+        name, early_s = f"{phase}/item" if counting else phase, math.inf
+        if phase == "step":  # the first one is the slowest, mostly: it compiles, and the loader starts
+            early_s = max(self.config.watch.early_step_s, self._of("first_step").known().get("usual", math.inf))
+        return self._of(name).budget(self.config.phases[phase], self.config.watch, early_s)
 
     def _of(self, name: str) -> Durations:
         return self.durations.setdefault(name, Durations(self.known.get(name)))

@@ -104,9 +104,9 @@ class Incident:
         stacks, log_tail = values["evidence"].pop("stacks"), values["evidence"].pop("log_tail")
         e, cause = self.evidence, self.cause
         values |= {
-            "id": self.number, "kind": e.kind, "phase": e.phase, "step": e.step, "cause": cause.name, "title": cause.title,
-            "explanation": cause.explanation, "diagnosis": values["cause"], "boot_id": platform.boot_id(),
-            "verdict": vars(e.group().verdict()),
+            "id": self.number, "kind": e.kind, "phase": e.phase, "step": e.step, "cause": cause.name,
+            "title": cause.title, "explanation": cause.explanation, "diagnosis": values["cause"],
+            "boot_id": platform.boot_id(), "verdict": vars(e.group().verdict()),
         }  # fmt: skip
         once = {
             "stacks.txt": "".join(f"{_PROCESS}{pid}\n{text.strip()}\n\n" for pid, text in stacks.items()),
@@ -142,7 +142,7 @@ def report(incident: Incident, name: str) -> str:
     ]
     lines = log_lines(_OVERWRITTEN.sub("", evidence.log_tail))
     if log := _LAUNCHERS_TRACEBACK.sub("", "".join(f"{line}\n" for line in lines)).splitlines():
-        shown = [f"    {line[:WIDTH]}" + ("…" if len(line) > WIDTH else "") for line in log[-TAIL:]]  # a block of code
+        shown = [f"    {line[:WIDTH]}" + ("…" if len(line) > WIDTH else "") for line in log[-TAIL:]]  # a code block
         parts += ["The last lines of the log:", "\n".join(shown)]
     return "\n\n".join(parts) + "\n"
 

@@ -31,9 +31,9 @@ DEPTH = 8  # frames of the stuck rank
 TITLE = max(map(len, CHECK_POINTS.values()))
 
 UNKNOWN: Rank = {
-    "rank": 0, "world": 1, "local_rank": None, "pid": 0, "phase": "import", "step": 0, "planned": 0, "done": 0, "total": 0,
-    "note": "", "outcome": "running", "point": "", "count": 0, "silent_s": 0.0, "point_ago_s": None, "points": [], "host": "",
-    "device": "", "backend": "", "environment": {}, "alive": None, "missing": False,
+    "rank": 0, "world": 1, "local_rank": None, "pid": 0, "phase": "import", "step": 0, "planned": 0, "done": 0,
+    "total": 0, "note": "", "outcome": "running", "point": "", "count": 0, "silent_s": 0.0, "point_ago_s": None,
+    "points": [], "host": "", "device": "", "backend": "", "environment": {}, "alive": None, "missing": False,
 }  # fmt: skip
 """A rank of which nothing is known. alive: None, unknown. missing: it should be there and has no record."""
 BARRIER = "ranks at a barrier"  # in the note of a rank whose deadline expired while it waited for the others

@@ -1,4 +1,4 @@
-"""The patches of kohya's musubi-tuner: what differs from sd-scripts. The machinery is the package around this folder."""
+"""The patches of kohya's musubi-tuner: what differs from sd-scripts. The machinery is in the package around it."""
 
 BASE = "musubi_tuner.training.trainer_base"
 ACCELERATOR_SETUP = "musubi_tuner.training.accelerator_setup"

@@ -62,7 +62,7 @@ def _first_step_begins(original: Callable, self: Any) -> Any:
 
 def _count_items(tqdm: Any) -> Any:
     class CountingTqdm(tqdm):
-        """tqdm over batches that reports every image or caption of a batch, and honors a stop request between batches."""
+        """tqdm over batches that reports each image or caption of a batch, and honors a stop request between two."""
 
         def __iter__(self) -> Iterator[Any]:
             beat, done = session.heartbeat(), 0
@@ -79,7 +79,7 @@ def _count_items(tqdm: Any) -> Any:
 
 
 def _caching(phase: str, datasets_at: int) -> Callable[[Callable], Callable]:
-    """Put a function that makes caches into its phase. datasets_at: the position of its data sets among its arguments."""
+    """Put a function that makes caches into its phase. datasets_at: where its data sets are among its arguments."""
 
     def inside(original: Callable, *args: Any, **kwargs: Any) -> Any:
         datasets = kwargs["datasets"] if "datasets" in kwargs else args[datasets_at]

@@ -132,7 +132,7 @@ def _register_hooks(original: Callable, self: Any, args: Any, accelerator: Any, 
 
 
 def rewrite(tree: ast.Module) -> ast.Module:
-    """Insert the calls to `run` into the training loop. Raises Incompatible when a statement is not there exactly once."""
+    """Insert the calls to `run` into the training loop. Raises Incompatible when a statement is not there once."""
     loop = find_function(tree, LOOP)
     ast_utils.require_variables(loop, LOCALS)
     find, insert = ast_utils.find_statement, ast_utils.insert

@@ -12,7 +12,7 @@ from functools import partial
 
 import pytest
 from faults import play, table, without_recovery
-from patches_helpers import ahead, asks
+from patches_helpers import ahead
 from seeds import seed
 
 ROWS = table()
@@ -35,6 +35,6 @@ def played(request, started):
 
 
 @pytest.mark.timeout(2400)
-@asks("played", *BOTH)
+@pytest.mark.parametrize("played", BOTH, indirect=True)
 def test_a_fault_ends_as_the_table_requires(played):
     played()

@@ -81,7 +81,7 @@ class Played:
             self.heart.step(self.heart.record.step + 1)
 
 
-def play(trace: Iterator[Event], watch: Watch, signals: Signals = ASLEEP, limit_s: float = FOREVER) -> Played:
+def play(trace: Iterator[Event], watch: Watch, signals: Signals = ASLEEP) -> Played:
     """Show the trace to `watch`. signals: the probe's evidence whenever it is taken; ASLEEP is the worst case."""
     played = Played()
     with mock.patch.object(heartbeat, "time", SimpleNamespace(monotonic=lambda: played.clock)):
@@ -89,8 +89,6 @@ def play(trace: Iterator[Event], watch: Watch, signals: Signals = ASLEEP, limit_
         for seconds in (seconds for event in trace for seconds in played.event(*event)):
             beat = None
             while played.poll_at < played.clock + seconds:
-                if played.poll_at - 1000.0 > limit_s:
-                    return played
                 beat = beat or heartbeat._parse(bytes(played.heart.record), "a trace")
                 now_s = played.poll_at
                 activity = played.activity + played.rate * max(0.0, now_s - played.clock)

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import kohya_nursery
-import pytest
 import tiny_sd_scripts as tiny
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,7 +39,7 @@ def watch(command: list[str], env: dict[str, str], cwd: Path, timeout_s: float, 
 def ahead(request, fixture: str, jobs: dict[str, Callable], at_once: int = 2) -> Iterator[dict[str, Future]]:
     """Start the jobs that the selected tests of this module need, `at_once` at a time. Yields name → Future.
 
-    A test names its job by `asks(fixture, name)`. A job mostly starts and waits: in parallel they take half the time.
+    A test names its job by a parameter. A job mostly starts and waits: in parallel they take half the time.
     """
     here = [item for item in request.session.items if item.module is request.module and hasattr(item, "callspec")]
     names = dict.fromkeys(item.callspec.params[fixture] for item in here if fixture in item.callspec.params)
@@ -49,11 +48,6 @@ def ahead(request, fixture: str, jobs: dict[str, Callable], at_once: int = 2) ->
         yield {name: pool.submit(jobs[name]) for name in names if name in jobs}
     finally:  # an aborted test run does not wait for jobs that have not started
         pool.shutdown(cancel_futures=True)
-
-
-def asks(fixture: str, *names: str):
-    """Run the test once for each name, with what `fixture` returns for it."""
-    return pytest.mark.parametrize(fixture, names, indirect=True)
 
 
 def module(folder: Path, source: str, *args: str, timeout_s: float = 240, real: bool = True, **env: str) -> RunResult:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import sys
 from pathlib import Path
 from unittest.mock import Mock
@@ -84,7 +85,9 @@ def test_where_torch_cannot_check_the_optimizer_it_says_so_and_checks_the_rest(t
     assert "truncated" in checkpoint.problems(state, deep=True)[0]
 
 
-def test_an_error_while_writing_leaves_the_old_state_or_file(tmp_path):
+def test_an_error_while_writing_leaves_the_old_state_and_a_folder_that_syncs_not_is_none(tmp_path, monkeypatch):
+    real, refuse = os.fsync, failing(os.fsync, errno.EINVAL)
+    monkeypatch.setattr(os, "fsync", lambda file: (real if stat.S_ISREG(os.fstat(file).st_mode) else refuse)(file))
     old = make(tmp_path, 10, value=1.0)
     with pytest.raises(RuntimeError, match="mid-save"), checkpoint.writing(old, step=10, epoch=1) as temporary:
         (temporary / "model.safetensors").write_bytes(b"half")

@@ -58,6 +58,9 @@ def test_a_reading_has_what_the_gpu_supports(gpus, tmp_path, monkeypatch):
         power_w=250.5, limit_w=300.0, throttle="power limit, too hot", pids=[],
     )  # fmt: skip
     assert one.note == ""
+    (tmp_path / "new").write_text('{"used_gib": null}')  # a GPU that shares the host's memory
+    os.replace(tmp_path / "new", tmp_path / "values")
+    wait_for(lambda: not {"memory_used", "memory_total"} & one.read()[0].keys())
     first = one._reading()["at_s"]
     one.read()
     wait_for(lambda: one._reading()["at_s"] > first)
@@ -162,19 +165,22 @@ def test_a_helper_that_cannot_start_is_a_note(gpus, monkeypatch, where):
 
 
 def test_the_gpus_of_a_run_come_from_the_environment_and_its_spec(monkeypatch):
-    monkeypatch.delenv("HANGPROOF_GPUS", raising=False)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
-    assert gpu.devices({}) == ["2"] and gpu.devices({"gpus": 2}) == ["2", "3"]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
-    assert gpu.devices({}) == []
-    monkeypatch.setenv("HANGPROOF_GPUS", "a")
-    assert gpu.devices({}) == ["a"]
-    monkeypatch.delenv("HANGPROOF_GPUS")
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    monkeypatch.setattr(gpu, "present", lambda: True)
-    assert gpu.devices({}) == ["0"] and gpu.devices({"gpus": 2}) == ["0", "1"]
-    monkeypatch.setattr(gpu, "present", lambda: False)
-    assert gpu.devices({"gpus": 2}) == []
+    for (
+        ours,
+        cuda,
+        present,
+        *names,
+    ) in (  # the variables, whether there is a GPU, the GPUs of a spec with one and with two
+        (None, "2,3", True, ["2"], ["2", "3"]),
+        (None, "-1", True, [], []),
+        ("a", "-1", True, ["a"], ["a"]),
+        (None, None, True, ["0"], ["0", "1"]),
+        (None, None, False, [], []),
+    ):
+        for name, value in (("HANGPROOF_GPUS", ours), ("CUDA_VISIBLE_DEVICES", cuda)):
+            monkeypatch.setenv(name, value) if value else monkeypatch.delenv(name, raising=False)
+        monkeypatch.setattr(gpu, "present", lambda present=present: present)
+        assert [gpu.devices({}), gpu.devices({"gpus": 2})] == names
 
 
 @pytest.fixture
@@ -252,19 +258,21 @@ LISTED = ({"uuid": A}, {"uuid": B}, {"uuid": C})
 
 
 @pytest.mark.parametrize(
-    ("named", "locked"),
+    ("named", "locked", "used"),
     [
-        ("0", {A: "0"}),
-        (A, {A: A}),
-        ("GPU-aaaa", {A: "GPU-aaaa"}),
-        (f"0,{A}", {A: "0"}),  # one GPU, named twice
-        ("MIG-2", {"MIG-2": "MIG-2"}),  # a part of a divided GPU
-        ("GPU-bbbb", {"GPU-bbbb": "GPU-bbbb"}),  # of two GPUs
-        ("7", {"7": "7"}),
-        ("test", {"test": "test"}),
+        ("0", {A: "0"}, [A]),
+        (A, {A: A}, [A]),
+        ("GPU-aaaa", {A: "GPU-aaaa"}, [A]),
+        (f"0,{A}", {A: "0"}, [A]),  # one GPU, named twice
+        (f"0,{B}", {A: "0", B: B}, [A, B]),
+        ("MIG-2", {"MIG-2": "MIG-2"}, [A, B, C]),  # a part of a divided GPU
+        ("GPU-bbbb", {"GPU-bbbb": "GPU-bbbb"}, [B, C]),  # of two GPUs
+        ("7", {"7": "7"}, []),
+        ("test", {"test": "test"}, [A, B, C]),
     ],
 )
-def test_a_gpu_has_one_lock_however_it_is_named(named, locked):
+def test_a_gpu_has_one_lock_however_it_is_named_and_its_readings_are_the_runs_own(named, locked, used):
+    assert [one["uuid"] for one in gpu.own(LISTED, named.split(","))] == used
     assert gpu.lock_names(named.split(","), LISTED) == locked
     assert gpu.lock_names(named.split(","), ()) == {name: name for name in named.split(",")}, "without NVML"
 

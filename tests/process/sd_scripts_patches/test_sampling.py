@@ -1,23 +1,29 @@
 """Sample images that fail cost only themselves."""
 
+from types import SimpleNamespace
+
 import torch
 
 from sd_scripts_patches import sampling
 
 
 def test_a_prompt_file_damaged_during_the_run_costs_only_the_samples(capsys):
-    def sample_images(*args):
+    """Anima places swapped blocks for inference before it reads the prompts."""
+
+    def sample_images(accelerator, model):
+        model.module.placed = "for inference"
         torch.manual_seed(7)
         raise ValueError("prompts.txt: no such option --q")
 
     torch.manual_seed(3)
     before = torch.get_rng_state()
-    assert sampling._sample_all(sample_images)() is None
-    assert torch.equal(torch.get_rng_state(), before)
+    model = SimpleNamespace(switch_block_swap_for_training=lambda: setattr(model, "placed", "for training"))
+    assert sampling._sample_all(sample_images)(None, SimpleNamespace(module=model)) is None
+    assert torch.equal(torch.get_rng_state(), before) and model.placed == "for training"
     assert "sample images skipped: ValueError: prompts.txt: no such option --q" in capsys.readouterr().err
 
 
-def test_a_skipped_image_leaves_the_vae_on_its_device(monkeypatch, capsys):
+def test_a_skipped_image_leaves_the_vae_on_its_device_and_the_model_in_its_mode(monkeypatch, capsys):
     class Vae:
         device = "cpu"
 
@@ -27,11 +33,12 @@ def test_a_skipped_image_leaves_the_vae_on_its_device(monkeypatch, capsys):
         def to(self, device):
             self.device = device
 
-    def sample_image_inference(vae, prompt):
+    def sample_image_inference(vae, model, prompt):
         vae.to("cuda")
+        model.eval()
         vae.decode(None)
 
-    vae = Vae()
-    sampling._sample_one(sample_image_inference)(vae, {"enum": 2})
-    assert vae.device == "cpu"
+    vae, model = Vae(), torch.nn.Linear(1, 1)
+    sampling._sample_one(sample_image_inference)(vae, model, {"enum": 2})
+    assert vae.device == "cpu" and model.training
     assert "sample image 3 skipped: MemoryError: no memory for a picture" in capsys.readouterr().err

@@ -1,20 +1,21 @@
 """What names a file on a hub, what its settings say and how long it is waited for, without a request."""
 
 import math
+import os
 import re
 from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 
-from guards import hub
+from guards import download, hub
 from guards.hub import DownloadError, Remote
 
 
 @pytest.fixture(autouse=True)
 def setting(monkeypatch, tmp_path):
-    for name in ("HF_ENDPOINT", "HF_HOME", "HF_TOKEN", "HF_TOKEN_PATH", "HF_HUB_OFFLINE", "XDG_CACHE_HOME"):
-        monkeypatch.delenv(name, raising=False)
+    for name in [name for name in os.environ if name.startswith(("HF_", "HUGGING", "TRANSFORMERS_", "XDG_CACHE_HOME"))]:
+        monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
     return monkeypatch.setenv
 
@@ -32,10 +33,15 @@ def test_the_settings_are_read_as_the_hubs_library_reads_them(setting, tmp_path)
     assert hub.token() == "hf_home"
     setting("HF_TOKEN_PATH", str(tmp_path / "other/token"))
     assert hub.token() == "hf_other"
+    setting("HUGGING_FACE_HUB_TOKEN", "hf_old")
+    setting("TRANSFORMERS_OFFLINE", "1")
+    setting("HUGGINGFACE_HUB_CACHE", str(tmp_path / "old"))
+    assert hub.token() == "hf_old" and hub.offline() and download.cache_folder() == tmp_path / "old"
     setting("HF_TOKEN", "hf_set ")
-    setting("HF_HUB_OFFLINE", "YES")
+    setting("HF_HUB_OFFLINE", "NO")
+    setting("HF_HUB_CACHE", "~/new")
     setting("HF_ENDPOINT", "http://mirror/")
-    assert hub.token() == "hf_set" and hub.offline()
+    assert hub.token() == "hf_set" and not hub.offline() and download.cache_folder() == tmp_path / "new"
     assert Remote("me/model", "c0ffee", "a b/c.bin", 1, "").url == "http://mirror/me/model/resolve/c0ffee/a%20b/c.bin"
 
 
@@ -77,7 +83,7 @@ def test_pauses_grow_until_a_limit_without_progress_ends_them_and_the_log_says_w
 
 ANSWERS = {
     200: "", 206: "", 302: "server .*/me/model: HTTP status 302 for x.bin; check HF_ENDPOINT",
-    401: r"gated no access to me/model \(HTTP status 401\): accept its licence at https://huggingface.co/me/model, then .*\)$",
+    401: r"gated no access to me/model \(HTTP status 401\): accept its licence at https://.*/me/model, then .*\)$",
     404: "missing x.bin of me/model does not exist at .*; correct the name$", 410: "missing .*does not exist",
     **dict.fromkeys((408, 425, 429, 500), "busy HTTP status"),
 }  # fmt: skip

@@ -61,15 +61,10 @@ def test_a_truncated_file_is_set_aside(cache, kept):
     assert not cache.exists() and cache.with_name("a_flux.npz.corrupt").exists()
 
 
-def test_a_directory_that_is_said_to_begin_elsewhere_is_damage_and_no_error_of_the_disk(cache):
-    data = bytearray(cache.read_bytes())
-    data[-4] ^= 0xFF  # of the offset in the last record of the file
-    cache.write_bytes(data)
-    with pytest.raises(ValueError, match=r"a_flux\.npz is damaged.*renamed to a_flux\.npz\.corrupt"):
-        npz.load(cache)
-
-
-def test_a_corrupt_member_is_found_although_the_directory_is_intact_and_a_second_reader_says_that_it_is_renamed(cache):
+def test_a_corrupt_member_is_found_behind_an_intact_directory_and_a_second_reader_says_so(cache, monkeypatch):
+    """It is closed before it is renamed: Windows renames no open file, and then the damage would fail each start."""
+    replace, closed = os.replace, []
+    monkeypatch.setattr(os, "replace", lambda *paths: closed.append(one._zip.fp is None) or replace(*paths))
     data = bytearray(cache.read_bytes())
     middle = len(data) // 2  # of the largest member
     data[middle : middle + 8] = bytes(255 - b for b in data[middle : middle + 8])
@@ -81,19 +76,20 @@ def test_a_corrupt_member_is_found_although_the_directory_is_intact_and_a_second
             one["latents"]
         with pytest.raises(ValueError, match="another worker has renamed it"):
             two["latents"]
-    assert not cache.exists()
+    assert not cache.exists() and closed == [True, True]
 
 
-def test_every_single_flipped_byte_is_harmless_or_noticed(tmp_path):
-    """No byte of the file may be wrong without an error or the right values; and only builtin errors come out."""
+def test_every_single_flipped_byte_is_harmless_or_damage(tmp_path):
+    """No byte of the file may be wrong without an error or the right values; and only builtin errors come out. One makes
+    the directory begin before the file's first byte: that is no error of the disk."""
     path = npz.save(tmp_path / "small.npz", x=numpy.arange(6, dtype="float32"))
     data = path.read_bytes()
     for at in range(len(data)):
         path.write_bytes(data[:at] + bytes([data[at] ^ 0xFF]) + data[at + 1 :])
         try:
             loaded = npz.load(path)
-        except (ValueError, OSError) as error:
-            assert type(error).__module__ == "builtins"
+        except ValueError as error:
+            assert type(error).__module__ == "builtins" and not path.exists()
             assert pickle.loads(pickle.dumps(error)).args == error.args
         else:
             assert list(loaded) != ["x"] or loaded["x"].tolist() == [0, 1, 2, 3, 4, 5], at

@@ -52,10 +52,14 @@ def test_without_fp8_base_nothing_changes(loader):
     assert copies(loader.path.parent) == []
 
 
-def test_a_copy_that_lacks_a_tensor_is_made_again(loader, capsys):
+@pytest.mark.parametrize("damage", ["lacks a tensor", "truncated"])
+def test_a_copy_that_cannot_be_used_is_made_again(loader, capsys, damage):
     loader.load(str(loader.path), None, "cpu")
     (copy,) = copies(loader.path.parent)
-    save_file({"weight": load_file(copy)["weight"]}, copy)
+    if damage == "truncated":
+        copy.write_bytes(copy.read_bytes()[:-1])
+    else:
+        save_file({"weight": load_file(copy)["weight"]}, copy)
     assert not any(t.is_meta for t in loader.load(str(loader.path), None, "cpu")[1].state_dict().values())
     assert "is incomplete" in capsys.readouterr().out and copies(loader.path.parent) == [copy]
 

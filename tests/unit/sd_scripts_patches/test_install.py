@@ -20,16 +20,9 @@ from sd_scripts_patches.trainers import TRAINERS
 
 SD_SCRIPTS, MUSUBI = TRAINERS["sd-scripts"], TRAINERS["musubi"]
 PYPROJECT = """[project]
-name = "musubi-tuner"
-dependencies = [
-    "accelerate==1.6.0",  # a comment
-    # "sageattention>=1.0.6",
-    "diffusers[torch]==0.32.1",
-]
+dependencies = ["accelerate==1.6.0", "diffusers[torch]==0.32.1"]
 [project.optional-dependencies]
-cu124 = [
-    "torch>=2.5.1",
-]
+cu124 = ["torch>=2.5.1"]
 """
 FILES = {
     "sd-scripts": {"requirements.txt": "# for the project\n-e .\n", "flux_train_network.py": "print('trained')\n"},
@@ -68,6 +61,11 @@ def test_the_pinned_commit_is_fetched_completely_and_once_and_another_one_is_lef
     assert shown and subprocess.run(["bash", "-c", shown[1]], check=False, capture_output=True).returncode == 0
     assert install.fetch(target, TRAINERS[key], upstream, new) is False
     assert "is at commit" not in capsys.readouterr().err
+    # An unpacked ZIP in our own folder: a command with git would change Hangproof itself.
+    (tmp_path / "upstream/unpacked").mkdir()
+    assert install.fetch(tmp_path / "upstream/unpacked", TRAINERS[key]) is False
+    said = capsys.readouterr().err
+    assert "is not a git checkout" in said and "git -C" not in said
 
 
 def command(folder: Path, key: str, *words: str):
@@ -86,7 +84,7 @@ def test_the_command_reports_a_missing_network_and_exits_1(tmp_path, key):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_checkout_and_an_environment_of_the_users_own_are_used_as_they_are_and_json_says_how_it_ended(tmp_path):
+def test_a_checkout_and_an_environment_of_the_users_own_stay_and_json_says_how_it_ended(tmp_path, monkeypatch):
     """The small repository fails the check; then it has no list of requirements."""
     repository(tmp_path / "s", "musubi")
     (tmp_path / "v").mkdir()
@@ -98,6 +96,8 @@ def test_a_checkout_and_an_environment_of_the_users_own_are_used_as_they_are_and
         "trainer": "musubi", "folder": str(tmp_path / "s"), "environment": str(tmp_path / "v"), "new": False,
         "commit": MUSUBI.commit, "failed": "the check of the patches failed, see above",
     }  # fmt: skip
+    monkeypatch.setattr(install, "ROOT", tmp_path)  # as SD_SCRIPTS_VENV=.venv, which is Hangproof's own
+    assert install.make_environment(tmp_path / "v", "# nothing\n", MUSUBI) is False
     assert [path.name for path in (tmp_path / "v").iterdir()] == ["mine"]
     shutil.rmtree(tmp_path / "v")
     (tmp_path / "s/pyproject.toml").unlink()
@@ -122,7 +122,7 @@ def test_a_python_that_the_trainer_supports_is_found_or_the_ones_found_are_named
     monkeypatch.delenv("PYTHON", raising=False)
     executable(tmp_path / "this", "#!/bin/sh\necho 3 14 0\n")
     monkeypatch.setattr(install.sys, "executable", str(tmp_path / "this"))
-    executable(tmp_path / "python3.12", "#!/bin/sh\nexit 127\n")  # a shim whose version is not installed
+    executable(tmp_path / "python3.12", "#!/bin/sh\nprintf '\\377'\nexit 127\n")  # a shim that says why, not in UTF-8
     executable(tmp_path / "python3", "#!/bin/sh\necho 3 13 1\n")
     needs = "musubi-tuner needs Python 3.10 to 3.12, and this machine has 3.14.0, 3.13.1. Install Python 3.12"
     with pytest.raises(install.InstallError, match=f"{needs}.*then run ./start.sh musubi again$"):
@@ -144,7 +144,7 @@ def interpreter(tmp_path, monkeypatch) -> str:
 
 
 @pytest.mark.slow
-def test_an_environment_is_stamped_last_made_once_and_removed_when_it_fails(tmp_path, monkeypatch, interpreter):
+def test_an_environment_is_stamped_last_made_once_and_removed_when_it_fails(tmp_path, monkeypatch, interpreter, capfd):
     target, wanted = tmp_path / "v", "# nothing to install\n"
     monkeypatch.setattr(install, "interpreter", lambda trainer: [interpreter])
     assert install.make_environment(target, wanted, MUSUBI) is True
@@ -155,13 +155,16 @@ def test_an_environment_is_stamped_last_made_once_and_removed_when_it_fails(tmp_
     assert not (target / "half").exists()
     with pytest.raises(install.InstallError, match="requirements of musubi-tuner"):
         install.make_environment(target, "this is no requirement !!\n", MUSUBI)
-    assert not target.exists()
+    debian = str(executable(tmp_path / "debian", "#!/bin/sh\necho ensurepip is not available\nexit 1\n"))
+    monkeypatch.setattr(install, "interpreter", lambda trainer: [debian])
+    with pytest.raises(install.InstallError, match="create the environment .*: failed, see the messages above"):
+        install.make_environment(target, wanted, MUSUBI)
+    assert not target.exists() and "ensurepip is not available" in capfd.readouterr().err
 
 
 @each
 def test_start_sh_knows_the_trainer(tmp_path, key):
-    for name in ("start.sh", "setup.sh"):
-        shutil.copy(ROOT / name, tmp_path)
+    shutil.copy(ROOT / "start.sh", tmp_path)
     (tmp_path / "setup.sh").write_text("set_up() { :; }\n")
     executable(tmp_path / ".venv/bin/python", '#!/bin/sh\necho "$PWD" "$@"\n')
     for words, program in (([key, "--json"], "hangproof.py"), (["--no-browser"], "app.py"), ([], "app.py")):

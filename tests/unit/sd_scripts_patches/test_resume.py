@@ -55,7 +55,7 @@ def test_of_two_counts_the_higher_one_is_right(tmp_path, json_step, scheduler, s
 
 @pytest.mark.parametrize(("rates", "steps"), [((1e-3, 2e-3), 10), ((5e-4, 2e-3), 10), ((1e-3, 2e-3), 20)])
 def test_a_resumed_run_has_the_learning_rates_of_its_own_settings_and_schedule(tmp_path, rates, steps):
-    """A state holds those of the interrupted run. A mitigation halves them, and a longer training has a longer schedule."""
+    """A state holds those of the interrupted run. A mitigation halves them; a longer training has a longer schedule."""
 
     def made(first, second, steps=10):
         groups = [{"params": [torch.zeros(1, requires_grad=True)], "lr": rate} for rate in (first, second)]

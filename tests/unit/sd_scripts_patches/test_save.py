@@ -45,20 +45,16 @@ def test_a_lora_is_replaced_atomically(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["x.safetensors"] and path.read_text() == "good"
 
 
-def test_a_folder_that_cannot_be_deleted_does_not_end_the_run(tmp_path, capsys):
-    old = tmp_path / "tiny-step00000002-state"
+def test_a_folder_that_cannot_be_deleted_does_not_end_the_run_and_the_last_good_state_stays(tmp_path, capsys):
+    """sd-scripts counts it as old. The state after it was damaged on the disk since it was written."""
+    old = tmp_path / "tiny-step00000001-state"
     old.mkdir()
-    save.rmtree(str(old))
-    assert not list(tmp_path.iterdir())
+    replaced = with_names(rmtree=save.rmtree)(shutil)
+    replaced.rmtree(str(old))
+    assert not list(tmp_path.iterdir()) and replaced.copyfile is shutil.copyfile
     old.touch()
     save.rmtree(str(old / "x-state"))  # its parent is a file: no deletion is possible
     assert "was not deleted" in capsys.readouterr().err
-    replaced = with_names(rmtree=save.rmtree)(shutil)
-    assert replaced.rmtree is save.rmtree and replaced.copyfile is shutil.copyfile
-
-
-def test_the_last_good_state_stays_when_sd_scripts_counts_it_as_old(tmp_path, capsys):
-    """The state after it was damaged on the disk since it was written."""
     for step in (2, 4):
         with checkpoint.writing(tmp_path / f"tiny-step{step:08d}-state", step=step, epoch=1) as folder:
             (folder / "optimizer.bin").write_bytes(b"x" * 100)

@@ -39,6 +39,8 @@ def test_every_patch_finds_its_targets_with_the_parameters_that_it_uses(checkout
     facts, folder = checkout
     found = findings(facts, folder)
     assert [finding for finding in found if finding.verdict in compatibility.OPEN] == []
+    table = compatibility.format_table([compatibility.check_patch(one, folder) for one in patches(facts)])
+    assert table.encode("cp1252"), "what a program on Windows may write into a pipe or a file"
     rewritten = [finding.place for finding in found if finding.target.endswith("(rewritten)")]
     assert len(rewritten) >= 2 and all(rewritten)
 

@@ -55,6 +55,9 @@ def test_the_way_back_is_one_command_that_keeps_other_files_and_what_was_changed
     with pytest.raises(versions.VersionError, match=r"changed by hand \(train_network.py\)"):
         versions.go_back(folder, TRAINER, old)
     assert (folder / "train_network.py").read_text() == "edited" and versions.commit(folder) == new
+    (folder / "unpacked").mkdir()
+    with pytest.raises(versions.VersionError, match="not a git repository"):  # and not that of the folder around it
+        versions.go_back(folder / "unpacked", TRAINER, old)
     git(folder, "checkout", "--quiet", "train_network.py")
     (folder / "mine.txt").write_text("not in git")
     assert versions.way_back(folder, TRAINER, old) == [["git", "-C", str(folder), "checkout", "--detach", old]]

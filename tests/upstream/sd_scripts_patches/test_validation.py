@@ -28,12 +28,6 @@ def test_sd_scripts_never_trains_on_an_image_that_it_validates(real_split, count
     assert train_sizes == [(int(path[:-4]),) * 2 for path in train]
 
 
-def test_unguarded_it_would(real_split):
-    paths = [f"{n}.png" for n in range(6)]
-    train, held = (set(real_split(paths, paths, kind, 0.25, 1)[0]) for kind in (True, False))
-    assert train & held
-
-
 def test_sd_scripts_measures_at_fixed_noise_and_the_metrics_have_it(work, tmp_path):
     """With a learning rate that changes nothing. Its own average is that of all validations of the first epoch;
     ours is that of each one."""

@@ -95,15 +95,6 @@ def test_a_stacks_file_that_vanishes_or_cannot_be_read_meanwhile_is_no_error(gua
     assert len(calls) > 1
 
 
-def test_the_dump_of_a_fatal_signal_is_found_behind_dumps_on_request(tmp_path):
-    assert probe.fatal_dump(tmp_path, 7) == ""
-    stacks_path(tmp_path, 7).write_text(frames("loop.py:one_step") + "\n")
-    assert probe.fatal_dump(tmp_path, 7) == ""
-    with open(stacks_path(tmp_path, 7), "a") as file:
-        file.write("x" * (1 << 17) + "\nFatal Python error: Segmentation fault\n\n" + frames("loop.py:one_step"))
-    assert probe.fatal_dump(tmp_path, 7).startswith("Fatal Python error: Segmentation fault")
-
-
 @pytest.fixture
 def py_spy(tmp_path, monkeypatch):
     """Puts this shell script in the place of py-spy."""

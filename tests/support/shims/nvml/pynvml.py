@@ -3,7 +3,7 @@
 How it fails is the word in FAULTS_NVML, or a file of that name beside a copy of this one: `absent`, `fails`, `lost`,
 `hangs`; a file `pids` names the processes on it. FAULTS_NVML_GIB: its memory, 24.
 FAULTS_NVML_USED: a file that is made when it is called. FAULTS_NVML_VALUES: a JSON file of values that replace those
-below. FAULTS_NVML_WSL=1: the driver of WSL.
+below (used_gib null: it has none of its own). FAULTS_NVML_WSL=1: the driver of WSL.
 """
 
 import json
@@ -34,6 +34,12 @@ def _values():
     return USUAL | (json.loads(Path(path).read_text(encoding="utf-8")) if path else {})
 
 
+def _memory(used_gib):
+    if used_gib is None:
+        raise NVMLError("Not Supported")
+    return SimpleNamespace(used=int(used_gib * (1 << 30)), total=int(os.environ.get("FAULTS_NVML_GIB", "24")) << 30)
+
+
 def nvmlInit():
     if used := os.environ.get("FAULTS_NVML_USED"):
         Path(used).touch()
@@ -55,9 +61,7 @@ READ = {
     "nvmlDeviceGetHandleByIndex": lambda index: index,
     "nvmlDeviceGetName": lambda _: "Stand-in",
     "nvmlDeviceGetUUID": lambda handle: f"GPU-{handle}",
-    "nvmlDeviceGetMemoryInfo": lambda _: SimpleNamespace(
-        used=int(_values()["used_gib"] * (1 << 30)), total=int(os.environ.get("FAULTS_NVML_GIB", "24")) << 30
-    ),
+    "nvmlDeviceGetMemoryInfo": lambda _: _memory(_values()["used_gib"]),
     "nvmlDeviceGetUtilizationRates": lambda _: SimpleNamespace(gpu=_values()["utilization"]),
     "nvmlDeviceGetPowerUsage": lambda _: int(_values()["power_w"] * 1000),
     "nvmlDeviceGetEnforcedPowerLimit": lambda _: int(_values()["limit_w"] * 1000),

@@ -94,13 +94,14 @@ def test_a_hang_of_one_rank_is_that_ranks(tmp_path):
 
 def test_a_crash_is_that_of_the_rank_that_failed(tmp_path):
     (tmp_path / "x").mkdir()
+    stacks_path(tmp_path, 100).write_text("old dump\n")
     stacks_path(tmp_path, 101).write_text("old dump\nFatal Python error: Aborted\n\n" + frames("x.py:f"))
     two = attempt(tmp_path, beat(0, 20), beat(1, 19, outcome="failed", note="KeyError: 'x'"))
     found = causes.of_crash(known("crash"), two, ended(137, 9))
     assert (found.rank, found.step, found.outcome, found.note) == (1, 19, "failed", "KeyError: 'x'")
     assert found.signal is None, "the launcher killed the others"
     assert found.ended == "killed by SIGKILL; rank 1: failed (KeyError: 'x')"
-    assert found.stacks[101].startswith("Fatal Python error: Aborted")
+    assert found.stacks.keys() == {101} and found.stacks[101].startswith("Fatal Python error: Aborted")
     alone = causes.of_crash(known("crash"), attempt(tmp_path), ended(None, 9, ""))
     assert (alone.phase, alone.step, alone.signal) == ("import", 5, 9)
     done = attempt(tmp_path, beat(0, 40, "end", outcome="done"))
@@ -219,7 +220,7 @@ def log(error: str, end: str = NON_ZERO) -> str:
         "/venv/lib/python3.11/site-packages/torch/utils/checkpoint.py:87: UserWarning: None of the inputs have "
         "requires_grad=True. Gradients will be None\n"
         "Traceback (most recent call last):\n"
-        '  File "/sd-scripts/train_network.py", line 1432, in train\n    for step, batch in enumerate(skipped_dataloader):\n'
+        '  File "/sd-scripts/train_network.py", line 1432, in train\n    for step, batch in enumerate(loader):\n'
         f"{error}\n{LAUNCHER}{end}\n"
     )
 
