@@ -163,6 +163,7 @@ def _read(folder: Path) -> View:
         # As plain values, not validated, because validating every run of the list takes too long.
         spec = tomllib.loads((folder / "run.toml").read_text(encoding="utf-8"))
         if env_file.exposed(spec):
+            spec = env_file.moved(spec)  # into `environment`, which nobody is shown: an invalid spec cannot be loaded
             spec = runs.load(folder).public()  # takes the secrets out of the files that a person wrote
     except (OSError, ValueError, RunError) as error:
         problem = f"{folder / 'run.toml'} cannot be read: {error}"
