@@ -7,6 +7,7 @@ Their output goes to a file, not to a pipe: the processes that the monitor start
 The other actions are the monitor's commands as functions, so the command line and the page do the same.
 """
 
+import os
 import subprocess
 import tempfile
 import threading
@@ -76,7 +77,8 @@ def stop(folder: Path) -> None:
 
 def _done(words: list[str], wait_s: float) -> bool:
     """Whether a command has ended within a time; it continues without the page. RunError: it failed, with its last lines."""
-    with tempfile.TemporaryFile() as output:
+    in_memory = hasattr(os, "memfd_create")  # on Linux: a full disk takes no file
+    with open(os.memfd_create("output"), "w+b") if in_memory else tempfile.TemporaryFile() as output:
         process = helper(python(*words), output)
         try:
             code = process.wait(wait_s)
