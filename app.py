@@ -338,6 +338,8 @@ def opened(address: str) -> Iterator[None]:
         start(address)
         yield
         return
+    for left in datasets_dir().glob(".open-*.html"):  # of a server whose terminal was closed
+        left.unlink(missing_ok=True)
     with tempfile.NamedTemporaryFile(
         "w", prefix=".open-", suffix=".html", dir=datasets_dir(), encoding="utf-8"
     ) as file:

@@ -214,6 +214,9 @@ def test_the_printed_and_the_opened_address_open_the_page(tmp_path, browser):
     opener.chmod(0o755)
     env = {**os.environ, "HANGPROOF_DATA": str(tmp_path / "data"), "XDG_CONFIG_HOME": str(tmp_path / "config")}
     env["BROWSER"] = f"{opener} %s"
+    killed = tmp_path / "data" / "datasets" / ".open-killed.html"  # has the token
+    killed.parent.mkdir(parents=True)
+    killed.touch()
     command = [sys.executable, "app.py", "--port", str(port)]
     process = subprocess.Popen(command, cwd=PROJECT, env=env, stdout=subprocess.PIPE, text=True)
     try:
