@@ -40,10 +40,9 @@ MAX_FIELD = 1000  # characters of a typed user name, password or token
 READS = {"GET", "HEAD"}
 PAGES = {"/", "/api/"}
 ENDED = "Your login has ended. Log in again."
-TOKEN_PLACE = r"%APPDATA%\hangproof\token" if os.name == "nt" else "~/.config/hangproof/token"
 NO_TOKEN = (
     "The token is missing or wrong. Open the address that Hangproof printed when it started, or send the header "
-    f"'Authorization: Bearer TOKEN'. The token is in {TOKEN_PLACE} of the account that started Hangproof."
+    "'Authorization: Bearer TOKEN'. The token is in {} of the account that started Hangproof."
 )
 CHALLENGE = {"www-authenticate": "Bearer"}
 
@@ -216,7 +215,9 @@ class Login:
     def refuse(self, request: Request) -> Response:
         """The answer to a request that is not let in."""
         if not is_page(request) and (self.credentials or "text/html" not in request.headers.get("accept", "")):
-            return JSONResponse({"error": ENDED if self.credentials else NO_TOKEN}, 401, CHALLENGE)
+            return JSONResponse(
+                {"error": ENDED if self.credentials else NO_TOKEN.format(token_place())}, 401, CHALLENGE
+            )
         up = "../" * (_raw_path(request.scope).count("/") - 1)
         if request.headers.get("sec-fetch-site") == "cross-site":
             return page("again")
@@ -299,6 +300,13 @@ def is_page(request: Request) -> bool:
     return request.scope["path"] in PAGES and request.method in READS
 
 
+def token_place() -> str:
+    """Where the token is, as its account can find it; without the account's name."""
+    if os.name == "nt":
+        return r"%APPDATA%\hangproof\token"
+    return f"{'$XDG_CONFIG_HOME' if os.environ.get('XDG_CONFIG_HOME') else '~/.config'}/hangproof/token"
+
+
 def _home(query: str) -> str:
     """The page's address, from that of the login."""
     return "./" + (f"?{query}" if query else "")
@@ -359,7 +367,7 @@ def page(
         "css": Markup(css),
         "mark": Markup(MARK),
         "max_field": str(MAX_FIELD),
-        "token_place": TOKEN_PLACE,
+        "token_place": token_place(),
         **values,
     }
     closed = {"content-security-policy": policy, "cache-control": "no-store"}

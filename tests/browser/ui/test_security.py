@@ -189,7 +189,7 @@ def test_any_address_shows_where_the_token_is_and_takes_it(server, browser):
             with page.expect_navigation():  # without the cookie of the tests
                 page.evaluate("(url) => { location.href = url; }", f"{server.url}{address}")
             page.get_by_label("Token").wait_for()
-        page.get_by_text("config/hangproof/token").wait_for()
+        page.get_by_text("$XDG_CONFIG_HOME/hangproof/token").wait_for()
         assert page.get_by_text("address that Hangproof printed").is_visible()
         has_focus(page, "name", "token")
         page.keyboard.type("wrong")
