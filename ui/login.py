@@ -18,7 +18,7 @@ import secrets
 import sys
 import time
 from base64 import b64encode
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import parse_qsl, urlencode
@@ -171,6 +171,10 @@ class Login:
         self.throttle = throttle or Throttle()
         # A browser sends a cookie to every port of a host, so each server needs a name of its own.
         self.cookie = f"hangproof-{port}"
+        # By path of the login; without a user name and password only the form for the token is there.
+        self.answers: dict[str, Callable[[Request], Awaitable[Response]]] = {"/login": self.respond}
+        if credentials is not None:
+            self.answers |= {"/api/login": self.respond_to_program, "/logout": self.log_out}
 
     def admits(self, request: Request) -> bool:
         """Whether the request carries the token, or the cookie of a browser that has sent it or logged in."""
@@ -181,14 +185,6 @@ class Login:
             if any(same(one, self.token) for one in sent) or same(cookie, cookie_value(self.token)):
                 return True
         return self.sessions is not None and self.sessions.valid(cookie)
-
-    def open_to_all(self, path: str) -> bool:
-        """Whether a path takes the token or the password itself."""
-        return path == "/login" or (path == "/api/login" and self.credentials is not None)
-
-    def serves(self, path: str) -> bool:
-        """Whether a path of the login exists: without a user name and password only the form for the token does."""
-        return path == "/login" or self.credentials is not None
 
     def without_token(self, request: Request) -> Response | None:
         """For a browser that opens an address with the token: its cookie, and the same address without the token, so
@@ -275,7 +271,7 @@ class Login:
             return page("token", shown, problem="This is not the token. Copy it again.")
         return self._let_in(request, shown, cookie_value(self.token))
 
-    def log_out(self, request: Request) -> Response:
+    async def log_out(self, request: Request) -> Response:
         """End the session of this browser."""
         if self.sessions is not None:
             self.sessions.end(request.cookies.get(self.cookie, ""))

@@ -233,10 +233,11 @@ class Guard:
             )
         methods = methods_of(path, self.mcp)
         # Before anything else is said: without the token, an unknown address gets the same answer as a known one.
-        asks = self.login is not None and self.login.open_to_all(path) and request.method in methods
+        login = self.login.answers if self.login else {}
+        asks = path in login and path != "/logout" and request.method in methods  # for the token or the password
         if self.login and not asks and not self.login.admits(request):
             return self.login.refuse(request)
-        if not methods or (path in LOGIN and not (self.login and self.login.serves(path))):
+        if not methods or (path in LOGIN and path not in login):
             return PlainTextResponse("Hangproof has no such page.", 404)
         if request.method not in methods:
             return PlainTextResponse("This method is not allowed here.", 405, {"allow": ", ".join(sorted(methods))})
@@ -251,12 +252,8 @@ class Guard:
             return await health.respond()
         if path == "/api":
             return RedirectResponse("api/", 307)
-        if self.login and path == "/login":
-            return await self.login.respond(request)
-        if self.login and path == "/api/login":
-            return await self.login.respond_to_program(request)
-        if self.login and path == "/logout":
-            return self.login.log_out(request)
+        if self.login and path in self.login.answers:
+            return await self.login.answers[path](request)
         if path.startswith(scripts.PREFIX):
             return scripts.respond(request)
         if path.startswith(served.ARCHIVES):
