@@ -278,26 +278,26 @@ def as_text(value: object) -> str:
 
 def plan(review: Review) -> str:
     """The number of steps and how it is computed, as HTML."""
-    spec, count = review.spec, sum(review.images.values())
-    if not count:
+    spec, total = review.spec, sum(review.images.values())
+    if not total:
         return '<p class="hp-plan">Add images in step 1 to see the number of training steps.</p>'
     if spec is None:
         return '<p class="hp-plan">The number of training steps appears here once the errors below are fixed.</p>'
     held = held_out(review.images, spec.validation_split, spec.backend)
     left = {name: number - held[name] for name, number in review.images.items()}
-    parts = [f"{count:,} image{'s' * (count != 1)}"]
+    parts = [count(total, "image")]
     parts[0] += f", {sum(held.values())} held out" * any(held.values())
     if not spec.max_train_steps:
         shown_images = shown_per_epoch(left, spec.repeats)
         if shown_images == sum(left.values()) * spec.repeats:
-            parts.append(f"{spec.repeats} repeat{'s' * (spec.repeats != 1)}")
+            parts.append(count(spec.repeats, "repeat"))
         else:  # subsets with their own repeats, images with a weight
             parts = [f"{parts[0]}, shown {shown_images:,} times an epoch"]
-        parts.append(f"{spec.epochs} epoch{'s' * (spec.epochs != 1)}")
+        parts.append(count(spec.epochs, "epoch"))
     batch = spec.batch_size * spec.gradient_accumulation * world(spec)
     size = f"{', ' if spec.max_train_steps else ' ÷ '}batch {batch}" * (batch > 1)
     equals = ":" if spec.max_train_steps else " ="
-    note = " With one image, the LoRA memorizes that image. Use 10 to 30 images." if count == 1 else ""
+    note = " With one image, the LoRA memorizes that image. Use 10 to 30 images." if total == 1 else ""
     return f'<p class="hp-plan">{" × ".join(parts)}{size}{equals} <strong>{review.steps:,} steps</strong>.{note}</p>'
 
 
