@@ -24,7 +24,7 @@ from ui.login import (
     Throttle,
     _own_query,
 )
-from ui.security import Guard, Hosts, Limits, machine_names, methods_of, same_origin, valid_host
+from ui.security import Guard, Hosts, Limits, methods_of, same_origin, valid_host
 
 
 @pytest.fixture
@@ -153,15 +153,6 @@ def test_which_names_can_be_allowed():
         ("", None),
     ):
         assert valid_host(text) == name, text
-
-
-@settings(max_examples=50)
-@given(st.text(), st.booleans())
-def test_an_unknown_host_is_never_allowed(host, listen):
-    hosts = Hosts(listen, ("*.example.org",))
-    if hosts.allowed(host):
-        name = host.rsplit(":", 1)[0].strip("[]").lower() if host.count(":") == 1 or "]" in host else host.lower()
-        assert name in machine_names() | {"localhost", "127.0.0.1", "::1"} or name.endswith(".example.org"), host
 
 
 def test_a_changed_address_of_the_machine_is_noticed(monkeypatch):
