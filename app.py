@@ -379,7 +379,8 @@ def main(argv: list[str] | None = None) -> int:
         )
     with contextlib.nullcontext() if args.no_browser else opened(address):
         wait_for(closing)
-    print("Page closed. Runs that were started continue.", flush=True)
+    with contextlib.suppress(OSError):  # who read this has ended first, as `| tee` does with Ctrl-C
+        print("Page closed. Runs that were started continue.", flush=True)
     # Gradio's threads have nothing to save, and a thread that waits for a browser must not delay the exit.
     os._exit(0)
 

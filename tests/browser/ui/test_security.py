@@ -235,6 +235,7 @@ def test_the_printed_and_the_opened_address_open_the_page(tmp_path, browser):
                 assert page.url == f"http://127.0.0.1:{port}/"
                 page.go_back()
                 assert secret not in page.url
+        process.stdout.close()  # as by Ctrl-C, where `| tee` reads it
         process.terminate()
         assert process.wait(PATIENCE_S) == 0 and not list((tmp_path / "data").rglob("*.html"))
     finally:
