@@ -97,6 +97,9 @@ def start(
                 **platform.detached(),
             )
             _children.append(process)
+        until_s = time.monotonic() + HANDOVER_S
+        while not POSIX and process.poll() is None and not is_held(lock.path) and time.monotonic() < until_s:
+            time.sleep(POLL_S)
     except OSError as error:
         raise RunError(f"{words[0]} cannot be started: {error.strerror or error}") from error
     finally:

@@ -123,6 +123,7 @@ def test_cancel_leaves_nothing_of_a_command_where_a_signal_kills_at_once(folder,
     monkeypatch.setattr(jobs, "POSIX", False)
     monkeypatch.setattr(jobs.platform, "send", lambda pid, start, number: os.kill(pid, signal.SIGKILL) is None)
     jobs.start(folder, "work", words, 120)
+    assert jobs.running(folder, "work"), "its process has the lock"
     until(lambda: pids(folder), "the command runs")
     jobs.cancel(folder, "work")
     assert jobs.read(folder, "work").state == "cancelled"
