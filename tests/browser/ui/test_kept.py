@@ -7,20 +7,7 @@ import threading
 
 import pytest
 from ui_helpers import photos, serving
-from ui_page import (
-    a_tab,
-    caption,
-    captions,
-    choose_tiny,
-    drop,
-    field,
-    gpu_fold,
-    nothing_is_kept,
-    open_page,
-    serving_again,
-    unfold,
-    until,
-)
+from ui_page import a_tab, caption, captions, drop, field, gpu_fold, nothing_is_kept, open_page, serving_again, until
 
 from ui.dataset import draft
 from ui.new import script_editor
@@ -50,8 +37,7 @@ def test_what_is_typed_while_the_server_is_killed_is_not_called_saved_and_arrive
     with serving(data) as server:
         open_page(tab, server)
         field(tab, "name").fill("before")
-        choose_tiny(tab)
-        unfold(tab.locator("#script-fold button.label-wrap").first)
+        tab.get_by_text("The script", exact=True).click()
         tab.locator("#edit-script").click()
         tab.locator("#script .cm-content[contenteditable=true]").click()
         drop(tab, *photos("coffee.png", "rocket.jpg"), count=2)

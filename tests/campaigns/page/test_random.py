@@ -110,12 +110,8 @@ def test_two_tabs_show_what_is_stored_whatever_happens_in_whatever_order(browser
     lora_file(first / "one.safetensors", 60)
     with serving(data, **environment) as server, contextlib.closing(browser.new_context()) as context:
         context.set_default_timeout(10_000)
-        tabs, fresh, errors, done = (
-            [context.new_page(), context.new_page()],
-            context.new_page(),
-            list[str](),
-            list[str](),
-        )
+        tabs, fresh = [context.new_page(), context.new_page()], context.new_page()
+        errors, done = list[str](), list[str]()
         for tab in tabs:
             tab.on("pageerror", lambda error: errors.append(str(error)))
             tab.on("dialog", lambda dialog: dialog.dismiss())

@@ -34,12 +34,8 @@ def test_an_archive_holds_the_complete_loras_and_nothing_from_elsewhere(data, mo
     with pytest.raises(runs.RunError, match="no LoRA yet"):
         served.archive(write_run(data, "empty"))
     folder.rename(folder.with_name("a%20b"))
-    scope = {
-        "type": "http",
-        "method": "HEAD",
-        "path": "/downloads/a%20b.zip",
-        "headers": [],
-    }  # as the server has decoded it
+    path = "/downloads/a%20b.zip"  # as the server has decoded it
+    scope = {"type": "http", "method": "HEAD", "path": path, "headers": []}
     threads, real = [threading.get_ident()], view.folder_of
     monkeypatch.setattr(view, "folder_of", lambda name: (threads.append(threading.get_ident()), real(name))[1])
     assert asyncio.run(served.respond_archive(Request(scope))).status_code == 200
