@@ -250,7 +250,7 @@ def build(args: argparse.Namespace, auth: tuple[str, str] | None, token: str | N
     from ui import page
     from ui.api import server
     from ui.login import Login
-    from ui.security import Guard, Hosts, Limits
+    from ui.security import Guard, Hosts
 
     hosts = Hosts(args.listen, allowed_hosts(args))
     upload = defaults()["images"]["max_upload_mb"] * 1_000_000
@@ -268,7 +268,7 @@ def build(args: argparse.Namespace, auth: tuple[str, str] | None, token: str | N
         head=page.PAGE_HEAD,
     )
     login = Login(token, auth, datasets_dir(), args.port) if auth or token else None
-    return Guard(app, hosts, Limits(upload), login, args.mcp)
+    return Guard(app, hosts, upload, login, args.mcp)
 
 
 def _listen(app: "ASGIApp", host: str, port: int) -> None:

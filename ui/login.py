@@ -358,13 +358,8 @@ def page(
         f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; form-action 'self'; base-uri 'none'; "
         "frame-ancestors 'none'"
     )
-    known = {"kind": kind, "shown": shown, "user": "", "problem": "", "info": "", "action": "login", "icon": ICON}
-    known |= {
-        "css": Markup(css),
-        "mark": Markup(MARK),
-        "max_field": str(MAX_FIELD),
-        "token_place": token_place(),
-        **values,
-    }
+    known = {"kind": kind, "shown": shown, "user": "", "problem": "", "info": "", "action": "login", **values}
+    known |= {"icon": ICON, "css": Markup(css), "mark": Markup(MARK)}
+    known |= {"max_field": str(MAX_FIELD), "token_place": token_place()}
     closed = {"content-security-policy": policy, "cache-control": "no-store"}
     return HTMLResponse(templates().get_template("login.html").render(known), status, {**headers, **closed})
