@@ -52,11 +52,8 @@ def defaults() -> dict[str, Any]:
     """Initial form values by key."""
     table = presets.defaults()["run"]
     values = {key: table.get(key, "") for key in KEYS}
-    values |= {
-        "sample_every_n_steps": "",
-        "nodes": 1,
-        "subject": SUBJECT.choices[0][1],
-    }  # samples: about a tenth of the run
+    # Without a number of steps, samples are drawn after each tenth of the run, about.
+    values |= {"sample_every_n_steps": "", "nodes": 1, "subject": SUBJECT.choices[0][1]}
     return {**values, **_texts(values)}
 
 
@@ -255,11 +252,7 @@ def values_of_spec(spec: RunSpec, images: Mapping[str, int]) -> dict[str, Any]:
     prompts = "\n".join(" ".join(prompt.splitlines()) for prompt in spec.prompts)
     values |= {"prompts": prompts, "alpha": str(spec.alpha), "learning_rate": str(spec.learning_rate)}
     values |= {key: "" if values[key] is None else str(values[key]) for key, empty in EMPTY.items() if empty is None}
-    lines = {
-        key: value
-        for key, value in fields.items()
-        if key not in ("extra", "environment", "edited") and value != plain[key]
-    }
+    lines = {k: v for k, v in fields.items() if k not in ("extra", "environment", "edited") and v != plain[k]}
     values |= {key: str(values[key] or "").removesuffix(".0") for key, empty in EMPTY.items() if empty == 0.0}
     for field in MORE:
         if field.kind == "choice" and values[field.key] not in dict(field.choices).values():
