@@ -33,7 +33,7 @@ def test_runs_with_the_same_label_are_told_apart(data):
 
 
 def test_runs_without_anything_can_be_compared(data):
-    write_run(data, "bare")
+    (write_run(data, "bare") / "run.toml").write_text('name = "bare"\nextra = "none"\n')
     write_run(data, "broken")
     (data / "outputs/broken/run.toml").write_text("= not TOML")
     (data / "outputs/broken/metrics.jsonl").write_bytes(b"\xff\x00{}\n[]\n")
