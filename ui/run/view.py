@@ -111,7 +111,7 @@ class View:
 
 def number_of(values: dict[str, Any], key: str) -> float | None:
     """A number among the values of a file; None when it is missing, not a number, or larger than any that is measured."""
-    value = values.get(key)
+    value: Any = values.get(key)
     return value if type(value) in (int, float) and abs(value) < LARGEST else None
 
 

@@ -16,21 +16,8 @@ from ui_helpers import a_run, alone, lora_file, serving, write_incident
 from ui_page import field, nothing_is_kept, until
 
 MINUTES = float(os.environ.get("PAGE_MINUTES", "3"))
-TEXTS = (
-    "a cat",
-    "dog, red",
-    "<b>bold</b>",
-    "写真 café",
-    'it\'s "quoted"',
-    "$(id)",
-    "",
-    "1",
-    "4",
-    "2.5",
-    "x",
-    "1e-4",
-    "tok",
-)
+TEXTS = ("a cat", "dog, red", "<b>bold</b>", "写真 café", 'it\'s "quoted"', "$(id)", "")
+TEXTS += ("1", "4", "2.5", "x", "1e-4", "tok")
 FIELDS = "#name, #trigger, #epochs, #repeats, #rank, #alpha, #learning_rate, #max_train_steps, #batch_size, #resolution"
 # What is pressed and typed into, by the tab of the page; a part that is listed twice is used twice as often.
 PRESSED = {

@@ -4,7 +4,7 @@ import json
 import re
 
 from draft_helpers import photo
-from ui_page import choose_tiny, drop, field, open_page, shows, unfold, until
+from ui_page import become, choose_tiny, drop, field, open_page, shows, unfold, until
 
 TRAIN = "accelerate launch -m trainer --pretrained_model_name_or_path tiny-flux --network_dim 6 --blocks_to_swap 4\n"
 
@@ -23,7 +23,7 @@ def test_settings_come_from_a_template_and_a_file_and_a_sweep_is_planned(tab, se
     field(tab, "template").click()
     tab.get_by_role("option", name=re.compile("^A style")).click()
     tab.locator("#use-settings").click()
-    until(lambda: field(tab, "rank").input_value() == "32", "the template's rank")
+    become(tab, rank="32")
     until(lambda: "in the style of ohwx" in field(tab, "prompts").input_value(), "the template's prompts")
     own = tab.get_by_label("Name of a new template")
     own.fill("Mine <img src=x>")
@@ -50,7 +50,7 @@ def test_settings_come_from_a_template_and_a_file_and_a_sweep_is_planned(tab, se
     tab.locator("#import-images").click()
     shows(tab, 2)
     tab.locator("#use-settings").click()
-    until(lambda: field(tab, "rank").input_value() == "6", "the imported rank")
+    become(tab, rank="6")
 
     field(tab, "sweep-rank").fill("2, four")
     plan, go = tab.locator("#sweep-plan"), tab.locator("#sweep-start")
