@@ -250,7 +250,7 @@ def build(args: argparse.Namespace, auth: tuple[str, str] | None, token: str | N
     from ui import page
     from ui.api import server
     from ui.login import Login
-    from ui.security import Guard, Hosts, Limits
+    from ui.security import Guard, Hosts
 
     hosts = Hosts(args.listen, allowed_hosts(args))
     upload = defaults()["images"]["max_upload_mb"] * 1_000_000
@@ -268,7 +268,7 @@ def build(args: argparse.Namespace, auth: tuple[str, str] | None, token: str | N
         head=page.PAGE_HEAD,
     )
     login = Login(token, auth, datasets_dir(), args.port) if auth or token else None
-    return Guard(app, hosts, Limits(upload), login, args.mcp)
+    return Guard(app, hosts, upload, login, args.mcp)
 
 
 def _listen(app: "ASGIApp", host: str, port: int) -> None:
@@ -338,6 +338,8 @@ def opened(address: str) -> Iterator[None]:
         start(address)
         yield
         return
+    for left in datasets_dir().glob(".open-*.html"):  # of a server whose terminal was closed
+        left.unlink(missing_ok=True)
     with tempfile.NamedTemporaryFile(
         "w", prefix=".open-", suffix=".html", dir=datasets_dir(), encoding="utf-8"
     ) as file:
@@ -377,7 +379,8 @@ def main(argv: list[str] | None = None) -> int:
         )
     with contextlib.nullcontext() if args.no_browser else opened(address):
         wait_for(closing)
-    print("Page closed. Runs that were started continue.", flush=True)
+    with contextlib.suppress(OSError):  # who read this has ended first, as `| tee` does with Ctrl-C
+        print("Page closed. Runs that were started continue.", flush=True)
     # Gradio's threads have nothing to save, and a thread that waits for a browser must not delay the exit.
     os._exit(0)
 

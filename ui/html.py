@@ -117,7 +117,8 @@ def per_step(seconds: float | None) -> str:
     """Training speed: steps per second when a step takes under a second, else seconds per step."""
     if not seconds or seconds != seconds:
         return "–"
-    return f"{seconds:.3g} s/step" if seconds >= 1 else f"{1 / seconds:.1f} steps/s"
+    slow = f"{seconds:,.0f}" if seconds >= 100 else f"{seconds:.3g}"
+    return f"{slow} s/step" if seconds >= 1 else f"{1 / seconds:.1f} steps/s"
 
 
 def number(value: float | None, digits: int = 4) -> str:

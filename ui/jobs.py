@@ -32,6 +32,7 @@ from runs.paths import outputs_dir
 from ui.run.readers import end_of
 
 FOLDER = ".jobs"
+POSIX = sys.platform != "win32"  # a process inherits a lock, and hears of SIGTERM: on Windows, that kills it at once
 TOKEN = "HANGPROOF_JOB"  # in the environment of a command's process and of all that it starts
 BUSY = "It is running already"
 OUTPUT_BYTES = 256 << 10  # of a command's output, from its end
@@ -82,7 +83,7 @@ def start(
         with (jobs / f"{name}.out").open("wb") as out, (jobs / f"{name}.err").open("wb") as err:
             started = {"words": words, "token": token, "began_s": time.time(), "state": "running"}
             atomic_write(jobs / f"{name}.json", json.dumps(started))
-            inherited = [] if sys.platform == "win32" else [lock.handle]
+            inherited = [lock.handle] if POSIX else []
             if not inherited:
                 lock.release()
             process = subprocess.Popen(
@@ -96,6 +97,9 @@ def start(
                 **platform.detached(),
             )
             _children.append(process)
+        until_s = time.monotonic() + HANDOVER_S
+        while not POSIX and process.poll() is None and not is_held(lock.path) and time.monotonic() < until_s:
+            time.sleep(POLL_S)
     except OSError as error:
         raise RunError(f"{words[0]} cannot be started: {error.strerror or error}") from error
     finally:
@@ -187,7 +191,7 @@ def cancel(folder: Path, name: str) -> None:
     path = folder / FOLDER / f"{name}.json"
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         values = _values(path)
-        if "pid" in values and platform.send(int(values["pid"]), values["start"], signal.SIGTERM):
+        if POSIX and "pid" in values and platform.send(int(values["pid"]), values["start"], signal.SIGTERM):
             return  # its process ends it, and says so
         _kill(values["token"], GRACE_S)
         _end_with(path, values, "cancelled", None)

@@ -18,7 +18,7 @@ import secrets
 import sys
 import time
 from base64 import b64encode
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import parse_qsl, urlencode
@@ -40,10 +40,9 @@ MAX_FIELD = 1000  # characters of a typed user name, password or token
 READS = {"GET", "HEAD"}
 PAGES = {"/", "/api/"}
 ENDED = "Your login has ended. Log in again."
-TOKEN_PLACE = r"%APPDATA%\hangproof\token" if os.name == "nt" else "~/.config/hangproof/token"
 NO_TOKEN = (
     "The token is missing or wrong. Open the address that Hangproof printed when it started, or send the header "
-    f"'Authorization: Bearer TOKEN'. The token is in {TOKEN_PLACE} of the account that started Hangproof."
+    "'Authorization: Bearer TOKEN'. The token is in {} of the account that started Hangproof."
 )
 CHALLENGE = {"www-authenticate": "Bearer"}
 
@@ -172,6 +171,10 @@ class Login:
         self.throttle = throttle or Throttle()
         # A browser sends a cookie to every port of a host, so each server needs a name of its own.
         self.cookie = f"hangproof-{port}"
+        # By path of the login; without a user name and password only the form for the token is there.
+        self.answers: dict[str, Callable[[Request], Awaitable[Response]]] = {"/login": self.respond}
+        if credentials is not None:
+            self.answers |= {"/api/login": self.respond_to_program, "/logout": self.log_out}
 
     def admits(self, request: Request) -> bool:
         """Whether the request carries the token, or the cookie of a browser that has sent it or logged in."""
@@ -182,14 +185,6 @@ class Login:
             if any(same(one, self.token) for one in sent) or same(cookie, cookie_value(self.token)):
                 return True
         return self.sessions is not None and self.sessions.valid(cookie)
-
-    def open_to_all(self, path: str) -> bool:
-        """Whether a path takes the token or the password itself."""
-        return path == "/login" or (path == "/api/login" and self.credentials is not None)
-
-    def serves(self, path: str) -> bool:
-        """Whether a path of the login exists: without a user name and password only the form for the token does."""
-        return path == "/login" or self.credentials is not None
 
     def without_token(self, request: Request) -> Response | None:
         """For a browser that opens an address with the token: its cookie, and the same address without the token, so
@@ -216,7 +211,9 @@ class Login:
     def refuse(self, request: Request) -> Response:
         """The answer to a request that is not let in."""
         if not is_page(request) and (self.credentials or "text/html" not in request.headers.get("accept", "")):
-            return JSONResponse({"error": ENDED if self.credentials else NO_TOKEN}, 401, CHALLENGE)
+            return JSONResponse(
+                {"error": ENDED if self.credentials else NO_TOKEN.format(token_place())}, 401, CHALLENGE
+            )
         up = "../" * (_raw_path(request.scope).count("/") - 1)
         if request.headers.get("sec-fetch-site") == "cross-site":
             return page("again")
@@ -274,7 +271,7 @@ class Login:
             return page("token", shown, problem="This is not the token. Copy it again.")
         return self._let_in(request, shown, cookie_value(self.token))
 
-    def log_out(self, request: Request) -> Response:
+    async def log_out(self, request: Request) -> Response:
         """End the session of this browser."""
         if self.sessions is not None:
             self.sessions.end(request.cookies.get(self.cookie, ""))
@@ -297,6 +294,13 @@ class Login:
 def is_page(request: Request) -> bool:
     """Whether a browser shows the answer as a page, which is then one that asks for the token or the password."""
     return request.scope["path"] in PAGES and request.method in READS
+
+
+def token_place() -> str:
+    """Where the token is, as its account can find it; without the account's name."""
+    if os.name == "nt":
+        return r"%APPDATA%\hangproof\token"
+    return f"{'$XDG_CONFIG_HOME' if os.environ.get('XDG_CONFIG_HOME') else '~/.config'}/hangproof/token"
 
 
 def _home(query: str) -> str:
@@ -354,13 +358,8 @@ def page(
         f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; form-action 'self'; base-uri 'none'; "
         "frame-ancestors 'none'"
     )
-    known = {"kind": kind, "shown": shown, "user": "", "problem": "", "info": "", "action": "login", "icon": ICON}
-    known |= {
-        "css": Markup(css),
-        "mark": Markup(MARK),
-        "max_field": str(MAX_FIELD),
-        "token_place": TOKEN_PLACE,
-        **values,
-    }
+    known = {"kind": kind, "shown": shown, "user": "", "problem": "", "info": "", "action": "login", **values}
+    known |= {"icon": ICON, "css": Markup(css), "mark": Markup(MARK)}
+    known |= {"max_field": str(MAX_FIELD), "token_place": token_place()}
     closed = {"content-security-policy": policy, "cache-control": "no-store"}
     return HTMLResponse(templates().get_template("login.html").render(known), status, {**headers, **closed})

@@ -40,8 +40,6 @@ def theme() -> gr.themes.Base:
         font_mono=["ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "DejaVu Sans Mono", "monospace"],
     ).set(  # contrast of at least 4.5 to 1, which the base theme does not reach
         body_text_color_subdued="*neutral_500",
-        body_text_color_subdued_dark="*neutral_400",
-        block_info_text_color="*neutral_500",
         block_label_text_color="*neutral_700",
         block_title_text_color="*neutral_800",
         button_primary_background_fill="*primary_700",
@@ -51,7 +49,6 @@ def theme() -> gr.themes.Base:
         body_background_fill="#f7f9fb",
         body_background_fill_dark="*neutral_950",
         background_fill_primary_dark="*neutral_900",
-        block_background_fill="white",
         block_background_fill_dark="*neutral_900",
         input_background_fill="white",
         input_border_width="1px",
@@ -62,10 +59,7 @@ def theme() -> gr.themes.Base:
         checkbox_label_background_fill_dark="*neutral_800",
         checkbox_label_background_fill_hover="*neutral_100",
         checkbox_label_background_fill_hover_dark="*neutral_700",  # the usual one is too light for its text
-        checkbox_background_color_selected="*primary_700",
-        checkbox_border_color_selected="*primary_700",
         color_accent="*primary_700",
-        color_accent_soft="*primary_50",
         border_color_accent="*primary_700",
         link_text_color="*primary_700",
     )

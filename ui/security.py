@@ -11,7 +11,6 @@ import ipaddress
 import re
 import secrets
 import socket
-from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -61,6 +60,8 @@ ROUTES: dict[str, set[str]] = {
     "/api/login": {"POST"},
 }
 LOGIN = {"/login", "/logout", "/api/login"}
+UPLOADS = {f"{API}upload", f"/api{API}upload"}
+LOGIN_BYTES, OTHER_BYTES = 16_000, 32_000_000  # of a form of the login; of captions and fields, as JSON
 MCP = f"/api{API}mcp"
 EXACT = {path: methods for path, methods in ROUTES.items() if not path.endswith("*")}
 PREFIXES = {path[:-1]: methods for path, methods in ROUTES.items() if path.endswith("*")}
@@ -81,20 +82,6 @@ PAGE_POLICY = (
     "img-src 'self' data: blob:; font-src 'self' data:; connect-src 'self'; object-src 'none'; base-uri 'self'; "
     "form-action 'self'; frame-ancestors 'none'"
 )
-
-
-@dataclass(frozen=True)
-class Limits:
-    """The largest bodies that requests may have, in bytes."""
-
-    upload: int
-    other: int = 32_000_000  # captions and fields, as JSON
-    login: int = 16_000
-
-    def of(self, path: str) -> int:
-        """The limit of a path."""
-        limits = {f"{API}upload": self.upload, f"/api{API}upload": self.upload}
-        return {**limits, "/login": self.login, "/api/login": self.login}.get(path, self.other)
 
 
 class Hosts:
@@ -185,10 +172,9 @@ class TooLarge(MultiPartException):
 class Guard:
     """ASGI application in front of the page."""
 
-    def __init__(
-        self, app: ASGIApp, hosts: Hosts, limits: Limits, login: Login | None = None, mcp: bool = False
-    ) -> None:
-        self.app, self.hosts, self.limits, self.login, self.mcp = app, hosts, limits, login, mcp
+    def __init__(self, app: ASGIApp, hosts: Hosts, upload: int, login: Login | None = None, mcp: bool = False) -> None:
+        """upload: the bytes of the largest upload."""
+        self.app, self.hosts, self.upload, self.login, self.mcp = app, hosts, upload, login, mcp
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -199,7 +185,7 @@ class Guard:
             await self._http(scope, receive, send)
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = _Body(receive, self.limits.of(scope["path"]))
+        body = _Body(receive, self._most(scope["path"]))
         request = Request(scope, body.receive)
         outgoing = _Outgoing(send, scope["path"], self.login is not None, body)
         try:
@@ -233,16 +219,21 @@ class Guard:
             )
         methods = methods_of(path, self.mcp)
         # Before anything else is said: without the token, an unknown address gets the same answer as a known one.
-        asks = self.login is not None and self.login.open_to_all(path) and request.method in methods
+        login = self.login.answers if self.login else {}
+        asks = path in login and path != "/logout" and request.method in methods  # for the token or the password
         if self.login and not asks and not self.login.admits(request):
             return self.login.refuse(request)
-        if not methods or (path in LOGIN and not (self.login and self.login.serves(path))):
+        if not methods or (path in LOGIN and path not in login):
             return PlainTextResponse("Hangproof has no such page.", 404)
         if request.method not in methods:
             return PlainTextResponse("This method is not allowed here.", 405, {"allow": ", ".join(sorted(methods))})
-        if not _fits(headers, self.limits.of(path)):
-            return _too_large(self.limits.of(path))
+        if not _fits(headers, self._most(path)):
+            return _too_large(self._most(path))
         return self.login.without_token(request) if self.login else None
+
+    def _most(self, path: str) -> int:
+        """The bytes of the largest body that a request may have."""
+        return self.upload if path in UPLOADS else LOGIN_BYTES if path in LOGIN else OTHER_BYTES
 
     async def _own(self, request: Request) -> Response | None:
         """The answer to a request that Gradio does not get."""
@@ -251,12 +242,8 @@ class Guard:
             return await health.respond()
         if path == "/api":
             return RedirectResponse("api/", 307)
-        if self.login and path == "/login":
-            return await self.login.respond(request)
-        if self.login and path == "/api/login":
-            return await self.login.respond_to_program(request)
-        if self.login and path == "/logout":
-            return self.login.log_out(request)
+        if self.login and path in self.login.answers:
+            return await self.login.answers[path](request)
         if path.startswith(scripts.PREFIX):
             return scripts.respond(request)
         if path.startswith(served.ARCHIVES):

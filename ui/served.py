@@ -87,7 +87,7 @@ async def respond(request: Request) -> Response:
     if found is None:
         return PlainTextResponse("There is no such file, or Hangproof does not send this kind of file.", 404)
     path, content_type, status = found
-    if path.suffix.lower() == ".log" and (hidden := _without_secrets(path)):
+    if path.suffix.lower() == ".log" and (hidden := await anyio.to_thread.run_sync(_without_secrets, path)):
         headers = {"content-disposition": f"attachment; filename*=UTF-8''{quote(path.name)}", **PRIVATE}
         return StreamingResponse(hidden, headers=headers, media_type=content_type)
     image, known = content_type.startswith("image/"), request.headers.get("if-none-match", "")
@@ -154,13 +154,13 @@ async def respond_archive(request: Request) -> Response:
     try:
         if not name.endswith(".zip"):
             raise RunError("Hangproof has no such page.")
-        folder = view.folder_of(name.removesuffix(".zip"))
-        stream = await anyio.to_thread.run_sync(archive, folder)
+        slug = name.removesuffix(".zip")
+        stream = await anyio.to_thread.run_sync(lambda: archive(view.folder_of(slug)))
     except (RunError, OSError) as error:
         return PlainTextResponse(str(error), 404)
     headers = {
         "content-length": str(len(stream)),
-        "content-disposition": f"attachment; filename*=UTF-8''{quote(folder.name)}.zip",
+        "content-disposition": f"attachment; filename*=UTF-8''{quote(slug)}.zip",
         **PRIVATE,
     }
     if request.method == "HEAD":

@@ -53,6 +53,16 @@ def field(page, key: str):
     return page.locator(f"#{key} input, #{key} textarea").first
 
 
+def become(page, **expected: str) -> None:
+    """Wait until these fields have these values."""
+
+    def now(key: str) -> str | None:
+        chosen = page.locator(f"#{key} input:checked")  # of radio buttons
+        return chosen.get_attribute("value") if key in ("tier", "backend") else field(page, key).input_value()
+
+    until(lambda: {key: now(key) for key in expected} == expected, f"the page shows {expected}")
+
+
 @contextlib.contextmanager
 def serving_again(pages: list, data, port: int, **environment) -> Iterator:
     """A server in place of one that ended, once these open pages have loaded themselves again."""

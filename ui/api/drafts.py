@@ -11,6 +11,7 @@ from ui.new import form, run_starts, script_editor
 
 PAGE = 100  # images of one answer
 MOST_LISTED = 1000
+LISTED = ("id", "file", "width", "height", "caption", "warnings", "weight", "crop")  # of an image
 
 
 def list_models() -> list[dict[str, Any]]:
@@ -67,23 +68,8 @@ def list_images(
     """
     found = images.Query(filter).found(draft.items(_known(draft_id)))
     shown = found[max(0, first) : max(0, first) + max(1, min(count, MOST_LISTED))]
-    return {
-        "total": len(found),
-        "images": [
-            {
-                "id": one.id,
-                "file": one.file,
-                "subset": one.folder,
-                "width": one.width,
-                "height": one.height,
-                "caption": one.caption,
-                "warnings": list(one.warnings),
-                "weight": one.weight,
-                "crop": one.crop,
-            }
-            for one in shown
-        ],
-    }
+    named = {**{name: name for name in LISTED}, "subset": "folder"}
+    return {"total": len(found), "images": [{key: getattr(one, of) for key, of in named.items()} for one in shown]}
 
 
 def add_images(draft_id: str, files: list) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import runs
 from monitor.state import nothing_left
 from runs import manage
-from runs.results import Prompt, Sample
+from runs.results import Lora, Prompt, Sample
 from ui import jobs
 from ui.run import actions, blind_vote, charts, log_view, queue, view
 from ui.run.snapshots import Snapshot, best
@@ -41,9 +41,7 @@ def run_status(run: str) -> dict[str, Any]:
         **_row(shown),
         "status": shown.status,
         "settings": {key: value for key, value in shown.spec.items() if key != "environment"},
-        "loras": [
-            {"file": one.path.name, "at": one.at, "bytes": one.size, "final": one.final} for one in view.loras(folder)
-        ],
+        "loras": [{**_lora(one), "final": one.final} for one in view.loras(folder)],
         "incidents": [{"number": one.number, **one.fields} for one in view.incidents(folder)],
         "actions": actions.possible(shown),
     }
@@ -101,10 +99,11 @@ def delete_run(run: str, images: bool = False) -> dict[str, Any]:
 
 def run_files(run: str) -> list[dict[str, Any]]:
     """The addresses from which the LoRA files of a run can be downloaded, relative to the page's."""
-    return [
-        {"file": one.path.name, "at": one.at, "bytes": one.size, "url": file_url(one.path)}
-        for one in view.loras(view.folder_of(run))
-    ]
+    return [{**_lora(one), "url": file_url(one.path)} for one in view.loras(view.folder_of(run))]
+
+
+def _lora(one: Lora) -> dict[str, Any]:
+    return {"file": one.path.name, "at": one.at, "bytes": one.size}
 
 
 def run_samples(run: str) -> dict[str, Any]:

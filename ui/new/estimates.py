@@ -87,19 +87,11 @@ def _disk(spec: "runs.RunSpec", images: Mapping[str, int]) -> str:
     named = ", ".join(f"{name} {size_text(count)}" for name, count in parts.items())
     free = free_gb(runs.data_root())
     text = f"about {size_text(sum(parts.values()))} <span>({esc(named)}; {free:.0f} GB free)</span>"
-    short = [
-        f"{place} has {available:.1f} GB free"
-        for place, available, needed in (
-            (runs.data_root(), free, sum(written.values())),
-            (folder, free_gb(folder), download),
-        )
-        if needed / 1e9 > available
-    ]
-    return (
-        f'{text} <span class="hp-warn">Too little space: {esc("; ".join(short))}. Free some space.</span>'
-        if short
-        else text
-    )
+    places = ((runs.data_root(), free, sum(written.values())), (folder, free_gb(folder), download))
+    short = [f"{place} has {left:.1f} GB free" for place, left, needed in places if needed / 1e9 > left]
+    if short:
+        text += f' <span class="hp-warn">Too little space: {esc("; ".join(short))}. Free some space.</span>'
+    return text
 
 
 def _samples(spec: "runs.RunSpec") -> str:

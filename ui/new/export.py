@@ -8,6 +8,7 @@ rest. The base model need not be here: the other machine fetches it.
 import json
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -83,6 +84,8 @@ def write(draft_id: str) -> Path:
     path = folder / f"{spec.slug}.zip"
     own_models = data_root() / "models.toml"
     folder.mkdir(parents=True, exist_ok=True)
+    for left in folder.glob(".work-*"):  # of an export that was killed
+        shutil.rmtree(left, ignore_errors=True)
     with explained("write the ZIP"), tempfile.TemporaryDirectory(dir=folder, prefix=".work-") as work:
         if own_models.is_file():
             shutil.copyfile(own_models, Path(work) / own_models.name)
@@ -100,6 +103,7 @@ def write(draft_id: str) -> Path:
 
 def main(argv: list[str]) -> int:
     """Exit code 0: the last line of the output is {"file", "bytes"}. 1: the reason is on standard error."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # "Cancel": nothing of it is left
     try:
         if len(argv) != 1 or not draft.is_id(argv[0]):
             raise RunError("usage: python -m ui.new.export DRAFT")

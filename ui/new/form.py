@@ -52,11 +52,8 @@ def defaults() -> dict[str, Any]:
     """Initial form values by key."""
     table = presets.defaults()["run"]
     values = {key: table.get(key, "") for key in KEYS}
-    values |= {
-        "sample_every_n_steps": "",
-        "nodes": 1,
-        "subject": SUBJECT.choices[0][1],
-    }  # samples: about a tenth of the run
+    # Without a number of steps, samples are drawn after each tenth of the run, about.
+    values |= {"sample_every_n_steps": "", "nodes": 1, "subject": SUBJECT.choices[0][1]}
     return {**values, **_texts(values)}
 
 
@@ -255,11 +252,7 @@ def values_of_spec(spec: RunSpec, images: Mapping[str, int]) -> dict[str, Any]:
     prompts = "\n".join(" ".join(prompt.splitlines()) for prompt in spec.prompts)
     values |= {"prompts": prompts, "alpha": str(spec.alpha), "learning_rate": str(spec.learning_rate)}
     values |= {key: "" if values[key] is None else str(values[key]) for key, empty in EMPTY.items() if empty is None}
-    lines = {
-        key: value
-        for key, value in fields.items()
-        if key not in ("extra", "environment", "edited") and value != plain[key]
-    }
+    lines = {k: v for k, v in fields.items() if k not in ("extra", "environment", "edited") and v != plain[k]}
     values |= {key: str(values[key] or "").removesuffix(".0") for key, empty in EMPTY.items() if empty == 0.0}
     for field in MORE:
         if field.kind == "choice" and values[field.key] not in dict(field.choices).values():
@@ -278,26 +271,26 @@ def as_text(value: object) -> str:
 
 def plan(review: Review) -> str:
     """The number of steps and how it is computed, as HTML."""
-    spec, count = review.spec, sum(review.images.values())
-    if not count:
+    spec, total = review.spec, sum(review.images.values())
+    if not total:
         return '<p class="hp-plan">Add images in step 1 to see the number of training steps.</p>'
     if spec is None:
         return '<p class="hp-plan">The number of training steps appears here once the errors below are fixed.</p>'
     held = held_out(review.images, spec.validation_split, spec.backend)
     left = {name: number - held[name] for name, number in review.images.items()}
-    parts = [f"{count:,} image{'s' * (count != 1)}"]
+    parts = [count(total, "image")]
     parts[0] += f", {sum(held.values())} held out" * any(held.values())
     if not spec.max_train_steps:
         shown_images = shown_per_epoch(left, spec.repeats)
         if shown_images == sum(left.values()) * spec.repeats:
-            parts.append(f"{spec.repeats} repeat{'s' * (spec.repeats != 1)}")
+            parts.append(count(spec.repeats, "repeat"))
         else:  # subsets with their own repeats, images with a weight
             parts = [f"{parts[0]}, shown {shown_images:,} times an epoch"]
-        parts.append(f"{spec.epochs} epoch{'s' * (spec.epochs != 1)}")
+        parts.append(count(spec.epochs, "epoch"))
     batch = spec.batch_size * spec.gradient_accumulation * world(spec)
     size = f"{', ' if spec.max_train_steps else ' ÷ '}batch {batch}" * (batch > 1)
     equals = ":" if spec.max_train_steps else " ="
-    note = " With one image, the LoRA memorizes that image. Use 10 to 30 images." if count == 1 else ""
+    note = " With one image, the LoRA memorizes that image. Use 10 to 30 images." if total == 1 else ""
     return f'<p class="hp-plan">{" × ".join(parts)}{size}{equals} <strong>{review.steps:,} steps</strong>.{note}</p>'
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import presets
 import runs
 from guards import hub
+from monitor.phrases import count
 from runs import weights
 from runs.machine import Machine, this_machine
 from runs.paths import CHECKOUTS
@@ -97,7 +98,7 @@ def _next_steps(spec: "runs.RunSpec") -> list[str]:
     elif trainer["loads"] == "files" and (names := weights.missing(spec)):
         size_gb = weights.to_download(spec)[0] / 1e9
         size = f" ({size_gb:.0f} GB)" if size_gb >= 1 else ""
-        text = esc(f"{len(names)} model file{'s' * (len(names) > 1)}{size} missing: {', '.join(names)}.")
+        text = esc(f"{count(len(names), 'model file')}{size} missing: {', '.join(names)}.")
         if not model["generated"]:
             text += " Download them here, or put them into the models folder."
         if model["gated"] and not hub.token() and (repo := _gated_repo(model, names)):

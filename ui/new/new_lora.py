@@ -302,7 +302,7 @@ def starting(
     try:
         folder, messages = begin()
     except run_starts.NotStarted as error:
-        yield intro, error.folder.name, [f"The run was created but did not start: {error}", *error.messages]
+        yield intro, error.folder.name, [str(error), *error.messages]
     except fold.ERRORS as error:
         yield f"{intro}{problem_html(error)}", "", []
     else:

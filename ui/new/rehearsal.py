@@ -54,12 +54,19 @@ def _prepare(folder: Path, draft_id: str) -> None:
     if wrong or reviewed.spec is None:
         raise RunError([Fault("", form.shown(fault)) for fault in wrong] or OUT_OF_DATE)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / rehearse.FILE).unlink(missing_ok=True)
+    forget(folder)
     data = folder / rehearse.DATASET
     shutil.rmtree(data, ignore_errors=True)
     data.mkdir()
     ingest(draft.sources(draft_id)[: rehearse.IMAGES], data)
     save(folder, script_editor.for_run(draft_id, reviewed.spec))
+
+
+def forget(folder: Path) -> None:
+    """Remove the result of the last rehearsal: one that cannot begin has none."""
+    from launch import rehearse
+
+    (folder / rehearse.FILE).unlink(missing_ok=True)
 
 
 def cancel(draft_id: str) -> None:

@@ -19,7 +19,7 @@ class NotStarted(RunError):
     """The run was created and could not be started."""
 
     def __init__(self, problem: RunError, folder: Path, messages: list[str]) -> None:
-        super().__init__(problem.faults)
+        super().__init__(f"The run {folder.name} was created but did not start: {problem}")
         self.folder, self.messages = folder, messages
 
 

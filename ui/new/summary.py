@@ -3,7 +3,10 @@
 from dataclasses import replace
 from typing import Any
 
+import gradio as gr
+
 import presets
+from monitor.phrases import count
 from ui.dataset import draft
 from ui.html import esc
 from ui.new import estimates, form, model_note, script_editor
@@ -20,15 +23,14 @@ def save_settings(draft_id: str, changes: dict[str, Any], starting: bool = False
         found = form.reviewed(draft_id)
         return {"values": found.values, "marks": found.marks(starting), "said": said(draft_id, found)}
     except presets.PresetError as error:  # what was typed is stored
-        return {"values": draft.form(draft_id), "marks": {}, "said": unreadable(error)}
+        said_of_it = f'<p class="hp-plan hp-warn">{esc(error)}</p>'
+        return {"values": draft.form(draft_id), "marks": {}, "said": (said_of_it, *[gr.skip()] * 8)}
 
 
 def said(draft_id: str, found: form.Review) -> tuple[Any, ...]:
     """The plan, the button with the proposed length, the model's notes with the download's progress, the choices of VRAM and
     trainer, the title of the GPU's fold, the model's own field, the download button, and the timer that polls the download;
     values and updates as a script of the page can return them to Gradio, too."""
-    import gradio as gr
-
     planned, values = script_editor.reviewed(draft_id, found), found.values
     plan = form.plan(planned) + estimates.html(planned) + form.findings(found)
     key, model = model_note.model_to_fetch(values), presets.models().get(values["model"])
@@ -46,17 +48,8 @@ def said(draft_id: str, found: form.Review) -> tuple[Any, ...]:
     )
 
 
-def unreadable(error: Exception) -> tuple[Any, ...]:
-    """What `said` gives of settings that cannot be judged."""
-    import gradio as gr
-
-    return f'<p class="hp-plan hp-warn">{esc(error)}</p>', *[gr.skip()] * 8
-
-
 def _propose(draft_id: str, review: form.Review) -> dict[str, Any]:
     """The button that lets the length follow the number of images again; hidden while it does."""
-    import gradio as gr
-
     values = review.values
     found = None if str(values["max_train_steps"] or "").strip() else form.proposal(draft_id, values)
     if found is None or not found.steps or (values["repeats"], values["epochs"]) == (found.repeats, found.epochs):
@@ -64,5 +57,5 @@ def _propose(draft_id: str, review: form.Review) -> dict[str, Any]:
     if review.spec is not None:  # as the plan counts them: without held-out images, each bucket by itself
         spec = review.spec.changed(repeats=found.repeats, epochs=found.epochs)
         found = replace(found, steps=replace(review, spec=spec).steps)
-    label = f"{found.repeats} repeat{'s' * (found.repeats != 1)} × {found.epochs} epoch{'s' * (found.epochs != 1)}"
+    label = f"{count(found.repeats, 'repeat')} × {count(found.epochs, 'epoch')}"
     return gr.update(visible=True, value=f"Use proposed: {label} = {found.steps:,} steps")

@@ -220,7 +220,7 @@ def form_values(found: "Settings", now: Mapping[str, Any]) -> dict[str, Any]:
     keys = set(found.fields) | ({*form.MODEL_FIELDS, "flags"} if whole else set())
     keys |= {"flags"} if given["flags"] else set()
     if not whole and given["flags"]:
-        given["flags"] = f"{now['flags'].rstrip()}\n{given['flags']}".lstrip()
+        given["flags"] = f"{(now['flags'] or '').rstrip()}\n{given['flags']}".lstrip()
     return {key: given[key] for key in form.KEYS if key in keys}
 
 

@@ -7,6 +7,7 @@ Their output goes to a file, not to a pipe: the processes that the monitor start
 The other actions are the monitor's commands as functions, so the command line and the page do the same.
 """
 
+import os
 import subprocess
 import tempfile
 import threading
@@ -76,7 +77,8 @@ def stop(folder: Path) -> None:
 
 def _done(words: list[str], wait_s: float) -> bool:
     """Whether a command has ended within a time; it continues without the page. RunError: it failed, with its last lines."""
-    with tempfile.TemporaryFile() as output:
+    in_memory = hasattr(os, "memfd_create")  # on Linux: a full disk takes no file
+    with open(os.memfd_create("output"), "w+b") if in_memory else tempfile.TemporaryFile() as output:
         process = helper(python(*words), output)
         try:
             code = process.wait(wait_s)
@@ -95,15 +97,14 @@ def possible(shown: "view.View") -> list[str]:
     """The actions that the run's state allows."""
     if shown.problem:
         return []
-    state, position = shown.state, _position(shown.folder)
+    state, (position, waits_as) = shown.state, _place(shown.folder)
     found = []
     if shown.running and state in STEPS:
         found += ["sample"] * (shown.spec.get("sample_every_n_steps") != 0) + ["save"]
     if shown.running and state not in ("stopping", "opening"):
         found.append("pause")
     if not shown.running and state != "completed":
-        first = position and queue.entries()[position - 1].run == shown.folder.name
-        found += ["now", "cancel"] if first else ["queue"] * (not position)
+        found += ["now", "cancel"] if waits_as == shown.folder.name else ["queue"] * (not position)
     return found
 
 
@@ -129,7 +130,7 @@ def _note(shown: "view.View", busy: tuple[str, ...]) -> str:
         return "Pausing: it saves a checkpoint first."
     for action in busy:
         return f"{ACTIONS[action][0]}: requested. It is done when the current step is complete."
-    if position := _position(shown.folder):
+    if position := _place(shown.folder)[0]:
         return f"Waits in the queue, position {position}."
     if not shown.running:
         return ""
@@ -140,9 +141,10 @@ def _note(shown: "view.View", busy: tuple[str, ...]) -> str:
     return f"{message[:1].upper()}{message[1:]}."
 
 
-def _position(folder: Path) -> int:
-    """The run's place in the queue, from 1; 0 for none."""
-    return next((n for n, one in enumerate(queue.entries(), 1) if folder.name in (one.run, *one.sweep)), 0)
+def _place(folder: Path) -> tuple[int, str]:
+    """The run's place in the queue, from 1, and the name of that entry: its own, or its sweep's; (0, "") for none."""
+    places = enumerate(queue.entries(), 1)
+    return next(((n, one.run) for n, one in places if folder.name in (one.run, *one.sweep)), (0, ""))
 
 
 def _last_answer(events: Path) -> tuple[datetime | None, str]:

@@ -53,7 +53,8 @@ def losses(one: "view.View") -> list[tuple[str, float, float]]:
 
 def settings(one: "view.View") -> dict[str, str]:
     """The settings of a run as text, by label; those of `extra` with the trainer's own names."""
-    spec = {**{key: v for key, v in one.spec.items() if key != "extra"}, **(one.spec.get("extra") or {})}
+    extra = one.spec.get("extra")
+    spec = {key: v for key, v in one.spec.items() if key != "extra"} | (extra if isinstance(extra, dict) else {})
     return {form.LABELS.get(key, key): _text(v)[:MOST_TEXT] for key, v in spec.items() if key not in LEFT_OUT}
 
 

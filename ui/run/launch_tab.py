@@ -188,11 +188,14 @@ def draw(folder: Path) -> None:
         fold.job(go, begin, functools.partial(look, name), lambda: jobs.cancel(folder, name), name, inputs)
 
     def check(package: str, name: str, minutes: int, title: str, about: str, label: str, can: bool = True) -> None:
+        def begin() -> None:
+            forget = functools.partial(rehearsal.forget, folder) if name == "rehearse" else lambda: None
+            jobs.start(folder, name, [package, name, str(folder), "--json"], minutes * MINUTES, forget)
+
         with gr.Accordion(title, open=jobs.running(folder, name), elem_id=f"check-{name}"):
             fold.say(about, "hp-hint")
             go = gr.Button(label, variant="primary", size="sm", elem_id=f"start-{name}", interactive=can)
-            words = [package, name, str(folder), "--json"]
-            follow(name, go, functools.partial(jobs.start, folder, name, words, minutes * MINUTES))
+            follow(name, go, begin)
 
     if trains or jobs.read(folder, "diagnose") is not None:
         check("monitor", "diagnose", 2, "What is it doing?", ABOUT_DIAGNOSE, "Look at the stacks")

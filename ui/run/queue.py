@@ -29,13 +29,18 @@ def entries() -> list[queue.Entry]:
 def html(everything: list[view.View]) -> str:
     """The queue and the newest sweeps; "" where there is neither. Starts the queue's process where it is missing."""
     global _checked_s
-    if entries() and time.monotonic() - _checked_s >= CHECK_S:
+    known = entries()
+    if known and time.monotonic() - _checked_s >= CHECK_S:
         _checked_s = time.monotonic()
         queue.ensure_worker()
     views = {one.folder.name: one for one in everything}
-    waiting = [one for one in entries() if one.next_run in views]  # a deleted run leaves at the queue's next turn
+    waiting = [one for one in known if one.next_run in views]  # a deleted run leaves at the queue's next turn
     shown = [(one, one.run if one.sweep else views[one.run].name, _about(one, views[one.next_run])) for one in waiting]
-    sweeps = [_sweep(one, views) for one in sweep.all_sweeps()[:SWEEPS]]
+    sweeps = []
+    for one in sweep.all_sweeps()[:SWEEPS]:
+        runs = [views[run] for run, _ in one.runs if run in views]
+        goes_on = one.name in {entry.run for entry in known} or any(each.running for each in runs)
+        sweeps.append((one, sum(each.state in FINAL for each in runs), goes_on))
     return part("run/queue.html", "queue", shown, sweeps) if shown or sweeps else ""
 
 
@@ -45,13 +50,6 @@ def _about(entry: queue.Entry, shown: view.View) -> list[str]:
         return [entry.problem]
     started = [f"{entry.total - len(entry.sweep)} of {entry.total} started"] if entry.sweep else []
     return started + ["paused"] * (shown.state == "paused")
-
-
-def _sweep(one: sweep.Sweep, views: dict[str, view.View]) -> tuple[sweep.Sweep, int, bool]:
-    """A sweep, how many of its runs have ended, and whether others have not."""
-    shown = [views[run] for run, _ in one.runs if run in views]
-    waits = any(entry.run == one.name for entry in entries())
-    return one, sum(each.state in FINAL for each in shown), waits or any(each.running for each in shown)
 
 
 def follow_delete(run: str) -> None:

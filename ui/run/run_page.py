@@ -110,11 +110,7 @@ def build() -> RunPage:
             gr.set_static_paths(outputs_dir())  # Gradio names the samples by their path instead of copying them
             for name, (title, draw) in FOLDS.items():
                 fold.build(title, f"{name}-fold", selected, draw)
-
-            def manage(of: Path) -> None:
-                _manage(of, notice, again)
-
-            fold.build("Rename or delete", "manage-fold", selected, manage)
+            fold.build("Rename or delete", "manage-fold", selected, lambda folder: _manage(folder, notice, again))
     outputs = [selected, seen, *(parts[name] for name in PARTS), halt, go, total, copy]
 
     shown = [selected, seen, search]

@@ -26,7 +26,7 @@ from runs.files import RunError
 from runs.results import Lora
 from ui.dataset.draft_store import OUT_OF_DATE
 from ui.run import snapshots
-from ui.run.metrics import Metrics
+from ui.run.metrics import LARGEST, Metrics
 from ui.run.readers import kept, latest, stamp
 
 SAMPLES, PROMPTS = "sample", "sample_prompts.txt"
@@ -110,18 +110,18 @@ class View:
 
 
 def number_of(values: dict[str, Any], key: str) -> float | None:
-    """A number among the values of a file; None when it is missing or not a number."""
-    value = values.get(key)
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+    """A number among the values of a file; None when it is missing, not a number, or larger than any that is measured."""
+    value: Any = values.get(key)
+    return value if type(value) in (int, float) and abs(value) < LARGEST else None
 
 
 def moment(text: object) -> datetime | None:
     """The time that a status has as text, in UTC where it names no zone; None when it is none."""
     try:
         then = datetime.fromisoformat(str(text))
-    except ValueError:
+        return (then if then.tzinfo else then.replace(tzinfo=UTC)).astimezone(UTC)
+    except (ValueError, OverflowError):  # the first or the last day of the calendar
         return None
-    return then if then.tzinfo else then.replace(tzinfo=UTC)
 
 
 def folder_of(name: object) -> Path:
@@ -163,6 +163,7 @@ def _read(folder: Path) -> View:
         # As plain values, not validated, because validating every run of the list takes too long.
         spec = tomllib.loads((folder / "run.toml").read_text(encoding="utf-8"))
         if env_file.exposed(spec):
+            spec = env_file.moved(spec)  # into `environment`, which nobody is shown: an invalid spec cannot be loaded
             spec = runs.load(folder).public()  # takes the secrets out of the files that a person wrote
     except (OSError, ValueError, RunError) as error:
         problem = f"{folder / 'run.toml'} cannot be read: {error}"

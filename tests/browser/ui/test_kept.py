@@ -10,6 +10,7 @@ from ui_helpers import photos, serving
 from ui_page import a_tab, caption, captions, drop, field, gpu_fold, nothing_is_kept, open_page, serving_again, until
 
 from ui.dataset import draft
+from ui.new import script_editor
 
 
 @pytest.fixture
@@ -35,6 +36,10 @@ def test_what_is_typed_while_the_server_is_killed_is_not_called_saved_and_arrive
     """In two tabs, of which one is closed before the server is back."""
     with serving(data) as server:
         open_page(tab, server)
+        field(tab, "name").fill("before")
+        tab.get_by_text("The script", exact=True).click()
+        tab.locator("#edit-script").click()
+        tab.locator("#script .cm-content[contenteditable=true]").click()
         drop(tab, *photos("coffee.png", "rocket.jpg"), count=2)
         second = tab.context.new_page()
         open_page(second, server)
@@ -42,8 +47,10 @@ def test_what_is_typed_while_the_server_is_killed_is_not_called_saved_and_arrive
         pages = {"coffee.png": tab, "rocket.jpg": second}
         gpu_fold(tab)
         draft_id = second.evaluate("hangproof.draft()")
-        # One caption after another, until the server is dead and once more.
+        # One caption after another, until the server is dead and once more. The script waits for a pause.
         (stop := threading.Timer(0.7, server.stop, (True,))).start()
+        tab.locator("#script .cm-content").press("Control+End")
+        tab.keyboard.insert_text("# mine\n")
         ended, number, typed = False, 0, {}
         while not ended:
             ended, number = not stop.is_alive(), number + 1
@@ -75,6 +82,7 @@ def test_what_is_typed_while_the_server_is_killed_is_not_called_saved_and_arrive
         until(second.get_by_text("GPU memory and trainer: 16 GB").is_visible, "the page shows the tier")
         stored = draft.form(draft_id)
         assert [stored[key] for key in kept] == [*kept.values()]
+        assert script_editor.stored(draft_id)["script"].endswith("# mine\n")
 
 
 def log_in(page) -> None:

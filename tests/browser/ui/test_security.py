@@ -189,7 +189,7 @@ def test_any_address_shows_where_the_token_is_and_takes_it(server, browser):
             with page.expect_navigation():  # without the cookie of the tests
                 page.evaluate("(url) => { location.href = url; }", f"{server.url}{address}")
             page.get_by_label("Token").wait_for()
-        page.get_by_text("config/hangproof/token").wait_for()
+        page.get_by_text("$XDG_CONFIG_HOME/hangproof/token").wait_for()
         assert page.get_by_text("address that Hangproof printed").is_visible()
         has_focus(page, "name", "token")
         page.keyboard.type("wrong")
@@ -214,6 +214,9 @@ def test_the_printed_and_the_opened_address_open_the_page(tmp_path, browser):
     opener.chmod(0o755)
     env = {**os.environ, "HANGPROOF_DATA": str(tmp_path / "data"), "XDG_CONFIG_HOME": str(tmp_path / "config")}
     env["BROWSER"] = f"{opener} %s"
+    killed = tmp_path / "data" / "datasets" / ".open-killed.html"  # has the token
+    killed.parent.mkdir(parents=True)
+    killed.touch()
     command = [sys.executable, "app.py", "--port", str(port)]
     process = subprocess.Popen(command, cwd=PROJECT, env=env, stdout=subprocess.PIPE, text=True)
     try:
@@ -232,6 +235,7 @@ def test_the_printed_and_the_opened_address_open_the_page(tmp_path, browser):
                 assert page.url == f"http://127.0.0.1:{port}/"
                 page.go_back()
                 assert secret not in page.url
+        process.stdout.close()  # as by Ctrl-C, where `| tee` reads it
         process.terminate()
         assert process.wait(PATIENCE_S) == 0 and not list((tmp_path / "data").rglob("*.html"))
     finally:

@@ -66,7 +66,8 @@ def test_files_are_found_only_by_their_own_path(server, tmp_path):
     refused += ["/etc/passwd", "http://127.0.0.1:1/a.png", "a%00.png", "", "x" * 5000]
     (data / "models.toml").rename(tmp_path / "models.toml")  # the page reads it
     others = [f"/gradio_api/file/{thumb}", f"/file={thumb}", "/gradio_api/proxy=http://127.0.0.1/"]
-    others += ["/gradio_api//file=/x", "/api/gradio_api/file=/etc/passwd", "/api/nonsense"]
+    others += ["/gradio_api//file=/x", "/api/gradio_api/file=/etc/passwd", "/api/nonsense", "/login/", "/config/x"]
+    others += ["/openapi.json", "/docs", "/gradio_api/openapi.json"]
     for path in [*(f"/gradio_api/file={path}" for path in refused), *others]:
         status, _, body = ask(server, "GET", path)
         assert status == 404 and photo[:100] not in body and b"root:" not in body, path

@@ -179,7 +179,7 @@ def test_another_user_of_the_machine_gets_neither_the_token_nor_an_answer():
 
             def nobody(*command: str) -> subprocess.CompletedProcess:
                 other = {"user": "nobody", "group": 65534, "extra_groups": []}
-                return subprocess.run(command, **other, capture_output=True, text=True)
+                return subprocess.run(command, **other, capture_output=True, text=True, errors="replace")
 
             file = str(home / "config" / "hangproof" / "token")
             assert nobody("ls", file).returncode == 0 and nobody("cat", file).returncode != 0

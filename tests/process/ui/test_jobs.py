@@ -118,6 +118,18 @@ def test_of_threads_of_several_servers_one_starts_the_command_and_cancel_leaves_
     assert not jobs.running(folder, "work") and len(pids(folder)) == 1
 
 
+def test_cancel_leaves_nothing_of_a_command_where_a_signal_kills_at_once(folder, words, monkeypatch):
+    """As on Windows, where no process inherits a lock either."""
+    monkeypatch.setattr(jobs, "POSIX", False)
+    monkeypatch.setattr(jobs.platform, "send", lambda pid, start, number: os.kill(pid, signal.SIGKILL) is None)
+    jobs.start(folder, "work", words, 120)
+    assert jobs.running(folder, "work"), "its process has the lock"
+    until(lambda: pids(folder), "the command runs")
+    jobs.cancel(folder, "work")
+    assert jobs.read(folder, "work").state == "cancelled"
+    until(lambda: not left(folder), "the command and its process in another session are gone")
+
+
 @pytest.mark.parametrize(("code", "state"), [("0", "done"), ("3", "failed")])
 def test_a_job_is_read_while_it_runs_and_after_it(folder, words, tmp_path, code, state):
     jobs.start(folder, "work", [*words, code], 120)

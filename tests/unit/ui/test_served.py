@@ -3,6 +3,7 @@
 import asyncio
 import io
 import os
+import threading
 import zipfile
 
 import pytest
@@ -11,9 +12,10 @@ from ui_helpers import a_run, lora_file, write_run
 
 import runs
 from ui import served
+from ui.run import view
 
 
-def test_an_archive_holds_the_complete_loras_and_nothing_from_elsewhere(data):
+def test_an_archive_holds_the_complete_loras_and_nothing_from_elsewhere(data, monkeypatch):
     folder = a_run(data, "with loras", 1e-4)
     lora_file(folder / f"{folder.name}-step000020.safetensors", 20)
     final = lora_file(folder / f"{folder.name}.safetensors", 60)
@@ -32,10 +34,9 @@ def test_an_archive_holds_the_complete_loras_and_nothing_from_elsewhere(data):
     with pytest.raises(runs.RunError, match="no LoRA yet"):
         served.archive(write_run(data, "empty"))
     folder.rename(folder.with_name("a%20b"))
-    scope = {
-        "type": "http",
-        "method": "HEAD",
-        "path": "/downloads/a%20b.zip",
-        "headers": [],
-    }  # as the server has decoded it
+    path = "/downloads/a%20b.zip"  # as the server has decoded it
+    scope = {"type": "http", "method": "HEAD", "path": path, "headers": []}
+    threads, real = [threading.get_ident()], view.folder_of
+    monkeypatch.setattr(view, "folder_of", lambda name: (threads.append(threading.get_ident()), real(name))[1])
     assert asyncio.run(served.respond_archive(Request(scope))).status_code == 200
+    assert threads[1] != threads[0], "a disk that does not respond does not stop the server"

@@ -1,9 +1,10 @@
 """The folds of the tab New LoRA are made when they are opened: templates, an import, a sweep's plan, a rehearsal."""
 
+import json
 import re
 
 from draft_helpers import photo
-from ui_page import choose_tiny, drop, field, open_page, unfold, until
+from ui_page import become, choose_tiny, drop, field, open_page, shows, unfold, until
 
 TRAIN = "accelerate launch -m trainer --pretrained_model_name_or_path tiny-flux --network_dim 6 --blocks_to_swap 4\n"
 
@@ -22,7 +23,7 @@ def test_settings_come_from_a_template_and_a_file_and_a_sweep_is_planned(tab, se
     field(tab, "template").click()
     tab.get_by_role("option", name=re.compile("^A style")).click()
     tab.locator("#use-settings").click()
-    until(lambda: field(tab, "rank").input_value() == "32", "the template's rank")
+    become(tab, rank="32")
     until(lambda: "in the style of ohwx" in field(tab, "prompts").input_value(), "the template's prompts")
     own = tab.get_by_label("Name of a new template")
     own.fill("Mine <img src=x>")
@@ -35,15 +36,22 @@ def test_settings_come_from_a_template_and_a_file_and_a_sweep_is_planned(tab, se
     tab.locator("#setup").get_by_text("Deleted.", exact=True).wait_for()
 
     (tmp_path / "train.sh").write_text(TRAIN)
-    tab.locator("#import-files input[type=file]").set_input_files(str(tmp_path / "train.sh"))
-    tab.locator("#import-files").get_by_text("train").first.wait_for()
+    images = photo(tmp_path / "photos" / "0.png", 0).parent
+    photo(images / "1.png", 1)
+    (tmp_path / "dataset.toml").write_text(
+        f"[[datasets]]\n[[datasets.subsets]]\nimage_dir = {json.dumps(str(images))}\n"
+    )
+    files = [str(tmp_path / name) for name in ("train.sh", "dataset.toml")]
+    tab.locator("#import-files input[type=file]").set_input_files(files)
+    tab.locator("#import-files").get_by_text("dataset").first.wait_for()
     tab.locator("#import-read").click()
     tab.locator("#setup-preview").get_by_text("Left out: can hang").first.wait_for()
     assert field(tab, "rank").input_value() == "32", "nothing changes before it is used"
+    tab.locator("#import-images").click()
+    shows(tab, 2)
     tab.locator("#use-settings").click()
-    until(lambda: field(tab, "rank").input_value() == "6", "the imported rank")
+    become(tab, rank="6")
 
-    drop(tab, *(photo(tmp_path / f"{n}.png", n) for n in range(2)), count=2)
     field(tab, "sweep-rank").fill("2, four")
     plan, go = tab.locator("#sweep-plan"), tab.locator("#sweep-start")
     plan.get_by_text("'four' is not").wait_for()

@@ -2,7 +2,7 @@
 
 import re
 
-from ui_page import assert_accessible, field, gpu_fold, more_settings, open_page, until
+from ui_page import assert_accessible, become, field, gpu_fold, more_settings, open_page, until
 
 import presets
 
@@ -15,20 +15,6 @@ def choose(page, name: str) -> int:
     offered = page.get_by_role("option").count()
     option.click()
     return offered
-
-
-def become(page, **expected: str) -> None:
-    """Wait until these fields have these values."""
-
-    def now() -> dict:
-        return {
-            key: page.locator(f"#{key} input:checked").get_attribute("value")
-            if key in ("tier", "backend")
-            else field(page, key).input_value()
-            for key in expected
-        }
-
-    until(lambda: now() == expected, f"the page shows {expected}")
 
 
 def test_a_model_sets_its_values_and_the_page_says_what_each_tier_needs(tab, bare_server):

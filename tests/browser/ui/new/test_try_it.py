@@ -4,15 +4,9 @@ import re
 
 from draft_helpers import photo
 from ui_helpers import PROJECT, alone, serving
-from ui_page import caption, captions, choose_tiny, drop, field, gpu_fold, open_page, saved, until
+from ui_page import become, caption, captions, choose_tiny, drop, field, gpu_fold, open_page, saved, until
 
 SHIM = str(PROJECT / "tests/support/shims/nvml")
-
-
-def become(page, repeats: str, epochs: str) -> None:
-    """Wait until the length of the run is this."""
-    expected = [repeats, epochs]
-    until(lambda: [field(page, key).input_value() for key in ("repeats", "epochs")] == expected, f"{expected}")
 
 
 def estimates(page):
@@ -49,13 +43,13 @@ def test_the_first_page_says_what_to_do_next_and_follows_the_images(tab, bare_se
 
     # Repeats and epochs follow the number of images until they are typed.
     drop(tab, *(photo(tmp_path / f"{n}.png", n) for n in range(4)), count=4)
-    become(tab, "24", "20")
+    become(tab, repeats="24", epochs="20")
     button = tab.locator("#propose")
     button.wait_for(state="hidden")
     field(tab, "epochs").fill("3")
     tab.locator("#plan").get_by_text("288 steps").wait_for()
     button.get_by_text("Use proposed: 24 repeats × 20 epochs").click()
-    become(tab, "24", "20")
+    become(tab, repeats="24", epochs="20")
     tab.locator("#plan").get_by_text("1,920 steps").wait_for()
     button.wait_for(state="hidden")
 

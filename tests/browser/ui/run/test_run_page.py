@@ -251,3 +251,6 @@ def test_new_lora_from_this_run_fills_in_the_form_and_its_message_is_in_view(pag
     until(lambda: captions(page) == {"coffee.png": "tok, a cup"}, "the image is copied")
     shown = ["7", "copied 2"]
     until(lambda: [field(page, key).input_value() for key in ("epochs", "name")] == shown, "the settings are copied")
+    page.locator(".hp-card textarea").fill("another cup")
+    page.locator(".hp-card .hp-saved").get_by_text("saved", exact=True).wait_for()
+    assert (server.data / "datasets" / "copied" / "coffee.txt").read_text() == "tok, a cup\n", "that run is unchanged"

@@ -4,6 +4,7 @@ import zipfile
 
 import pytest
 from configure_helpers import DRAFT, FORM, edit, exported
+from ui_page import until
 
 import runs
 from runs.files import RunError
@@ -16,6 +17,7 @@ pytestmark = pytest.mark.slow
 
 def test_a_draft_is_exported_with_its_script_data_set_and_images(filled):
     script_editor.save(DRAFT, edit(script_editor.shown(DRAFT).text))
+    (export.folder_of(DRAFT) / ".work-killed").mkdir(parents=True)
     path = exported()
     with zipfile.ZipFile(path) as archive:
         names = {name.removeprefix("cat/") for name in archive.namelist()}
@@ -29,8 +31,17 @@ def test_a_draft_is_exported_with_its_script_data_set_and_images(filled):
     assert served.find(str(path))[1] == "application/zip"
     assert served.find(str(path.parent / ".jobs" / "export.json")) is None
     assert 'download="cat.zip"' in export.look(DRAFT)[1]
-    assert not [one for one in path.parent.glob(".work*")], "no working folder is left"
+    assert not [one for one in path.parent.glob(".work*")], "no working folder is left, not even an older one"
     assert not (runs.outputs_dir() / "cat").exists()
+
+
+def test_a_cancelled_export_leaves_no_copy_of_the_images_and_keys(filled):
+    export.start(DRAFT)
+    folder = export.folder_of(DRAFT)
+    until(lambda: list(folder.glob(".work-*")), "it has begun")
+    jobs.cancel(folder, export.JOB)
+    assert jobs.wait(folder, export.JOB, 60).state == "cancelled"
+    assert [path.name for path in folder.iterdir()] == [".jobs"]
 
 
 def test_an_export_that_cannot_be_made_says_why(data):

@@ -50,6 +50,14 @@ def test_start_asks_once_about_images_that_nothing_describes_and_about_a_failed_
     monkeypatch.setattr("ui.dataset.captioning.running", lambda _: True)
     assert "Captions are still being written" in start()[0] and start() == ("", "captioned")
 
+    def refuse(folder: Path) -> None:
+        raise runs.RunError("there is no monitor")
+
+    monkeypatch.setattr("ui.run.actions.start", refuse)
+    form.save(mine, {"name": "refused"}, typed=True)
+    with pytest.raises(runs.RunError, match="The run refused was created but did not start: there is no monitor"):
+        run_starts.start(mine)  # as the API does
+
 
 def test_no_run_begins_with_a_part_of_the_images_that_are_imported(mine, tmp_path, monkeypatch):
     monkeypatch.setattr("ui.jobs.start", lambda *_: None)  # the import is as slow as can be

@@ -21,10 +21,3 @@ def test_the_form_is_parsed_once_a_change(mine, monkeypatch, tmp_path):
     said = summary.save_settings(mine, {})["said"]
     assert len(calls) == 1 and "320 steps" in said[0]
     assert json.dumps(said), "a browser gets all of it"
-
-
-def test_a_setting_that_changes_the_model_changes_what_is_said_of_it(mine):
-    for model, name, tier in (("flux-dev", "FLUX.1-dev", "12 GB"), ("tiny-flux", "Tiny Flux", "12 GB")):
-        said = summary.save_settings(mine, {"model": model, "tier": "12G"})["said"]
-        assert f"<strong>{name}" in said[2] and tier in said[5]["label"]
-        assert said[8] == {"active": False, "__type__": "update"}, "nothing is being downloaded"

@@ -151,3 +151,7 @@ def test_an_import_names_each_change_of_the_form_and_its_image_folders(filled, t
     assert draft.form(DRAFT) == {key: FORM[key] for key in FORM}, "nothing is changed before it is used"
     spec = form.parse({**now, **values, "flags": ""})[0]
     assert (spec.rank, spec.epochs, spec.model) == (24, 5, "flux-dev")
+    subset = "[general]\nkeep_tokens = 2\n[[datasets]]\n[[datasets.subsets]]\nimage_dir = '/x'\n"
+    without_model = templates.read_files([("dataset.toml", subset)])
+    for flags, after in (("a=1\n", "a=1\nkeep_tokens=2\n"), (None, "keep_tokens=2\n")):  # null: a program's
+        assert templates.form_values(without_model, {**now, "flags": flags})["flags"] == after

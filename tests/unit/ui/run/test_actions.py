@@ -1,6 +1,7 @@
 """What the buttons of a run do: requests between two steps, a pause, and places in the queue."""
 
 import json
+import sys
 
 import pytest
 from ui_helpers import watched, write_run
@@ -51,6 +52,15 @@ def test_a_request_waits_until_the_training_has_answered_it(folder):
     step_requests.append_event(folder, step_requests.EVENT, "1 sample <image>", id=made["id"], done=True)
     shown = actions.html(view.read(folder))
     assert "requested" not in shown and "1 sample &lt;image&gt;." in shown
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Elsewhere, what a command prints needs a disk")
+def test_a_stop_says_why_it_fails_also_where_no_disk_has_space(folder, monkeypatch):
+    monkeypatch.setattr("tempfile._candidate_tempdir_list", lambda: ["/dev/full"])
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setattr(actions, "python", lambda *_: ["sh", "-c", "echo monitor: it does not run; exit 1"])
+    with pytest.raises(RunError, match="^it does not run$"):
+        actions.stop(folder)
 
 
 def test_a_pause_is_asked_of_the_monitor_and_a_wrong_action_is_refused(folder, data):

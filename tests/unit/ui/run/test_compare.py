@@ -1,11 +1,13 @@
 """Runs side by side, and a run's LoRAs as one archive."""
 
+import json
 import re
 
 import pytest
 from ui_helpers import a_run, write_run
 
 import runs
+from ui.api.runs import run_status
 from ui.run import compare
 
 
@@ -31,7 +33,7 @@ def test_runs_with_the_same_label_are_told_apart(data):
 
 
 def test_runs_without_anything_can_be_compared(data):
-    write_run(data, "bare")
+    (write_run(data, "bare") / "run.toml").write_text('name = "bare"\nextra = "none"\n')
     write_run(data, "broken")
     (data / "outputs/broken/run.toml").write_text("= not TOML")
     (data / "outputs/broken/metrics.jsonl").write_bytes(b"\xff\x00{}\n[]\n")
@@ -49,9 +51,10 @@ def test_a_strange_choice_gets_a_sentence(data, names):
         compare.chosen_runs(names)
 
 
-def test_texts_of_runs_stay_texts_and_keys_in_their_environment_are_not_compared(data):
-    for name in ("one", "two"):
-        with (a_run(data, name, 1e-4) / "run.toml").open("a") as file:
+def test_texts_of_runs_stay_texts_and_their_keys_are_not_compared(data):
+    for name in ("one", "two"):  # neither is a valid spec
+        with (a_run(data, name, 1e-4, wandb_api_key=f"0123456789{name}") / "run.toml").open("a") as file:
             file.write(f'note = "<img src=x onerror=alert(1)> of {name}"\n[environment]\nWANDB_API_KEY = "hf_{name}"\n')
     shown = compare.tables(compare.chosen_runs(["one", "two"]))
     assert "onerror=alert(1)&gt; of two" in shown and "<img" not in shown and "hf_" not in shown
+    assert "0123456789" not in shown + json.dumps([run_status(name)["settings"] for name in ("one", "two")])

@@ -3,12 +3,15 @@
 import importlib
 
 import pytest
-from runs_helpers import executable
+from draft_helpers import drawn
+from runs_helpers import executable, pictures
 from ui_helpers import watched
 
 import runs
+from launch import rehearse
 from launch.__main__ import COMMANDS
 from ui import jobs, served
+from ui.new import rehearsal
 from ui.run import launch_tab
 
 
@@ -70,6 +73,19 @@ def test_only_files_of_the_run_are_shown(folder, tmp_path):
     for other in (*others, "/etc/passwd", "..", "plan.yaml", "a\0b", None):
         assert launch_tab.written(folder, {"file": other}) == ""
     assert launch_tab.written(folder, [1]) == ""
+
+
+def test_a_rehearsal_that_cannot_begin_does_not_show_the_result_of_the_one_before(data, tmp_path, monkeypatch):
+    run = runs.create(runs.make({"name": "cat", "model": "tiny-flux", "trigger": "x"}), pictures(tmp_path / "in"))
+    (run / rehearse.FILE).write_text('{"state": "passed", "stages": [], "took_s": 60}')
+    events, _ = drawn(launch_tab.draw, run)
+    assert "The rehearsal passed in 1 min" in rehearsal.shown(run, lambda: None, dict)[1]
+    monkeypatch.setattr(jobs, "start", lambda *given: given[-1]())
+    events["begin"]()
+    monkeypatch.setattr(jobs, "read", lambda folder, name: jobs.Job(name, "failed", 3.0))
+    monkeypatch.setattr(jobs, "reason", lambda folder, name: "GPU 0 is in use")
+    shown = rehearsal.shown(run, lambda: None, dict)[1]
+    assert "could not be tried" in shown and "GPU 0 is in use" in shown
 
 
 def test_the_rank_report_of_a_run_that_does_not_train_is_empty(folder, monkeypatch):

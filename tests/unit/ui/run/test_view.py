@@ -90,8 +90,15 @@ def test_a_completed_run_offers_its_lora_and_longer_training(data):
     assert not run_page._buttons(view.read(folder))["go"]["visible"]  # the length of the run is unknown
 
 
+ABSURD = f'"phase": "save", "phase_total": NaN, "phase_done": 1e999, "step": 1{"0" * 400}, "loss": -1{"0" * 400}'
+
+
 @pytest.mark.parametrize(
-    "content", ["", "{", "[]", "null", '{"state": 7}', '{"state": "running", "step": "x", "eta_s": [], "loss": {}}']
+    "content",
+    [
+        *("", "{", "[]", "null", '{"state": 7}', '{"state": "running", "step": "x", "eta_s": [], "loss": {}}'),
+        f'{{"state": "running", {ABSURD}, "updated_at": "0001-01-01T00:00:00+12:00"}}',
+    ],
 )
 def test_a_broken_status_file_affects_only_its_own_run(data, content):
     good, broken = write_run(data, "good"), write_run(data, "broken")
