@@ -24,6 +24,7 @@ MAX_BYTES = 1_000_000  # of one file
 MAX_SCRIPT = 64_000  # of a script or YAML, which take longer to read; FluxGym's have 3 kB
 MAX_FILES, MAX_FLAGS, SHOWN = 10, 2000, 160  # SHOWN: characters of a value in a message
 OFF = (None, "", False)  # values that a file can hold for a setting that is off
+NO_REGULARIZATION = "Regularization images are not supported; leave them out"
 DATA_SET = re.compile(r"^[ \t]*\[\[?(datasets|general)", re.MULTILINE)
 READ = (
     "a train.sh and dataset.toml of FluxGym, a JSON of kohya_ss, a command, script or config TOML of sd-scripts, "
@@ -314,7 +315,7 @@ def read_dataset(out: Settings, table: Mapping[str, Any]) -> None:
     folders = {next((one[k] for k in FOLDER_KEYS if isinstance(one.get(k), str)), ""): one for one in reversed(subsets)}
     for path, one in reversed(folders.items()):
         if path and one.get("is_reg") is True:
-            out.refuse("is_reg", path, "Regularization images are not supported; leave them out")
+            out.refuse("is_reg", path, NO_REGULARIZATION)
         elif path:
             out.add_folder(path, one["num_repeats"], one.get("class_tokens"))
 
@@ -440,7 +441,9 @@ def _rest(out: Settings, table: Mapping[str, Any]) -> None:
 # ai-toolkit -----------------------------------------------------------------------------------------------------------
 
 JOB = TABLES["ai_toolkit"]
-USED = (*JOB["flags"], "model.arch", "model.is_flux", "model.is_xl", "sample.prompts")  # read below
+READ_BELOW = ("model.arch", "model.is_flux", "model.is_xl", "sample.prompts", "datasets.folder_path")
+USED = (*JOB["flags"], *READ_BELOW, "datasets.num_repeats", "datasets.resolution", "datasets.is_reg")
+USUAL_JOB = (("network", "lora"), ("datasets", "txt"))  # values of a part that are those of Hangproof
 
 
 def read_job(out: Settings, table: Mapping[str, Any]) -> None:
@@ -452,6 +455,9 @@ def read_job(out: Settings, table: Mapping[str, Any]) -> None:
     out.kind = "a job of ai-toolkit"
     out.add("output_name", config.get("name"), "name")
     parts = {name: part for name, part in first.items() if isinstance(name, str) and isinstance(part, dict)}
+    datasets = tables(first.get("datasets"))[:100]
+    trained = [one for one in datasets if not one.get("is_reg")]
+    parts["datasets"] = {key: value for one in reversed(trained) for key, value in one.items()}
     for place, flag in JOB["flags"].items():
         name, _, key = place.partition(".")
         if key in parts.get(name, {}) and flag not in out.flags:
@@ -463,11 +469,11 @@ def read_job(out: Settings, table: Mapping[str, Any]) -> None:
     word = str(first.get("trigger_word") or "[trigger]")  # which stands for it in a prompt
     filled = [" ".join(text.replace("[trigger]", word).split()) for text in texts if isinstance(text, str)]
     out.prompts = [text[:1000] for text in filled if text][:100]
-    _job_folders(out, tables(first.get("datasets"))[:100], first.get("trigger_word"))
+    _job_folders(out, datasets, first.get("trigger_word"))
     for name, part in parts.items():
         for key, value in part.items():
             place = f"{name}.{key}"
-            taken = place in USED or value in OFF or (name, value) == ("network", "lora")
+            taken = place in USED or value in OFF or (name, value) in USUAL_JOB
             if not taken and len(out.rows) < 300:
                 why = JOB["not_taken"].get(place, "Hangproof has no such setting, or sets it by the base model")
                 out.refuse(place, value if isinstance(value, str | int | float) else "…", why)
@@ -477,6 +483,9 @@ def _job_folders(out: Settings, datasets: list[dict[str, Any]], trigger: object)
     """The folders of images, the resolution and the trigger word."""
     for one in datasets:
         path, sides = one.get("folder_path"), one.get("resolution")
+        if one.get("is_reg"):
+            out.refuse("datasets.is_reg", path, NO_REGULARIZATION)
+            continue
         if isinstance(path, str) and path:
             out.add_folder(path, one.get("num_repeats"), trigger)
         sides = sides if isinstance(sides, list) else [sides]

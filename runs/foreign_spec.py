@@ -51,6 +51,7 @@ LEARNED = (
 # Flags of a family that stay where the file has none: about the model, its memory, its precision and the file.
 KEPT = ("model_type", "model_version", "task", "highvram", "no_half_vae", "save_model_as")
 DEFAULT = "The trainer's default; the file has none"
+OF_THE_MODEL = "The usual value of the base model; the file has none, and the trainer's default suits no LoRA"
 
 
 def convert(found: Settings, tier: str = "") -> Settings:
@@ -89,7 +90,7 @@ def convert(found: Settings, tier: str = "") -> Settings:
 
 
 def _model(out: Settings) -> tuple[str, str]:
-    """(base model, trainer): those whose script, files and flags the configuration has; decides the flags of its files."""
+    """(base model, trainer): those whose script, files and flags the file has; decides the flags of its files."""
     able = [(key, backend) for key, model in presets.models().items() for backend in model["backends"]]
     key, backend = max(able, key=lambda one: _score(out, *one))
     if not _score(out, key, backend):
@@ -265,12 +266,16 @@ def _take(out: Settings, flag: str, key: str, value: object, outcome: str = "fie
 
 
 def _length(out: Settings, given: set[str]) -> None:
-    """Rank, alpha and length of the trainer where the file has none: so that the run trains as it did there."""
+    """What the file leaves to its trainer: rank, alpha and length are as there, so that the run trains as it did."""
     usual: dict[str, Any] = {key: v for key, v in TRAINER_DEFAULTS.items() if out.plain and FLAG_OF[key] not in given}
     if not given & {"max_train_steps", "max_train_epochs"}:
         usual["max_train_steps"] = str(STEPS)
     out.fields |= usual
     out.rows += [Row(WORDS[key], str(value), "same", DEFAULT) for key, value in usual.items()]
+    basic = _basic(out)
+    decided = {*given, *(["learning_rate"] if "unet_lr" in given else [])}
+    for key in sorted({"learning_rate", "mixed_precision"} - decided):  # 2e-6 and float32, which are for full models
+        out.rows.append(Row(WORDS[key], number(getattr(basic, key)), "changed", OF_THE_MODEL))
     if "epochs" in out.fields:
         if "max_train_steps" in out.fields:  # sd-scripts: max_train_epochs overrides max_train_steps
             out.notes.append("The file sets epochs and steps; the epochs decide, as in kohya's trainers.")
@@ -290,9 +295,14 @@ def _resolution(out: Settings) -> None:
     return _take(out, "resolution", "resolution", whole, "field" if kept else "changed", text)
 
 
+def _basic(out: Settings) -> RunSpec:
+    """A run with the base model, the trainer and the VRAM choice of the import."""
+    return make({"name": "my-lora", **{key: out.fields[key] for key in ("model", "backend", "tier")}})
+
+
 def _extra(out: Settings, given: set[str]) -> None:
     """The flags that are left: those that Hangproof writes anyway, and those that become extra options."""
-    basic = make({"name": "my-lora", **{key: out.fields[key] for key in ("model", "backend", "tier")}})
+    basic = _basic(out)
     ours = ours_of(basic, outputs_dir() / basic.slug)
     known = known_flags(basic.backend, presets.models()[basic.model]["family"])
     extra = out.fields["extra"] = {}
