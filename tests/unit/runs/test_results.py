@@ -53,3 +53,8 @@ def test_the_final_lora_comes_first_and_one_that_is_incomplete_is_none(tmp_path)
     wanted = [("cat", True, 20, 4), ("cat-000002", False, 16, 2), ("cat-step00000010", False, 10, None)]
     assert [(one.path.stem, one.final, one.step, one.epoch) for one in found] == wanted
     assert found[0].size == found[0].path.stat().st_size and results.loras(tmp_path / "none") == []
+    dated = folder.rename(tmp_path / "cat-202401") / "cat-202401.safetensors"
+    lora_file(dated, 20, 4)
+    assert [(one.step, one.epoch) for one in results.loras(dated.parent) if one.final] == [(20, 4)], (
+        "the number of its name"
+    )
