@@ -86,9 +86,12 @@ def test_a_name_that_exists_is_refused_and_the_old_run_untouched(tmp_path, data)
     assert again.is_dir() and {k: v for k, v in contents(data).items() if k in before} == before
 
 
-def test_runs_that_are_given_one_save_dir_have_a_folder_each(tmp_path, data):
+@pytest.mark.parametrize("given", ["{}/fast", "fast", "~/fast"])
+def test_runs_that_are_given_one_save_dir_have_a_folder_each(tmp_path, data, monkeypatch, given):
     fast, images = tmp_path / "fast", pictures(tmp_path / "in")
-    first = runs.create(spec(name="a", save_dir=str(fast)), images)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    first = runs.create(spec(name="a", save_dir=given.format(tmp_path)), images)
     second = runs.create(runs.load(first).changed(name="b"), images)  # a copy of it, or a run of a sweep
     for folder in (first, second):
         assert runs.load(folder).save_dir == str(fast / folder.name)
