@@ -112,7 +112,7 @@ class Edited(BaseModel):
 
 ABOUT: dict[str, Any] = {"choices": (), "written": "", "refused": {}}
 """More of a field. choices: pairs of label and value. written: where runs/command.py writes the flag of a value that is
-not the default ("command" or "data set"); "" where it has a rule of its own. refused: by trainer, why it has no such thing."""
+not the default ("command" or "data set"); "" where it has a rule of its own. refused: by trainer, why it has none."""
 
 
 def shown(group: str, default: Any, label: str, info: str = "", flag: str = "", **more: Any) -> Any:
@@ -430,6 +430,8 @@ def load(folder: Path) -> RunSpec:
         fields = presets.tables.read_toml(path)
     except FileNotFoundError as error:
         raise RunError(f"{path} does not exist; create a run with `python -m runs new`") from error
+    except OSError as error:
+        raise RunError(f"{path} cannot be read: {error.strerror or error}") from error
     except presets.PresetError as error:
         raise RunError(str(error)) from error
     try:

@@ -107,6 +107,9 @@ def test_an_invalid_run_toml_is_refused_with_its_line_or_field(tmp_path):
     path.unlink()
     with pytest.raises(runs.RunError, match="does not exist"):
         runs.load(tmp_path)
+    path.mkdir()
+    with pytest.raises(runs.RunError, match="cannot be read: Is a directory"):
+        runs.load(tmp_path)
 
 
 def test_a_spec_is_written_without_secrets_and_open_fields_and_a_script_as_lines(tmp_path, data):
