@@ -229,7 +229,7 @@ def _own(path: Path, stamp: tuple[int, int] | None, name: str) -> dict[str, Any]
 
 
 def downloads() -> dict[str, dict]:
-    """Sources of model files by file name in the models folder: {repo, path[, size, sha256]}; the name is the usual path.
+    """Sources of model files by name in the models folder: {repo, path[, size, sha256]}; the name is the usual path.
 
     Of a model in several files (`NAME-00001-of-00004.safetensors`) the table has the first; the others follow from it.
     PresetError: the user's table is invalid.

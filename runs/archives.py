@@ -142,7 +142,7 @@ def _copy(archive: zipfile.ZipFile, info: zipfile.ZipInfo, target: Path, left: i
                 out.write(block)
                 size += len(block)
     except (*DAMAGE, RuntimeError, OSError) as error:
-        # An OSError of this machine's disk is none of the file; bz2's has no number, and a place before the file's start EINVAL.
+        # An OSError of this disk is not the file's fault; that of bz2 has no number, a place before the start EINVAL.
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             target.unlink(missing_ok=True)
             raise

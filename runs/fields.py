@@ -1,4 +1,4 @@
-"""The fields of a RunSpec as the form, the import and the documentation read them: groups, labels, kinds and help texts.
+"""The fields of a RunSpec as the form, the import and the documentation read them: groups, labels, kinds, help texts.
 
 Everything is said once, where RunSpec declares the field (runs/spec.py).
 """

@@ -21,7 +21,7 @@ from guards.checkpoint import fsync_path, writing_file
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that is wrong. `field`: the field of the spec, or "" for none; `message`: the problem and what to do."""
+    """One thing that is wrong. field: of the spec, or "" for none; message: the problem and what to do."""
 
     field: str
     message: str

@@ -62,7 +62,7 @@ def json_objects(text: bytes) -> list[dict[str, Any]]:
 
 
 def entries(lines: list[bytes]) -> list[dict[str, Any]]:
-    """The JSON objects of complete lines. All at once, which is ten times faster; one by one where a line is damaged."""
+    """The JSON objects of complete lines: all at once, ten times faster; one by one where a line is damaged."""
     try:
         values = orjson.loads(b"[" + b",".join(lines) + b"]")
         if len(values) != len(lines):

@@ -46,9 +46,9 @@ def subjects() -> Sequence[dict[str, Any]]:
 def propose(images: int, fixed: int = 0, batch_size: int = 1, accumulation: int = 1, target: int = TARGET) -> Proposal:
     """The proposal for these images; the defaults for none.
 
-    The steps are between LEAST and MOST, which go with `target`, where any choice of repeats and epochs gives that many, else
-    as near as possible. Among those, the usual number of epochs comes first, then about `target` steps, then repeats near
-    FluxGym's 10.
+    The steps are between LEAST and MOST, which go with `target`, where any choice of repeats and epochs gives that
+    many, else as near as possible. Of those, the usual number of epochs comes first, then about `target` steps, then
+    repeats near FluxGym's 10.
     """
     least, most = LEAST * target // TARGET, MOST * target // TARGET
     if images + fixed <= 0:

@@ -88,7 +88,7 @@ def rendered(job: Job, resume: Path | None = None) -> str:
 
 @functools.cache
 def _template(windows: bool) -> "jinja2.Template":
-    """The frame of a script. Filters: `word` and `command` quote, `path` is a value between the quotes of cmd's own commands."""
+    """The frame of a script. Filters: `word`, `command` quote; `path`: a value between quotes of cmd's own commands."""
     import jinja2
 
     frames = jinja2.Environment(
@@ -109,7 +109,5 @@ def _template(windows: bool) -> "jinja2.Template":
 def _in_quotes(value: str) -> str:
     """A value for cmd's own commands (`cd`, `set`, `if exist`), which take carets literally between quotes."""
     if any(c in value for c in '"\0\r\n\x1a'):
-        raise RunError(
-            f"a batch file cannot hold the path {value!r}; move the folder to a path without quotes and control characters"
-        )
+        raise RunError(f"a batch file cannot hold {value!r}; use a path or value without quotes and control characters")
     return value.replace("%", "%%")
