@@ -112,7 +112,8 @@ def with_own_save_dir(spec: "RunSpec") -> "RunSpec":
         return spec
     given = Path(os.path.abspath(os.path.expanduser(spec.save_dir)))  # the trainer and the monitor work elsewhere
     # The run that it was made from has its own folder there.
-    own = (given.parent if (outputs_dir() / given.name).is_dir() else given) / spec.slug
+    own = given.parent if given.name == spec.slug or (outputs_dir() / given.name).is_dir() else given
+    own /= spec.slug
     if entries(own):
         raise RunError([Fault("save_dir", f"{own} has files already; delete them, or choose another name for the run")])
     return spec.changed(save_dir=str(own))
