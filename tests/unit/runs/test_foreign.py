@@ -77,7 +77,7 @@ def test_nothing_of_an_imported_script_is_executed(tmp_path, monkeypatch):
     flag = tmp_path / "executed"
     monkeypatch.setattr(os, "system", lambda *_: flag.touch())
     text = f"touch {flag}\nX=$(touch {flag})\naccelerate launch `touch {flag}` flux_train_network.py "
-    text += f'--network_dim $(touch {flag}; echo 4) --learning_rate 1e-4 --output_name "$(touch {flag})" --x "; touch {flag}"\n'
+    text += f'--network_dim $(touch {flag}; echo 4) --learning_rate 1e-4 --output_name "$(touch {flag})" --x ";touch {flag}"'
     one = imported(("train.sh", text))
     assert not flag.exists()
     assert row(one, "network_dim").outcome == "unsupported" and one.fields["learning_rate"] == "1e-4"
