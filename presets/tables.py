@@ -178,7 +178,7 @@ def _in_full(flags: dict) -> dict:
     return {name: item for flag, value in flags.items() for name, item in sets.get(flag, {flag: value}).items()}
 
 
-def models(user_file: Path | None = None) -> dict[str, dict]:
+def models() -> dict[str, dict]:
     """Base models by key, with every optional key: the built-in ones, then the user's (`<data root>/models.toml`).
 
     `settings` are those of the family and of the model.
@@ -186,7 +186,7 @@ def models(user_file: Path | None = None) -> dict[str, dict]:
     Raises:
         PresetError: the user's file is not valid TOML, or a model in it lacks a key or has an unknown one.
     """
-    path = user_file or data_root() / "models.toml"
+    path = data_root() / "models.toml"
     return _models(path, _stamp(path))
 
 

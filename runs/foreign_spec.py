@@ -41,13 +41,8 @@ STEPS = 1600
 NAMING = ("config_file", "dataset_config", "sample_prompts")  # flags that name a file which is imported with them
 MAIN_FLAGS = ("pretrained_model_name_or_path", "dit")  # of the base model's main file
 OPTIMIZER = ("optimizer_args", "lr_scheduler", "max_grad_norm")  # flags of a tier that belong to its optimizer
-LEARNED = (
-    *OPTIMIZER,
-    "optimizer_type",
-    "network_args",
-    "fp8_base",
-    "quantize",
-)  # of a VRAM choice: they change the LoRA
+# Of a VRAM choice: they change the LoRA
+LEARNED = (*OPTIMIZER, "optimizer_type", "network_args", "fp8_base", "quantize")
 # Flags of a family that stay where the file has none: about the model, its memory, its precision and the file.
 KEPT = ("model_type", "model_version", "task", "highvram", "no_half_vae", "save_model_as")
 DEFAULT = "The trainer's default; the file has none"

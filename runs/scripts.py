@@ -2,9 +2,8 @@
 
 A script trains with or without the monitor. It is a rendering of a Job (runs/job.py); runs/quoting.py quotes the
 values. One process is started directly, several by `accelerate launch`. Where caches are made by commands of their own,
-these run first with the
-same interpreter: the first that fails ends the script with its exit code, and the next start runs all of them again,
-which keep what is finished.
+these run first with the same interpreter: the first that fails ends the script with its exit code, and the next start
+runs all of them again, which keep what is finished.
 """
 
 import functools

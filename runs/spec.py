@@ -38,20 +38,9 @@ Share = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 
 # Flags that the run's folder determines.
 RESERVED_FLAGS = (
-    "output_dir",
-    "output_name",
-    "dataset_config",
-    "train_data_dir",
-    "reg_data_dir",
-    "in_json",
-    "sample_prompts",
-    "resume",
-    "config_file",
-    "output_config",
-    "logging_dir",
-    "debug_dataset",
-    "skip_existing",
-)
+    "output_dir", "output_name", "dataset_config", "train_data_dir", "reg_data_dir", "in_json", "sample_prompts",
+    "resume", "config_file", "output_config", "logging_dir", "debug_dataset", "skip_existing",
+)  # fmt: skip
 # Environment variables that the script or the monitor sets.
 RESERVED_VARIABLES = (
     "PYTHONPATH",
@@ -71,13 +60,9 @@ SENTENCES: dict[str, str] = {
     "missing": "Missing; add a value",
     "string_type": "Must be text",
     "string_unicode": "Not valid Unicode text; type it again",
-    "int_type": WHOLE,
-    "int_parsing": WHOLE,
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), WHOLE),
     "int_parsing_size": "Too large; write a smaller number",
-    "int_from_float": WHOLE,
-    "float_type": NUMBER,
-    "float_parsing": NUMBER,
-    "finite_number": NUMBER,
+    **dict.fromkeys(("float_type", "float_parsing", "finite_number"), NUMBER),
     "greater_than_equal": "Must be {ge} or more",
     "greater_than": "Must be more than {gt}",
     "less_than_equal": "Must be {le} or less",
