@@ -62,7 +62,7 @@ def read_toml(path: Path) -> dict:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except UnicodeDecodeError as error:
         raise PresetError(f"{path}: not UTF-8 text (byte {error.start}); save the file as UTF-8") from error
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise PresetError(f"{path}: not valid TOML: {error}; fix this line") from error
 
 
@@ -281,7 +281,7 @@ def _complete(key: str, model: dict, origin: str) -> dict:
         if not isinstance(value, int | float if isinstance(kind, float) else type(kind)):
             wanted = "text" if isinstance(kind, str) else "a number"
             raise PresetError(f"{where}: {table}: {name} must be {wanted}, not {value!r}")
-    if not full["backends"] or not set(full["backends"]) <= set(loads):
+    if not full["backends"] or any(name not in [*loads] for name in full["backends"]):
         advice = "set `repo` for diffusers or `files` for sd-scripts"
         raise PresetError(f"{where}: no trainer can load it (backends = {full['backends']}); {advice}")
     if untrained := [name for name in full["backends"] if name not in family["backends"]]:

@@ -221,8 +221,8 @@ def _list(text: str, split) -> list[str]:
     if text.lstrip().startswith("["):
         try:
             values = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise ValueError(f'{text!r} is not a JSON list ({error}); write for example ["a", "b"]') from error
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise ValueError(f'{text[:200]!r} is not a JSON list ({error}); write for example ["a", "b"]') from error
         return [str(value) for value in values]
     return split(text)
 

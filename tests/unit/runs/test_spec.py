@@ -95,6 +95,7 @@ def test_an_invalid_run_toml_is_refused_with_its_line_or_field(tmp_path):
     path = tmp_path / "run.toml"
     for content, message in (
         (b"name = \nx = 1", "at line 1"),
+        (b"x = " + b"[" * 50_000, "not valid TOML"),
         (b'name = "caf\xe9"', "not UTF-8"),
         (b'name = "x"\nrankk = 3', "rankk: Unknown field; did you mean rank"),
         (b'name = "x"\nmodel = "gone"', "no base model 'gone'"),
