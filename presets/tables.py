@@ -130,13 +130,10 @@ def _trainer(name: str, given: dict, pixels: int) -> dict:
         row = full["tiers"][tier] = _tier(given[tier], full, pixels) if tier in given else row
     start = full["script"].removesuffix("train_network.py")
     captions = {"batch_size": 1, **full.get("cache_text_flags", {})}
-    caches = [
-        ("cache_latents", "latents", "the images", {}),
-        ("cache_text", "text_encoder_outputs", "the captions", captions),
-    ]
+    texts = ("cache_text", "text_encoder_outputs", "the captions", captions)
     full["cache"] = [
         {"script": f"{start}cache_{what}.py", "phase": phase, "takes": full[key], "flags": flags}
-        for key, what, phase, flags in caches
+        for key, what, phase, flags in (("cache_latents", "latents", "the images", {}), texts)
         if key in full
     ]
     return full

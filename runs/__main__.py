@@ -101,9 +101,8 @@ def new(args: argparse.Namespace) -> dict[str, Any]:
     from runs.machine import this_machine
     from runs.sanity import IMPOSSIBLE, judge
 
-    fields = {
-        k: getattr(args, k) for k in ("name", "trigger", "model", "tier", "backend") if getattr(args, k) is not None
-    }
+    given = {key: getattr(args, key) for key in ("name", "trigger", "model", "tier", "backend")}
+    fields = {key: value for key, value in given.items() if value is not None}
     if args.prompt:
         fields["prompts"] = args.prompt
     found, faults = settings(args.set, fields)
@@ -218,9 +217,8 @@ def fetch(args: argparse.Namespace) -> dict[str, Any]:
     """Download model files; progress goes to standard error, at most one line per second."""
     from runs.weights import fetch_model, reporter
 
-    files = [
-        str(path) for path in fetch_model(args.model, reporter(functools.partial(print, file=sys.stderr, flush=True)))
-    ]
+    say = functools.partial(print, file=sys.stderr, flush=True)
+    files = [str(path) for path in fetch_model(args.model, reporter(say))]
     print("\n".join(files) or f"{args.model}: all files are downloaded already")
     return {"files": files}
 

@@ -188,10 +188,9 @@ def commands(spec: "RunSpec", folder: Path, platform: str = sys.platform) -> lis
     found = []
     for row in trainer["cache"]:
         own = {flag: given[flag] for flag in ("dataset_config", *row["takes"]) if flag in given}
+        own |= {**row["flags"], "skip_existing": True}
         what = f"Encodes {row['phase']}; caches that exist are checked and kept."
-        found.append(
-            {"what": what, "script": row["script"], "flags": {**own, **row.get("flags", {}), "skip_existing": True}}
-        )
+        found.append({"what": what, "script": row["script"], "flags": own})
     return [*found, {"what": "Trains.", "script": trainer["script"], "flags": given}]
 
 
@@ -201,9 +200,7 @@ def samples(spec: "RunSpec") -> list[str]:
     Raises:
         RunError: they are turned on explicitly, but there is nothing to draw.
     """
-    turned_on = spec.sample_every_n_steps or any(
-        spec.extra.get(f) for f in ("sample_every_n_epochs", "sample_at_first")
-    )
+    turned_on = spec.sample_every_n_steps or any(map(spec.extra.get, ("sample_every_n_epochs", "sample_at_first")))
     prompts = list(spec.prompts) or ([spec.trigger] if spec.trigger.strip() else [])
     if turned_on and not prompts:
         message = "Samples are turned on, but there is no prompt and no trigger word; "

@@ -81,9 +81,8 @@ def merged(mine: str, base: str, now: str, platform: str = sys.platform) -> tupl
         old, new = only(base, platform), only(now, platform)
         before, after = flags(old), flags(new)
         changed = [flag for flag in {**before, **after} if before.get(flag) != after.get(flag)]
-        text, refused = set_flags(
-            mine, {flag: _known(after.get(flag)) for flag in changed}, script_name(platform=platform)
-        )
+        wanted = {flag: _known(after.get(flag)) for flag in changed}
+        text, refused = set_flags(mine, wanted, script_name(platform=platform))
         head, rest = _split(text, only(text, platform))
     except PresetError as error:
         raise RunError(f"the edited script cannot be read: {error}") from error

@@ -113,9 +113,8 @@ def keep(folder: Path, spec: "RunSpec") -> None:
 def filled(spec: "RunSpec", folder: Path) -> "RunSpec":
     """The spec with the values of the file of `folder`, where it has none."""
     known = read(folder) if spec.secrets else {}
-    return with_values(
-        spec, {name: known[name] for name in spec.secrets if name in known and name not in spec.environment}
-    )
+    wanted = {*spec.secrets} - {*spec.environment}
+    return with_values(spec, {name: value for name, value in known.items() if name in wanted})
 
 
 def masking(folder: Path) -> Callable[[bytes], bytes]:
@@ -182,11 +181,8 @@ def moved(fields: dict[str, Any]) -> dict[str, Any]:
     if not names:
         return fields
     changed = {"environment": environment, "extra": extra, "edited": edited}
-    return {
-        **fields,
-        **{key: value for key, value in changed.items() if value or key in tables},
-        "secrets": sorted(set(names)),
-    }
+    kept = {key: value for key, value in changed.items() if value or key in tables}
+    return {**fields, **kept, "secrets": sorted(set(names))}
 
 
 def _variable(flag: str) -> str:

@@ -73,10 +73,9 @@ def table_faults(spec: "RunSpec") -> list[Fault]:
                 checkout = CHECKOUTS[spec.backend]
                 text = f"{command['script']} in {checkout.path()} does not take --{flag}: {wrong}"
                 found.append(Fault("backend", f"{text}; install the tested version: ./start.sh {spec.backend}"))
-        missing = [name for name, entry in known.items() if entry["required"] and name not in command["flags"]]
-        found += [
-            Fault("model", f"{command['script']} needs --{name}; add its file to the model's table") for name in missing
-        ]
+        for name, entry in known.items():
+            if entry["required"] and name not in command["flags"]:
+                found.append(Fault("model", f"{command['script']} needs --{name}; add its file to the model's table"))
     return found
 
 

@@ -120,9 +120,8 @@ def _score(out: Settings, key: str, backend: str) -> int:
     if model["generated"] and not named:
         return 0
     own = {**trainer["flags"], **model["flags"]}
-    same = any(
-        flags.get(flag) == [number(own[flag])] for flag in ("model_type", "model_version", "task") if flag in own
-    )
+    kinds = own.keys() & {"model_type", "model_version", "task"}
+    same = any(flags.get(flag) == [number(own[flag])] for flag in kinds)
     files = sum(1 if flag in flags else -1 for flag in needs) if any(flag in flags for flag in needs) else 0
     module = flags.get("network_module") == [trainer["network_module"]]
     return max(1, 20 + 10 * named + 3 * module + 2 * same + files)

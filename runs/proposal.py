@@ -57,10 +57,8 @@ def propose(images: int, fixed: int = 0, batch_size: int = 1, accumulation: int 
     choices = []
     for repeats in range(1, MAX_REPEATS + 1 if images else 2):
         each = steps_per_epoch(images, repeats, fixed, batch_size, accumulation)
-        wanted = {target // each, least // each, most // each}
-        choices += [
-            Proposal(repeats, e, e * each) for e in sorted({max(1, n + more) for n in wanted for more in (0, 1)})
-        ]
+        near = {max(1, n // each + more) for n in (target, least, most) for more in (0, 1)}
+        choices += [Proposal(repeats, epochs, epochs * each) for epochs in sorted(near)]
         if each > 2 * most:
             break
 

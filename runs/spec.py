@@ -355,9 +355,8 @@ def make(fields: dict[str, Any]) -> RunSpec:
 def _fault(error: Mapping[str, Any]) -> Fault:
     """The field that pydantic refuses, and why, as a sentence of ours."""
     # A name that is no plain word is quoted.
-    place = [
-        str(part) if re.fullmatch(r"[\w-]+", str(part)) else repr(part) for part in error["loc"] if part != "[key]"
-    ]
+    parts = [part for part in error["loc"] if part != "[key]"]
+    place = [str(part) if re.fullmatch(r"[\w-]+", str(part)) else repr(part) for part in parts]
     field, inside = (place[0] if place else "run.toml"), "".join(f"{part}: " for part in place[1:])
     if field == "prompts" and inside:
         inside = f"Prompt {int(place[1]) + 1}: "
@@ -370,9 +369,8 @@ def _fault(error: Mapping[str, Any]) -> Fault:
     close, known = difflib.get_close_matches(field, RunSpec.model_fields, n=3), RunSpec.model_fields.get(field)
     details["similar"] = f"did you mean {', '.join(close)}?" if close else "remove it"
     values = get_args(known.annotation) if known else ()
-    details["choices"] = f"one of {', '.join(str(value) for value in values if value != '')}" + ", or empty" * (
-        "" in values
-    )
+    details["choices"] = f"one of {', '.join(str(value) for value in values if value != '')}"
+    details["choices"] += ", or empty" * ("" in values)
     return Fault(field, inside + SENTENCES.get(error["type"], UNKNOWN).format(**details))
 
 

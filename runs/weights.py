@@ -277,9 +277,8 @@ def fetch(what: str, wanted: list[tuple[str, str, Path, str]], on_progress: Prog
                 if file not in files:
                     raise hub.missing(repo, file)
                 known.append((replace(files[file], digest=sha256.lower() or files[file].digest), path))
-            download.check_space(
-                sum(download.missing_bytes(path, remote) for remote, path in known), models_dir(), what
-            )
+            needed = sum(download.missing_bytes(path, remote) for remote, path in known)
+            download.check_space(needed, models_dir(), what)
             for remote, path in known:
                 download.fetch(remote, path, on_progress)
         except hub.DownloadError as error:
