@@ -16,13 +16,12 @@ from presets import terminal
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    top = argparse.ArgumentParser(prog="python -m presets", description="Tiers, models, lint, and estimates of runs.")
+    top = argparse.ArgumentParser(prog="python -m presets", description="Tiers, models, and lint of scripts.")
     commands = top.add_subparsers(dest="command", required=True)
     listing = commands.add_parser("list", help="list VRAM tiers, model families and base models")
     lint = commands.add_parser("lint", help="find what is known to hang or fail in a training script")
     lint.add_argument("script", help="a bash script, batch file (.bat) or PowerShell script (.ps1)")
     lint.add_argument("--fix", action="store_true", help="fix these in a bash script or batch file; it trains the same")
-    commands.add_parser("estimate", help="estimate the GPU memory, time, disk space and cost of a run", add_help=False)
     for command in (listing, lint):
         command.add_argument("--json", action="store_true", help="print one line of JSON at the end")
     return top
@@ -31,7 +30,7 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     """Exit code 0: done (lint: no findings). 1: failed, or lint has findings. 2: wrong usage."""
     words = sys.argv[1:] if argv is None else argv
-    if words[:1] == ["estimate"]:  # it reads a run, which this folder does not know
+    if words[:1] == ["estimate"]:  # a command of `runs`, because it reads one; this was its name
         return subprocess.call([sys.executable, "-m", "runs", *words])
     args = parser().parse_args(words)
     try:
