@@ -20,6 +20,7 @@ from runs import command, env_file
 from runs.files import RunError
 
 TABLES = read_table("foreign.toml")
+GUI, JOB = TABLES["kohya_ss"], TABLES["ai_toolkit"]
 MAX_BYTES = 1_000_000  # of one file
 MAX_SCRIPT = 64_000  # of a script or YAML, which take longer to read; FluxGym's have 3 kB
 MAX_FILES, MAX_FLAGS, SHOWN = 10, 2000, 160  # SHOWN: characters of a value in a message
@@ -113,8 +114,7 @@ class Settings:
         if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", flag):
             return self.refuse(flag, " ".join(texts), "Not the name of an option")
         self.flags[flag] = texts
-        if label and label != flag:
-            self.labels[flag] = label
+        self.labels |= {flag: label} if label and label != flag else {}
         return None
 
     def add_folder(self, path: str, repeats: object = None, trigger: object = None) -> None:
@@ -234,8 +234,8 @@ def read_command(out: Settings, t: Training) -> None:
     elif "sd-scripts/flux_train_network.py" in path.replace("\\", "/") and not t.module:
         out.kind = "a script of FluxGym"
     else:
-        guarded = out.script in read_table("lint.toml")["guarded_scripts"]
-        out.kind = f"a command of {'musubi-tuner' if guarded else 'sd-scripts'}"
+        musubi = out.script in read_table("lint.toml")["guarded_scripts"]
+        out.kind = f"a command of {'musubi-tuner' if musubi else 'sd-scripts'}"
     count = t.launch.get("num_processes") or t.launch.get("nproc_per_node") or ""
     out.gpus = int(count) if count.isdigit() and 1 <= int(count) <= 1024 else 1
     for flag, known in t.flags.items():
@@ -322,12 +322,9 @@ def read_dataset(out: Settings, table: Mapping[str, Any]) -> None:
 
 # kohya_ss -------------------------------------------------------------------------------------------------------------
 
-GUI = TABLES["kohya_ss"]
 CHECKBOXES: dict[str, str] = GUI["checkboxes"]  # that choose a script; without any it is train_network.py
 PREFIXES = {f"{box.partition('_')[0]}_": box for box in CHECKBOXES}  # of the fields that belong to one
 SILENT = {*GUI["silent"]["fields"], *CHECKBOXES} | {key for keys in GUI["network_args"].values() for key in keys}
-# Of these fields, 0 is a value; the GUI leaves a 0 of the others out.
-ZERO_COUNTS = ("learning_rate", "seed", "max_data_loader_n_workers", "guidance_scale", "network_alpha")
 
 
 def read_gui(out: Settings, table: Mapping[str, Any]) -> None:
@@ -365,8 +362,8 @@ def _flag_of(key: str, table: Mapping[str, Any], on: list[str]) -> str:
 
 
 def _is_off(key: str, value: object) -> bool:
-    zero = key not in ZERO_COUNTS and number(value) in ("0", "0.0")
-    return zero or value in (*OFF, *GUI["usual"].get(key, ()))
+    zeros = () if key in GUI["zero_counts"] else ("0", "0.0")
+    return number(value) in zeros or value in (*OFF, *GUI["usual"].get(key, ()))
 
 
 def _count(table: Mapping[str, Any], key: str) -> float:
@@ -425,8 +422,7 @@ def _rest(out: Settings, table: Mapping[str, Any]) -> None:
     attention, texts = table.get("xformers"), {key: value for key, value in table.items() if isinstance(value, str)}
     if attention in ("xformers", "sdpa", True):
         out.add("sdpa" if attention == "sdpa" else "xformers", True)
-    if "sample_prompts" in texts:
-        out.prompts = lines_of(texts["sample_prompts"])
+    out.prompts = lines_of(texts.get("sample_prompts", "")) or out.prompts
     count = _count(table, "num_processes")
     out.gpus = int(count) if table.get("multi_gpu") is True and 1 <= count <= 1024 else 1
     path = texts.get("train_data_dir", "").strip()
@@ -439,11 +435,6 @@ def _rest(out: Settings, table: Mapping[str, Any]) -> None:
 
 
 # ai-toolkit -----------------------------------------------------------------------------------------------------------
-
-JOB = TABLES["ai_toolkit"]
-READ_BELOW = ("model.arch", "model.is_flux", "model.is_xl", "sample.prompts", "datasets.folder_path")
-USED = (*JOB["flags"], *READ_BELOW, "datasets.num_repeats", "datasets.resolution", "datasets.is_reg")
-USUAL_JOB = (("network", "lora"), ("datasets", "txt"))  # values of a part that are those of Hangproof
 
 
 def read_job(out: Settings, table: Mapping[str, Any]) -> None:
@@ -469,11 +460,13 @@ def read_job(out: Settings, table: Mapping[str, Any]) -> None:
     word = str(first.get("trigger_word") or "[trigger]")  # which stands for it in a prompt
     filled = [" ".join(text.replace("[trigger]", word).split()) for text in texts if isinstance(text, str)]
     out.prompts = [text[:1000] for text in filled if text][:100]
-    _job_folders(out, datasets, first.get("trigger_word"))
+    for one in (one for one in datasets if one not in trained):
+        out.refuse("datasets.is_reg", one.get("folder_path"), NO_REGULARIZATION)
+    _job_folders(out, trained, first.get("trigger_word"))
     for name, part in parts.items():
         for key, value in part.items():
             place = f"{name}.{key}"
-            taken = place in USED or value in OFF or (name, value) in USUAL_JOB
+            taken = place in (*JOB["flags"], *JOB["read"]) or value in OFF or JOB["usual"].get(place) == value
             if not taken and len(out.rows) < 300:
                 why = JOB["not_taken"].get(place, "Hangproof has no such setting, or sets it by the base model")
                 out.refuse(place, value if isinstance(value, str | int | float) else "…", why)
@@ -483,9 +476,6 @@ def _job_folders(out: Settings, datasets: list[dict[str, Any]], trigger: object)
     """The folders of images, the resolution and the trigger word."""
     for one in datasets:
         path, sides = one.get("folder_path"), one.get("resolution")
-        if one.get("is_reg"):
-            out.refuse("datasets.is_reg", path, NO_REGULARIZATION)
-            continue
         if isinstance(path, str) and path:
             out.add_folder(path, one.get("num_repeats"), trigger)
         sides = sides if isinstance(sides, list) else [sides]
