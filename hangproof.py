@@ -17,9 +17,9 @@ COMMANDS = {
         "run", "start", "status", "stop", "sample", "save", "pause", "resume", "resume-all", "notify", "diagnose",
         "metrics",
     ),
-    "runs": ("new", "show", "render", "rename", "fields", "fetch-model"),
+    "runs": ("new", "show", "estimate", "render", "rename", "fields", "fetch-model"),
     "jobs": ("queue", "sweep", "delete"),
-    "presets": ("list", "lint", "estimate"),
+    "presets": ("list", "lint"),
     "launch": (
         "slurm", "skypilot", "docker", "runpod", "vast", "publish", "bundle", "rehearse", "drill", "fleet", "store",
         "train", "serve", "stop-pod",

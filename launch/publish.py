@@ -20,7 +20,7 @@ from guards import hub
 from launch import common
 from launch.common import LaunchError
 from monitor.run_folder import read_json
-from runs import model_card, results
+from runs import manage, model_card, results
 from runs.files import atomic_write, explained
 from runs.paths import datasets_dir
 
@@ -65,14 +65,18 @@ def run(args: argparse.Namespace) -> int:
 
 def choices(folder: Path) -> dict[str, Any]:
     """What can be chosen for a run: {"loras": [{name, at, bytes}], "licences": {key: label}, "licence", "base_model",
-    "title", "token" (whether there is one), "published"}."""
+    "title", "repo", "token" (whether there is one), "published"}."""
     spec = runs.load(folder)
+    title, repo = manage.label_of(folder) or spec.name, folder.name
+    with contextlib.suppress(runs.RunError):  # a label without letters
+        repo = runs.slug(title)
     return {
         "loras": [{"name": one.path.name, "at": one.at, "bytes": one.size} for one in results.loras(folder)],
         "licences": {key: one.label for key, one in model_card.licences().items()},
         "licence": model_card.licence_of(spec.model),
         "base_model": model_card.base_model_of(spec.model),
-        "title": spec.name,
+        "title": title,
+        "repo": repo,
         "token": bool(hub.token()),
         "published": published(folder),
     }
@@ -169,7 +173,7 @@ def _chosen(folder: Path, options: dict[str, Any]) -> tuple[results.Lora, model_
         if one.path.is_file() and not one.path.is_symlink() and one.path.stat().st_size <= IMAGE_BYTES
     ][:most]
     card = model_card.Card(
-        title=options.get("title") or spec.name,
+        title=options.get("title") or manage.label_of(folder) or spec.name,
         base_model=model_card.base_model_of(spec.model) if base is None else base.strip(),
         licence=known[key],
         description=options.get("description") or "",

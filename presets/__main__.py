@@ -1,41 +1,40 @@
-"""`python -m presets list|lint|estimate`: show the tables, lint a training script, estimate the memory of a run."""
+"""`python -m presets list|lint`: show the tables, lint a training script. (`python -m runs` has `estimate`.)"""
 
 import argparse
 import difflib
 import json
 import os
 import shutil
+import subprocess
 import sys
-from collections import Counter
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import presets
-from presets import estimate as memory, terminal
-
-IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
+from presets import terminal
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    top = argparse.ArgumentParser(prog="python -m presets", description="Tiers, models, lint, and estimates of runs.")
+    top = argparse.ArgumentParser(prog="python -m presets", description="Tiers, models, and lint of scripts.")
     commands = top.add_subparsers(dest="command", required=True)
     listing = commands.add_parser("list", help="list VRAM tiers, model families and base models")
     lint = commands.add_parser("lint", help="find what is known to hang or fail in a training script")
     lint.add_argument("script", help="a bash script, batch file (.bat) or PowerShell script (.ps1)")
     lint.add_argument("--fix", action="store_true", help="fix these in a bash script or batch file; it trains the same")
-    estimate = commands.add_parser("estimate", help="estimate the GPU memory, time, disk space and cost of a run")
-    estimate.add_argument("run", help="name or folder of a run, or a run.toml")
-    for command in (listing, lint, estimate):
+    for command in (listing, lint):
         command.add_argument("--json", action="store_true", help="print one line of JSON at the end")
     return top
 
 
 def main(argv: list[str] | None = None) -> int:
     """Exit code 0: done (lint: no findings). 1: failed, or lint has findings. 2: wrong usage."""
-    args = parser().parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    if words[:1] == ["estimate"]:  # a command of `runs`, because it reads one; this was its name
+        return subprocess.call([sys.executable, "-m", "runs", *words])
+    args = parser().parse_args(words)
     try:
-        return {"list": show, "lint": lint, "estimate": estimate}[args.command](args)
+        return {"list": show, "lint": lint}[args.command](args)
     except presets.PresetError as error:
         print(f"presets: {error}", file=sys.stderr)
         return 1
@@ -119,47 +118,6 @@ def _replace(script: Path, text: str) -> None:
         new.unlink(missing_ok=True)
         advice = "the script is unchanged. Check the folder's permissions and free space"
         raise presets.PresetError(f"{script}: cannot be replaced: {error.strerror}; {advice}") from error
-
-
-def estimate(args: argparse.Namespace) -> int:
-    """Print the estimate of a run's GPU memory, time, disk space and cost."""
-    from presets.tables import read_toml
-
-    given, outputs = Path(args.run), presets.data_root() / "outputs"
-    path = next((one for one in (given, given / "run.toml", outputs / given / "run.toml") if one.is_file()), None)
-    if path is None:
-        raise presets.PresetError(f"no run {args.run!r} in {outputs}; give the name or folder of a run, or a run.toml")
-    run = read_toml(path)
-    images = _images(path.parent.name)
-    run["tier"] = str(run.get("tier", presets.defaults()["run"]["tier"])).strip().upper().removesuffix("+")
-    # As runs/spec.py, which this module does not import, refuses them.
-    for key, usual in presets.defaults()["run"].items():
-        value = run.get(key, usual)
-        known = presets.tiers() if key == "tier" else [value]
-        none = value == 0 and key in ("batch_size", "gradient_accumulation", "gpus")
-        if none or value not in known or not isinstance(value, str if isinstance(usual, str) else int | float):
-            raise presets.PresetError(f"{path}: {key} cannot be {value!r}; correct it and run `python -m runs show`")
-    result = {**memory.estimate(run), **(memory.whole(run, images) if images else {})}
-    for stage, gigabytes in result["stages_gb"].items():
-        print(f"{stage:10} {gigabytes:6.1f} GB" + ("  ← peak" if stage == result["peak_stage"] else ""))
-    enough = [tier for tier, is_enough in result["tiers"].items() if is_enough]
-    print(f"tiers with enough memory: {', '.join(enough) or 'none'} ({result['note']})")
-    if images:
-        parts = ", ".join(f"{name} {count / 1e9:.2f}" for name, count in result["disk_bytes"].items())
-        print(f"time: about {result['seconds'] / 3600:.1f} h for {result['steps']:,} steps ({result['time_source']})")
-        print(f"disk: about {sum(result['disk_bytes'].values()) / 1e9:.2f} GB ({parts})")
-        if result["cost"] is not None:
-            print(f"cost: about {result['cost']:.2f} at {run['price_per_hour']:g} per hour")
-    if args.json:
-        print(json.dumps(result))
-    return 0
-
-
-def _images(slug: str) -> dict[str, int]:
-    """The number of images in each folder of a run's data set."""
-    root = presets.data_root() / "datasets" / slug
-    files = [one for one in sorted([*root.glob("*"), *root.glob("[!.]*/*")]) if one.suffix.lower() in IMAGES]
-    return Counter(one.parent.name if one.parent != root else "" for one in files)
 
 
 if __name__ == "__main__":

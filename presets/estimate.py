@@ -108,28 +108,6 @@ def samples_s(run: Mapping[str, Any], prompts: int, step_s: float, steps: int) -
     return steps // every * prompts * run["sample_steps"] * one_image_s / 3 if every else 0.0
 
 
-def whole(run: Mapping[str, Any], images: Mapping[str, int]) -> dict[str, Any]:
-    """Time, disk space and cost of a complete run.
-
-    Args:
-        images: their number by folder.
-
-    Returns:
-        {"steps", "seconds", "time_source", "disk_bytes": {part: bytes}, "cost": None without a price}
-    """
-    run = _settled(run)[1]
-    steps = planned_steps(run, images)
-    step_s, start_s, source = table_time(run)
-    seconds = start_s + steps * step_s + samples_s(run, len(run.get("prompts") or []) or 1, step_s, steps)
-    return {
-        "steps": steps,
-        "seconds": round(seconds),
-        "time_source": source,
-        "disk_bytes": disk(run, images),
-        "cost": cost(run, seconds),
-    }
-
-
 def cost(run: Mapping[str, Any], seconds: float) -> float | None:
     """What a run of so many seconds costs at its price per hour; None without a price."""
     price = run.get("price_per_hour") or 0.0

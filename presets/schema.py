@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 from presets.tables import ROOT, PresetError
 
-TYPES = {"int": "int", "float": "float", "int_or_float": "float", "int_or_ratio": "float"}
+TYPES = {"int": "int", "float": "float", **dict.fromkeys(("int_or_float", "_int_or_float", "int_or_ratio"), "float")}
 DUMP_S = 60.0
 _known: dict[tuple[Path, str, int], dict[str, dict]] = {}
 
@@ -50,7 +50,7 @@ def of_parser(parser: argparse.ArgumentParser) -> dict[str, dict]:
 
 
 def flags_of(checkout: Path, script: str = "flux_train_network.py", commit: str = "") -> dict[str, dict]:
-    """The flags of a script (its path in a checkout), as `of_parser`; read once a process for a commit, where it is given.
+    """The flags of a script (its path in a checkout), as `of_parser`; read once a process for a commit that is given.
 
     Raises:
         PresetError: the script does not exist, fills no parser, or fails.

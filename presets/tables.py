@@ -62,7 +62,7 @@ def read_toml(path: Path) -> dict:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except UnicodeDecodeError as error:
         raise PresetError(f"{path}: not UTF-8 text (byte {error.start}); save the file as UTF-8") from error
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise PresetError(f"{path}: not valid TOML: {error}; fix this line") from error
 
 
@@ -130,13 +130,10 @@ def _trainer(name: str, given: dict, pixels: int) -> dict:
         row = full["tiers"][tier] = _tier(given[tier], full, pixels) if tier in given else row
     start = full["script"].removesuffix("train_network.py")
     captions = {"batch_size": 1, **full.get("cache_text_flags", {})}
-    caches = [
-        ("cache_latents", "latents", "the images", {}),
-        ("cache_text", "text_encoder_outputs", "the captions", captions),
-    ]
+    texts = ("cache_text", "text_encoder_outputs", "the captions", captions)
     full["cache"] = [
         {"script": f"{start}cache_{what}.py", "phase": phase, "takes": full[key], "flags": flags}
-        for key, what, phase, flags in caches
+        for key, what, phase, flags in (("cache_latents", "latents", "the images", {}), texts)
         if key in full
     ]
     return full
@@ -178,7 +175,7 @@ def _in_full(flags: dict) -> dict:
     return {name: item for flag, value in flags.items() for name, item in sets.get(flag, {flag: value}).items()}
 
 
-def models(user_file: Path | None = None) -> dict[str, dict]:
+def models() -> dict[str, dict]:
     """Base models by key, with every optional key: the built-in ones, then the user's (`<data root>/models.toml`).
 
     `settings` are those of the family and of the model.
@@ -186,7 +183,7 @@ def models(user_file: Path | None = None) -> dict[str, dict]:
     Raises:
         PresetError: the user's file is not valid TOML, or a model in it lacks a key or has an unknown one.
     """
-    path = user_file or data_root() / "models.toml"
+    path = data_root() / "models.toml"
     return _models(path, _stamp(path))
 
 
@@ -229,7 +226,7 @@ def _own(path: Path, stamp: tuple[int, int] | None, name: str) -> dict[str, Any]
 
 
 def downloads() -> dict[str, dict]:
-    """Sources of model files by file name in the models folder: {repo, path[, size, sha256]}; the name is the usual path.
+    """Sources of model files by name in the models folder: {repo, path[, size, sha256]}; the name is the usual path.
 
     Of a model in several files (`NAME-00001-of-00004.safetensors`) the table has the first; the others follow from it.
     PresetError: the user's table is invalid.
@@ -281,7 +278,7 @@ def _complete(key: str, model: dict, origin: str) -> dict:
         if not isinstance(value, int | float if isinstance(kind, float) else type(kind)):
             wanted = "text" if isinstance(kind, str) else "a number"
             raise PresetError(f"{where}: {table}: {name} must be {wanted}, not {value!r}")
-    if not full["backends"] or not set(full["backends"]) <= set(loads):
+    if not full["backends"] or any(name not in [*loads] for name in full["backends"]):
         advice = "set `repo` for diffusers or `files` for sd-scripts"
         raise PresetError(f"{where}: no trainer can load it (backends = {full['backends']}); {advice}")
     if untrained := [name for name in full["backends"] if name not in family["backends"]]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 def command(main: Callable[[], int]) -> int:
-    """The exit code of a command. Ctrl-C and `| head` end it with 130, quietly; what a pipe of Windows lacks is escaped."""
+    """The exit code of a command. Ctrl-C and `| head` end it quietly with 130; what Windows' pipes lack is escaped."""
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
         code = main()

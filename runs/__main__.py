@@ -1,4 +1,4 @@
-"""`python -m runs new|show|render|rename|delete|sweep|fetch-model`: create, show and manage runs without a browser."""
+"""`python -m runs new|show|estimate|render|rename|delete|sweep|fetch-model`: runs without a browser."""
 
 import argparse
 import functools
@@ -12,6 +12,7 @@ from typing import Any
 import runs
 from presets import PresetError, terminal, tiers
 from runs import env_file
+from runs.files import explained
 
 # What also concerns the queue or the processes of a run is done by `python -m jobs`, which knows them.
 JOBS = {
@@ -51,6 +52,8 @@ def parser() -> argparse.ArgumentParser:
     commands.add_parser("fields", help="list the settings of a run, their defaults and the trainers' flags")
     show = commands.add_parser("show", help="print a run's spec, or list the runs")
     show.add_argument("run", nargs="?", help="name or folder of a run")
+    estimate = commands.add_parser("estimate", help="estimate the GPU memory, time, disk space and cost of a run")
+    estimate.add_argument("run", help="name or folder of a run, or its run.toml")
     render = commands.add_parser("render", help="make a run again after its run.toml was changed: its job and script")
     render.add_argument("run", help="name or folder of a run")
     rename = commands.add_parser("rename", help="give a run another label; its folder and files keep their names")
@@ -60,7 +63,7 @@ def parser() -> argparse.ArgumentParser:
         commands.add_parser(name, help=text, add_help=False)
     fetch = commands.add_parser("fetch-model", help="download the model files that kohya's trainers need")
     fetch.add_argument("model", help="base model (list them with: python -m presets list)")
-    for command in (new, show, render, rename, fetch):
+    for command in (new, show, estimate, render, rename, fetch):
         command.add_argument("--json", action="store_true", help="print one line of JSON at the end")
     return top
 
@@ -76,7 +79,7 @@ def main(argv: list[str] | None = None) -> int:
 
         print(reference(), end="")
         return 0
-    actions = {"new": new, "show": show, "render": render, "rename": rename, "fetch-model": fetch}
+    actions = {"new": new, "show": show, "estimate": estimate, "render": render, "rename": rename, "fetch-model": fetch}
     try:
         result = actions[args.command](args)
     except (runs.RunError, PresetError) as error:
@@ -98,9 +101,8 @@ def new(args: argparse.Namespace) -> dict[str, Any]:
     from runs.machine import this_machine
     from runs.sanity import IMPOSSIBLE, judge
 
-    fields = {
-        k: getattr(args, k) for k in ("name", "trigger", "model", "tier", "backend") if getattr(args, k) is not None
-    }
+    given = {key: getattr(args, key) for key in ("name", "trigger", "model", "tier", "backend")}
+    fields = {key: value for key, value in given.items() if value is not None}
     if args.prompt:
         fields["prompts"] = args.prompt
     found, faults = settings(args.set, fields)
@@ -108,14 +110,17 @@ def new(args: argparse.Namespace) -> dict[str, Any]:
         raise runs.RunError(faults)
     spec = runs.make(found)
     own = args.images.resolve() == (runs.datasets_dir() / spec.slug).resolve()
-    sources = [] if own else dataset.gather(args.images)
-    images = Counter(dataset.folder_names((one.folder, one.weight) for one in sources)) or dataset.counts(args.images)
+    with explained("read the images"):
+        sources = [] if own else dataset.gather(args.images)
+        images = Counter(dataset.folder_names((one.folder, 1) for one in sources)) or dataset.counts(args.images)
+    if not own and (sets := dataset.repeats_of(args.images.absolute().name)):
+        print(f"note: the folder's name sets {sets[0]} repeats", file=sys.stderr)
     findings = judge(spec, images, this_machine(spec.backend))
     if impossible := [finding for finding in findings if finding.severity == IMPOSSIBLE]:
         raise runs.RunError(impossible)
     for finding in findings:
         print(f"warning: {finding}", file=sys.stderr)
-    folder = runs.create(spec, args.images, on_note=lambda text: print(f"note: {text}", file=sys.stderr))
+    folder = runs.create(spec, sources or args.images, on_note=lambda text: print(f"note: {text}", file=sys.stderr))
     if spec.prompts and not samples(spec):
         print("note: sample images are turned off; turn them on with --set sample_every_n_steps=N", file=sys.stderr)
     for problem in runs.problems(runs.load(folder)):
@@ -135,6 +140,34 @@ def show(args: argparse.Namespace) -> dict[str, Any]:
     print(runs.dumps(spec), end="")
     problems = [problem.message for problem in runs.problems(spec)] if args.json else []
     return {"folder": str(folder), "spec": spec.public(), "problems": problems}
+
+
+def estimate(args: argparse.Namespace) -> dict[str, Any]:
+    """Print what a run needs: GPU memory, and with its images time, disk space and cost."""
+    from presets import estimate as table
+    from runs import dataset, history
+
+    path = Path(args.run)
+    folder = path.parent if path.name == "run.toml" and path.is_file() else runs.run_folder(args.run)
+    spec = runs.load(folder)
+    fields, images = spec.model_dump(), dataset.counts(runs.datasets_dir() / spec.slug)
+    found = table.estimate(fields)
+    for stage, gigabytes in found["stages_gb"].items():
+        print(f"{stage:10} {gigabytes:6.1f} GB" + ("  ← peak" if stage == found["peak_stage"] else ""))
+    enough = [tier for tier, is_enough in found["tiers"].items() if is_enough]
+    print(f"tiers with enough memory: {', '.join(enough) or 'none'} ({found['note']})")
+    if not images:
+        return found
+    steps, disk = runs.planned_steps(spec, images), table.disk(fields, images)
+    seconds, source = history.expected(spec, steps)
+    cost = table.cost(fields, seconds)
+    parts = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in disk.items())
+    print(f"time: about {seconds / 3600:.1f} h for {steps:,} steps ({source})")
+    print(f"disk: about {sum(disk.values()) / 1e9:.2f} GB ({parts})")
+    if cost is not None:
+        print(f"cost: about {cost:.2f} at {spec.price_per_hour:g} per hour")
+    whole = {"steps": steps, "seconds": round(seconds), "time_source": source, "disk_bytes": disk, "cost": cost}
+    return {**found, **whole}
 
 
 def render(args: argparse.Namespace) -> dict[str, Any]:
@@ -184,9 +217,8 @@ def fetch(args: argparse.Namespace) -> dict[str, Any]:
     """Download model files; progress goes to standard error, at most one line per second."""
     from runs.weights import fetch_model, reporter
 
-    files = [
-        str(path) for path in fetch_model(args.model, reporter(functools.partial(print, file=sys.stderr, flush=True)))
-    ]
+    say = functools.partial(print, file=sys.stderr, flush=True)
+    files = [str(path) for path in fetch_model(args.model, reporter(say))]
     print("\n".join(files) or f"{args.model}: all files are downloaded already")
     return {"files": files}
 

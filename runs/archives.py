@@ -5,6 +5,7 @@ are counted while an entry is read, because a header can lie. A bad entry costs 
 """
 
 import errno
+import io
 import lzma
 import stat
 import struct
@@ -35,6 +36,20 @@ class Entry:
 
     path: Path
     name: str
+
+
+class _Limited(io.BufferedReader):
+    """A ZIP as zipfile gets it: that reads the directory as a whole into memory, as large as a header says it is."""
+
+    def __init__(self, path: Path, limit: int, error: RunError):
+        super().__init__(io.FileIO(path))
+        self.limit, self.error = limit, error
+
+    def read(self, size: int | None = -1) -> bytes:
+        if (size or 0) > self.limit:
+            self.close()
+            raise self.error
+        return super().read(size)
 
 
 def is_zip(name: str) -> bool:
@@ -75,16 +90,16 @@ def unpack(path: Path, into: Path, name: str = "") -> tuple[list[Entry], list[st
     """
     name, limits = name or path.name, presets.defaults()["images"]
     many = RunError(f"{name}: the ZIP has more than {limits['max_zip_entries']} entries; split it")
-    if _directory_bytes(path) > limits["max_zip_entries"] * DIRECTORY_BYTES_PER_ENTRY:
-        raise many
+    file = _Limited(path, limits["max_zip_entries"] * DIRECTORY_BYTES_PER_ENTRY, many)
     try:
-        archive = zipfile.ZipFile(path)
+        archive = zipfile.ZipFile(file)
     except DAMAGE as error:
+        file.close()
         why = f"({str(error)[:TOLD]}). Pack it again, or drop the folder."
         raise RunError(f"{name}: Not a readable ZIP file {why}") from error
     found: list[Entry] = []
     messages: list[str] = []
-    with archive:
+    with file, archive:
         infos = archive.infolist()
         if len(infos) > limits["max_zip_entries"]:
             raise many
@@ -142,7 +157,7 @@ def _copy(archive: zipfile.ZipFile, info: zipfile.ZipInfo, target: Path, left: i
                 out.write(block)
                 size += len(block)
     except (*DAMAGE, RuntimeError, OSError) as error:
-        # An OSError of this machine's disk is none of the file; bz2's has no number, and a place before the file's start EINVAL.
+        # An OSError of this disk is not the file's fault; that of bz2 has no number, a place before the start EINVAL.
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             target.unlink(missing_ok=True)
             raise
@@ -156,23 +171,3 @@ def _copy(archive: zipfile.ZipFile, info: zipfile.ZipInfo, target: Path, left: i
     if refused:
         raise RunError(refused)
     return size
-
-
-def _directory_bytes(path: Path) -> int:
-    """The size of a ZIP's directory as its end record says it: zipfile reads the directory as a whole into memory."""
-    with path.open("rb") as file:
-        end = file.seek(0, 2)
-        file.seek(max(0, end - 65_557))
-        tail = file.read()
-        at = tail.rfind(b"PK\5\6")
-        if at < 0 or len(tail) < at + 22:
-            return 0
-        (size,) = struct.unpack_from("<L", tail, at + 12)
-        locator = tail.rfind(b"PK\6\7", 0, at)
-        if size == 0xFFFFFFFF and locator >= 0 and len(tail) >= locator + 20:
-            (where,) = struct.unpack_from("<Q", tail, locator + 8)
-            file.seek(min(where, end))  # a damaged place can be larger than any file
-            record = file.read(56)
-            if record[:4] == b"PK\6\6" and len(record) == 56:
-                (size,) = struct.unpack_from("<Q", record, 40)
-    return int(size)

@@ -29,8 +29,8 @@ ATTENTION = ("flash_attn", "flash3", "sage_attn", "xformers")  # musubi-tuner us
 STANDALONE = {"PET_STANDALONE": "1", "PET_LOCAL_ADDR": "127.0.0.1"}
 """Options of torchrun, which accelerate calls: the processes of one machine meet at a port that the system chooses.
 
-With accelerate 1.6, the version that kohya's trainers pin, `--main_process_port 0` alone starts the ranks with MASTER_PORT=0,
-to which they connect until the timeout of the group ends (torch/distributed/run.py reads PET_… as defaults of its flags).
+With accelerate 1.6, which kohya's trainers pin, `--main_process_port 0` alone starts the ranks with MASTER_PORT=0, to
+which they connect until the group's timeout ends (torch/distributed/run.py reads PET_… as defaults of its flags).
 """
 LAUNCHED = {
     "ACCELERATE_USE_CPU": "False",
@@ -39,11 +39,11 @@ LAUNCHED = {
     "ACCELERATE_DYNAMO_USE_FULLGRAPH": "False",
     "ACCELERATE_DYNAMO_USE_DYNAMIC": "False",
     "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION": "False",
-    "OMP_NUM_THREADS": "1",  # the GPU does the work; on a CPU, threads that wait for each other slow a busy machine down
+    "OMP_NUM_THREADS": "1",  # the GPU does the work; on a CPU, threads that wait for each other slow a busy machine
 }
-"""What `accelerate launch` would set for one process, beside the precision (utils/launch.py, prepare_simple_launcher_cmd_env,
-of 1.6 and 1.15). A script of one process sets it itself and starts the trainer directly: the launcher imports torch, seconds
-at each start, only to start a child, and orphans that child on SIGTERM.
+"""What `accelerate launch` sets for one process, beside the precision (utils/launch.py of 1.6 and 1.15,
+prepare_simple_launcher_cmd_env). A script of one process sets it and starts the trainer directly: the launcher imports
+torch, seconds at each start, only to start a child, and orphans that child on SIGTERM.
 """
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 NODE, MAIN_ADDRESS, MAIN_PORT = (f"HANGPROOF_{name}" for name in ("NODE", "MAIN_ADDRESS", "MAIN_PORT"))
@@ -69,7 +69,7 @@ def model_files(spec: "RunSpec") -> dict[str, str]:
 
 
 def expanded(value: Any) -> Any:
-    """A value with the folder of the user where it starts with ~/, as a shell has it: in the script it is quoted. A whole
+    """A value with the user's folder where it starts with ~/, as a shell has it: in the script it is quoted. A whole
     number has no point, which sd-scripts refuses for steps (--lr_warmup_steps 100.0)."""
     if isinstance(value, list):
         return [expanded(word) for word in value]
@@ -188,10 +188,9 @@ def commands(spec: "RunSpec", folder: Path, platform: str = sys.platform) -> lis
     found = []
     for row in trainer["cache"]:
         own = {flag: given[flag] for flag in ("dataset_config", *row["takes"]) if flag in given}
+        own |= {**row["flags"], "skip_existing": True}
         what = f"Encodes {row['phase']}; caches that exist are checked and kept."
-        found.append(
-            {"what": what, "script": row["script"], "flags": {**own, **row.get("flags", {}), "skip_existing": True}}
-        )
+        found.append({"what": what, "script": row["script"], "flags": own})
     return [*found, {"what": "Trains.", "script": trainer["script"], "flags": given}]
 
 
@@ -201,13 +200,11 @@ def samples(spec: "RunSpec") -> list[str]:
     Raises:
         RunError: they are turned on explicitly, but there is nothing to draw.
     """
-    turned_on = spec.sample_every_n_steps or any(
-        spec.extra.get(f) for f in ("sample_every_n_epochs", "sample_at_first")
-    )
+    turned_on = spec.sample_every_n_steps or any(map(spec.extra.get, ("sample_every_n_epochs", "sample_at_first")))
     prompts = list(spec.prompts) or ([spec.trigger] if spec.trigger.strip() else [])
     if turned_on and not prompts:
-        message = "Samples are turned on, but there is no prompt and no trigger word; add a prompt, or turn samples off with 0"
-        raise RunError([Fault("prompts", message)])
+        message = "Samples are turned on, but there is no prompt and no trigger word; "
+        raise RunError([Fault("prompts", f"{message}add a prompt, or turn samples off with 0")])
     return prompts if turned_on or spec.sample_every_n_steps is None else []
 
 
@@ -249,7 +246,7 @@ def arguments(spec: "RunSpec", folder: Path, resume: Path | None = None, platfor
 
 
 def direct(spec: "RunSpec") -> bool:
-    """Whether the script starts the trainer itself: for one process, unless a person edited a script that uses the launcher."""
+    """Whether the script starts the trainer itself: for one process, unless an edited script uses the launcher."""
     edited = spec.edited.generated if spec.edited else ""
     return world(spec) == 1 and not any(start in edited for start in ('"$launcher" launch', '"%launcher%" launch'))
 
@@ -339,7 +336,7 @@ def _sd_scripts_dataset(spec: "RunSpec", folders: list[str]) -> dict[str, Any]:
     }
     # What makes a trainer use masks is the same for all subsets, because their images share batches.
     masked = {"alpha_mask": True} if any(map(masks.has_mask, dataset.images_in(datasets_dir() / spec.slug))) else {}
-    # The trainers take these from this file, and not from the flag of the same name. Only captions are always .txt files.
+    # The trainers take these from this file, not from the flag of the same name. Captions are always .txt files.
     general, bucketed = ({k: spec.extra.get(k, value) for k, value in one.items()} for one in (general, bucketed))
     return {
         "general": {**general, "caption_extension": ".txt"},

@@ -81,9 +81,8 @@ def merged(mine: str, base: str, now: str, platform: str = sys.platform) -> tupl
         old, new = only(base, platform), only(now, platform)
         before, after = flags(old), flags(new)
         changed = [flag for flag in {**before, **after} if before.get(flag) != after.get(flag)]
-        text, refused = set_flags(
-            mine, {flag: _known(after.get(flag)) for flag in changed}, script_name(platform=platform)
-        )
+        wanted = {flag: _known(after.get(flag)) for flag in changed}
+        text, refused = set_flags(mine, wanted, script_name(platform=platform))
         head, rest = _split(text, only(text, platform))
     except PresetError as error:
         raise RunError(f"the edited script cannot be read: {error}") from error
@@ -103,7 +102,7 @@ def _split(text: str, t: Training) -> tuple[str, str]:
 
 
 def _patched(mine: str, base: str, now: str) -> tuple[str, list[str]]:
-    """Apply the changed lines of base → now to the lines of `mine` that are still those of base; the lines that are not."""
+    """Apply the changed lines of base → now to the lines of `mine` that are still those of base; the others."""
     ours, old, new = (text.splitlines(keepends=True) for text in (mine, base, now))
     at: dict[int, int] = {}  # line of base → the same line of mine
     for block in difflib.SequenceMatcher(None, old, ours, autojunk=False).get_matching_blocks():
@@ -125,7 +124,7 @@ def _patched(mine: str, base: str, now: str) -> tuple[str, list[str]]:
 
 
 def _changed_lines(old: list[str], new: list[str]) -> Iterator[tuple[int, int, list[str]]]:
-    """The lines of `old` (from, to) that differ, and what they become. As many lines for as many are changes one by one,
+    """The lines of `old` (from, to) that differ, and what they become. As many lines for as many: changes one by one,
     so that one line that a person edited does not keep the others."""
     for kind, i, j, k, m in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
         if kind == "replace" and j - i == m - k:

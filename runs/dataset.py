@@ -108,16 +108,18 @@ def gather(images: Path | Sequence[Source], trigger: str = "") -> list[Source]:
 
 
 def _in_folder(folder: Path) -> list[Source]:
-    """The images of a folder and its subfolders, with the captions in the files beside them; hidden ones and other files
-    are left out.
+    """The images of a folder and its subfolders, with the captions in the files beside them; hidden ones and other
+    files are left out. The repeats that the folder's own name sets count, too.
 
     Raises:
         RunError: it is no folder, or a caption is not UTF-8; one line for each.
     """
     if not folder.is_dir():
         raise RunError(f"{folder} is not a folder; use the folder of the images")
+    folder = folder.absolute()
     shown = (path for path in folder.rglob("*") if not any(part[0] == "." for part in path.relative_to(folder).parts))
     files = sorted(filter(Path.is_file, shown), key=lambda path: (path.parent, path.name))
+    seen_from = folder.parent if repeats_of(folder.name) else folder
     errors, captions = [], dict[Path, str]()
     for suffix in reversed(CAPTION_SUFFIXES):  # of two, the first kind counts
         for path in (path for path in files if path.suffix.lower() == suffix):
@@ -128,7 +130,7 @@ def _in_folder(folder: Path) -> list[Source]:
     if errors:
         raise RunError("\n".join(errors))
     return [
-        Source(path, path.name, captions.get(path.with_suffix(""), ""), _inside(path, folder))
+        Source(path, path.name, captions.get(path.with_suffix(""), ""), _inside(path, seen_from))
         for path in filter(is_image_name, files)
     ]
 
@@ -164,7 +166,7 @@ def folder_names(images: Iterable[tuple[str, int]]) -> list[str]:
 
 
 def too_often(images: Iterable[tuple[str, int]]) -> str:
-    """Why a run cannot have these images: a weight makes too many repeats; "" where none does. images: as `folder_names`."""
+    """Why a run cannot have these images (as `folder_names`): a weight makes too many repeats; "" where none does."""
     for folder, weight in images:
         number, _ = repeats_of(folder) or (0, "")
         if weight > 1 and number * weight > MAX_REPEATS:

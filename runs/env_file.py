@@ -8,6 +8,7 @@ a secret by its name (API key, token, password…), or by a value such as an add
 is executed here.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
 
 FOLDER = ".secrets"  # in the data folder; the page sends no file from there
 FLAGS = {"wandb_api_key": "WANDB_API_KEY", "huggingface_token": "HF_TOKEN"}
-"""Flags of the trainers that carry a secret → the variable that their libraries read instead (sd-scripts library/args.py, musubi-tuner
-training/parser_common.py)."""
+"""Flags of the trainers that carry a secret → the variable that their libraries read instead (sd-scripts
+library/args.py, musubi-tuner training/parser_common.py)."""
 NAME = re.compile(
     r"(KEY|TOKEN|SECRETS?|PASSWORD|PASSWD|PASSPHRASE|PASS|CREDENTIALS?|AUTH|COOKIE|WEBHOOK|CONNECTION_STRING)(_|$)",
     re.I,
@@ -64,17 +65,17 @@ def path_of(folder: Path) -> Path:
 
 
 def read(folder: Path) -> dict[str, str]:
-    """The values by variable; {} without a file, or one of another user."""
+    """The values by variable; {} without a file, or one of another user. A line that a person broke is left out."""
     try:
-        lines = path_of(folder).read_text(encoding="utf-8").split("\n")
+        lines = path_of(folder).read_text(encoding="utf-8", errors="replace").split("\n")
     except OSError:
         return {}
     found = {}
     for line in lines:
         name, equals, value = line.removeprefix("export ").partition("=")
         if equals and VARIABLE.fullmatch(name):
-            words = shlex.split(value) if line.startswith("export ") else [value]
-            found[name] = words[0] if words else ""
+            with contextlib.suppress(ValueError):  # an open quote
+                found[name] = next(iter(shlex.split(value)), "") if line.startswith("export ") else value
     return found
 
 
@@ -112,9 +113,8 @@ def keep(folder: Path, spec: "RunSpec") -> None:
 def filled(spec: "RunSpec", folder: Path) -> "RunSpec":
     """The spec with the values of the file of `folder`, where it has none."""
     known = read(folder) if spec.secrets else {}
-    return with_values(
-        spec, {name: known[name] for name in spec.secrets if name in known and name not in spec.environment}
-    )
+    wanted = {*spec.secrets} - {*spec.environment}
+    return with_values(spec, {name: value for name, value in known.items() if name in wanted})
 
 
 def masking(folder: Path) -> Callable[[bytes], bytes]:
@@ -130,8 +130,8 @@ def masking(folder: Path) -> Callable[[bytes], bytes]:
 
 
 def masked_end(folder: Path, data: bytes, begun: bool) -> bytes:
-    """The end of a log without the values of secrets. begun: it may begin within a secret, so what is before its first line end, or
-    state of a progress bar, is left out."""
+    """The end of a log without the values of secrets. begun: it may begin within a secret, so what is before its first
+    line end, or state of a progress bar, is left out."""
     first = re.search(rb"[\r\n]+(?=.)", data, re.DOTALL) if begun else None
     return masking(folder)(data[first.end() if first else 0 :])
 
@@ -151,8 +151,8 @@ def forget(folder: Path) -> None:
 def kept_text(names: Iterable[str]) -> str:
     """The message about secrets that were moved."""
     return (
-        f"{', '.join(names)}: kept in a file that only you can read ({FOLDER} in the data folder); the run, its script and what is "
-        "shared have only the name"
+        f"{', '.join(names)}: kept in a file that only you can read ({FOLDER} in the data folder); the run, "
+        "its script and what is shared have only the name"
     )
 
 
@@ -160,7 +160,7 @@ def kept_text(names: Iterable[str]) -> str:
 
 
 def moved(fields: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a spec with every secret in `environment` and its name in `secrets`; `fields` itself where there is none."""
+    """The fields of a spec with each secret in `environment` and its name in `secrets`; `fields` itself without one."""
     tables = {key: fields[key] for key in ("environment", "extra", "edited") if isinstance(fields.get(key), Mapping)}
     environment, extra, edited = (dict(tables.get(key, {})) for key in ("environment", "extra", "edited"))
     given = fields.get("secrets") or []
@@ -181,15 +181,12 @@ def moved(fields: dict[str, Any]) -> dict[str, Any]:
     if not names:
         return fields
     changed = {"environment": environment, "extra": extra, "edited": edited}
-    return {
-        **fields,
-        **{key: value for key, value in changed.items() if value or key in tables},
-        "secrets": sorted(set(names)),
-    }
+    kept = {key: value for key, value in changed.items() if value or key in tables}
+    return {**fields, **kept, "secrets": sorted(set(names))}
 
 
 def _variable(flag: str) -> str:
-    """The variable that an option becomes: a flag that carries a secret, or the variable itself; "" for any other option."""
+    """The variable that an option becomes: a flag that carries a secret, or the variable itself; "" for any other."""
     return FLAGS.get(flag) or (flag if flag.isupper() and is_secret(flag) else "")
 
 
@@ -199,7 +196,7 @@ def exposed(fields: Mapping[str, Any]) -> bool:
 
 
 def of_lines(text: str) -> tuple[str, dict[str, str]]:
-    """(`KEY=VALUE` lines without secrets, the values): the field “Extra trainer options”. The variables are named in `secrets=…`."""
+    """(`KEY=VALUE` lines of “Extra trainer options” without secrets, which are named in `secrets=…`; the values)."""
     lines = [(line, *_option(line)) for line in text.splitlines()]
     values = {_variable(flag): value for _, flag, value in lines if value and _variable(flag)}
     if not values:
@@ -236,7 +233,7 @@ _WRITTEN = {
 
 
 def of_script(text: str) -> tuple[str, dict[str, str]]:
-    """(a script with each secret replaced by its variable, the values). A flag whose library reads the variable is left out."""
+    """(a script with its variable for each secret, the values). A flag whose library reads the variable is left out."""
     batch = bool(re.match(r"\s*@?echo off", text, re.I))
     reference = "%{}%" if batch else '"${{{}:-}}"'
     values: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""The fields of a RunSpec as the form, the import and the documentation read them: groups, labels, kinds and help texts.
+"""The fields of a RunSpec as the form, the import and the documentation read them: groups, labels, kinds, help texts.
 
 Everything is said once, where RunSpec declares the field (runs/spec.py).
 """
@@ -24,14 +24,11 @@ class Field:
 def _group(name: str) -> tuple[Field, ...]:
     found = []
     for key, field in RunSpec.model_fields.items():
-        if about(key).get("group") == name:
-            plain = (
-                "lines" if get_origin(field.annotation) is list else "integer" if field.annotation is int else "text"
-            )
-            choices = about(key)["choices"]
-            found.append(
-                Field(key, field.title or "", "choice" if choices else plain, field.description or "", choices)
-            )
+        said, kinds = about(key), {int: "integer", list: "lines"}
+        if said.get("group") == name:
+            kind = kinds.get(get_origin(field.annotation) or field.annotation, "text")
+            kind = "choice" if said["choices"] else kind
+            found.append(Field(key, field.title or "", kind, field.description or "", said["choices"]))
     return tuple(found)
 
 

@@ -21,7 +21,7 @@ from guards.checkpoint import fsync_path, writing_file
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that is wrong. `field`: the field of the spec, or "" for none; `message`: the problem and what to do."""
+    """One thing that is wrong. field: of the spec, or "" for none; message: the problem and what to do."""
 
     field: str
     message: str
@@ -99,17 +99,18 @@ def building(final: Path) -> Iterator[Path]:
     """
     final.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=".new-", dir=final.parent))
+    taken = RunError(f"{final} exists already; choose another name, or delete that folder")
     try:
         yield temporary
         os.chmod(temporary, 0o755)
         if final.exists():
-            raise RunError(f"{final} exists already; choose another name, or delete that folder")
+            raise taken
         try:
             os.rename(temporary, final)
         except OSError as error:
-            if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
-                raise RunError(f"{final} exists already; choose another name, or delete that folder") from error
-            raise
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            raise taken from error
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise

@@ -59,7 +59,7 @@ def check_extra(spec: "RunSpec") -> None:
 
 
 def table_faults(spec: "RunSpec") -> list[Fault]:
-    """What the checkout's own parsers refuse in the commands of the run; a fault of the trainer, because the tables name it."""
+    """What the checkout's own parsers refuse in the run's commands; a fault of the trainer: the tables name it."""
     from runs.command import commands
 
     if spec.backend not in CHECKOUTS:
@@ -73,10 +73,9 @@ def table_faults(spec: "RunSpec") -> list[Fault]:
                 checkout = CHECKOUTS[spec.backend]
                 text = f"{command['script']} in {checkout.path()} does not take --{flag}: {wrong}"
                 found.append(Fault("backend", f"{text}; install the tested version: ./start.sh {spec.backend}"))
-        missing = [name for name, entry in known.items() if entry["required"] and name not in command["flags"]]
-        found += [
-            Fault("model", f"{command['script']} needs --{name}; add its file to the model's table") for name in missing
-        ]
+        for name, entry in known.items():
+            if entry["required"] and name not in command["flags"]:
+                found.append(Fault("model", f"{command['script']} needs --{name}; add its file to the model's table"))
     return found
 
 
@@ -161,7 +160,7 @@ def _not_taken(flag: str, value: Any, known: Mapping[str, dict]) -> str | None:
 
 
 def _refused_later(flag: str, value: Any, backend: str) -> str | None:
-    """What the code of sd-scripts refuses behind its parser, after minutes of loading, or Hangproof (presets/sanity.toml)."""
+    """What the code of sd-scripts refuses after minutes of loading, or Hangproof (presets/sanity.toml)."""
     table = presets.read_table("sanity.toml")["flags"].get(backend, {})
     choices = table.get("choices", {}).get(flag)
     if choices and value is not False and str(value).lower() not in map(str.lower, choices) and "." not in str(value):
@@ -221,8 +220,8 @@ def _list(text: str, split) -> list[str]:
     if text.lstrip().startswith("["):
         try:
             values = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise ValueError(f'{text!r} is not a JSON list ({error}); write for example ["a", "b"]') from error
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise ValueError(f'{text[:200]!r} is not a JSON list ({error}); write for example ["a", "b"]') from error
         return [str(value) for value in values]
     return split(text)
 
@@ -240,6 +239,8 @@ def flag_value(text: str, entry: dict | None) -> Any:
         return False
     kind = {"int": int, "float": float}.get(entry["type"])
     try:
+        if kind is float and text.rstrip().endswith("%"):  # a share of the steps, such as lr_warmup_steps=10%
+            return float(text.rstrip()[:-1]) / 100
         return kind(text) if kind else text
     except ValueError:
         return text

@@ -43,7 +43,7 @@ def create(
         The run's folder.
 
     Raises:
-        RunError: invalid images, a name that exists, an unknown flag, a full disk, no permission. Nothing was created then.
+        RunError: invalid images, a name that exists, an unknown flag, a full disk, no permission. Nothing was created.
     """
     from runs.flags import check_extra
     from runs.spec import dumps, save
@@ -107,12 +107,13 @@ def name_fault(spec: "RunSpec", own_data: Path | None = None) -> Fault | None:
 
 
 def with_own_save_dir(spec: "RunSpec") -> "RunSpec":
-    """The spec with a folder of its own in `save_dir`: the runs of a sweep would resume and copy each other's states."""
+    """The spec with a folder of its own in `save_dir`: runs of a sweep would resume and copy each other's states."""
     if not spec.save_dir or spec.edited:  # an edited script names the folder itself
         return spec
-    given = Path(spec.save_dir)
+    given = Path(os.path.abspath(os.path.expanduser(spec.save_dir)))  # the trainer and the monitor work elsewhere
     # The run that it was made from has its own folder there.
-    own = (given.parent if (outputs_dir() / given.name).is_dir() else given) / spec.slug
+    own = given.parent if given.name == spec.slug or (outputs_dir() / given.name).is_dir() else given
+    own /= spec.slug
     if entries(own):
         raise RunError([Fault("save_dir", f"{own} has files already; delete them, or choose another name for the run")])
     return spec.changed(save_dir=str(own))
@@ -132,8 +133,8 @@ def with_intervals(spec: "RunSpec", images: Mapping[str, int], captions: Iterabl
     """The spec with the save and sample intervals that a new run gets where it has none; unchanged without images.
 
     Checkpoints come every tenth of the run, at most 100 steps apart, and samples about every tenth of it
-    (presets/defaults.toml), so that each LoRA that stays has samples of its step. The prompts are those of the spec, else
-    the trigger word, else the first caption. Without any, samples are turned off.
+    (presets/defaults.toml), so that each LoRA that stays has samples of its step. The prompts are those of the spec,
+    else the trigger word, else the first caption. Without any, samples are turned off.
 
     Args:
         images: their number by folder.
@@ -163,8 +164,8 @@ def epochs_interval(spec: "RunSpec", images: Mapping[str, int]) -> int:
 
 
 def _sample_interval(total: int, save: int) -> int:
-    """The steps between samples of a run of `total` steps that keeps a LoRA every `save` steps: half to twice a tenth of
-    the run. The samples fall on those steps if they can, and then also on the last step."""
+    """The steps between samples of a run of `total` steps that keeps a LoRA every `save` steps: half to twice a tenth
+    of the run. The samples fall on those steps if they can, and then also on the last step."""
     tenth = max(1, total // presets.defaults()["samples"]["share_of_run"])
     parts = [save // n for n in range(1, 21) if save % n == 0]
     parts += [save * n for n in range(max(1, tenth // save - 5), tenth // save + 6)]
@@ -199,7 +200,7 @@ def render(folder: Path, source: Path | None = None) -> Path:
 
 
 def longer(fields: Mapping[str, object]) -> tuple[str, int] | None:
-    """The field that sets the length of a run ("epochs" or "max_train_steps") and its value; None where it is invalid."""
+    """The field that sets a run's length ("epochs" or "max_train_steps") and its value; None where it is invalid."""
     field = "max_train_steps" if fields.get("max_train_steps") else "epochs"
     now = fields.get(field)
     return (field, now) if isinstance(now, int) else None
@@ -214,8 +215,8 @@ def train_longer(folder: Path, total: int) -> "RunSpec":
         total: the total of epochs or steps, including those already trained.
 
     Raises:
-        RunError: `total` is less than the current value, the spec is invalid, an edited script has no place for it, or the
-            folder cannot be written.
+        RunError: `total` is less than the current value, the spec is invalid, an edited script has no place for it, or
+            the folder cannot be written.
     """
     from runs.spec import dumps, load, save
 

@@ -20,10 +20,12 @@ from runs import command, env_file
 from runs.files import RunError
 
 TABLES = read_table("foreign.toml")
+GUI, JOB = TABLES["kohya_ss"], TABLES["ai_toolkit"]
 MAX_BYTES = 1_000_000  # of one file
 MAX_SCRIPT = 64_000  # of a script or YAML, which take longer to read; FluxGym's have 3 kB
 MAX_FILES, MAX_FLAGS, SHOWN = 10, 2000, 160  # SHOWN: characters of a value in a message
 OFF = (None, "", False)  # values that a file can hold for a setting that is off
+NO_REGULARIZATION = "Regularization images are not supported; leave them out"
 DATA_SET = re.compile(r"^[ \t]*\[\[?(datasets|general)", re.MULTILINE)
 READ = (
     "a train.sh and dataset.toml of FluxGym, a JSON of kohya_ss, a command, script or config TOML of sd-scripts, "
@@ -112,8 +114,7 @@ class Settings:
         if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", flag):
             return self.refuse(flag, " ".join(texts), "Not the name of an option")
         self.flags[flag] = texts
-        if label and label != flag:
-            self.labels[flag] = label
+        self.labels |= {flag: label} if label and label != flag else {}
         return None
 
     def add_folder(self, path: str, repeats: object = None, trigger: object = None) -> None:
@@ -233,8 +234,8 @@ def read_command(out: Settings, t: Training) -> None:
     elif "sd-scripts/flux_train_network.py" in path.replace("\\", "/") and not t.module:
         out.kind = "a script of FluxGym"
     else:
-        guarded = out.script in read_table("lint.toml")["guarded_scripts"]
-        out.kind = f"a command of {'musubi-tuner' if guarded else 'sd-scripts'}"
+        musubi = out.script in read_table("lint.toml")["guarded_scripts"]
+        out.kind = f"a command of {'musubi-tuner' if musubi else 'sd-scripts'}"
     count = t.launch.get("num_processes") or t.launch.get("nproc_per_node") or ""
     out.gpus = int(count) if count.isdigit() and 1 <= int(count) <= 1024 else 1
     for flag, known in t.flags.items():
@@ -314,19 +315,16 @@ def read_dataset(out: Settings, table: Mapping[str, Any]) -> None:
     folders = {next((one[k] for k in FOLDER_KEYS if isinstance(one.get(k), str)), ""): one for one in reversed(subsets)}
     for path, one in reversed(folders.items()):
         if path and one.get("is_reg") is True:
-            out.refuse("is_reg", path, "Regularization images are not supported; leave them out")
+            out.refuse("is_reg", path, NO_REGULARIZATION)
         elif path:
             out.add_folder(path, one["num_repeats"], one.get("class_tokens"))
 
 
 # kohya_ss -------------------------------------------------------------------------------------------------------------
 
-GUI = TABLES["kohya_ss"]
 CHECKBOXES: dict[str, str] = GUI["checkboxes"]  # that choose a script; without any it is train_network.py
 PREFIXES = {f"{box.partition('_')[0]}_": box for box in CHECKBOXES}  # of the fields that belong to one
 SILENT = {*GUI["silent"]["fields"], *CHECKBOXES} | {key for keys in GUI["network_args"].values() for key in keys}
-# Of these fields, 0 is a value; the GUI leaves a 0 of the others out.
-ZERO_COUNTS = ("learning_rate", "seed", "max_data_loader_n_workers", "guidance_scale", "network_alpha")
 
 
 def read_gui(out: Settings, table: Mapping[str, Any]) -> None:
@@ -364,8 +362,8 @@ def _flag_of(key: str, table: Mapping[str, Any], on: list[str]) -> str:
 
 
 def _is_off(key: str, value: object) -> bool:
-    zero = key not in ZERO_COUNTS and number(value) in ("0", "0.0")
-    return zero or value in (*OFF, *GUI["usual"].get(key, ()))
+    zeros = () if key in GUI["zero_counts"] else ("0", "0.0")
+    return number(value) in zeros or value in (*OFF, *GUI["usual"].get(key, ()))
 
 
 def _count(table: Mapping[str, Any], key: str) -> float:
@@ -424,8 +422,7 @@ def _rest(out: Settings, table: Mapping[str, Any]) -> None:
     attention, texts = table.get("xformers"), {key: value for key, value in table.items() if isinstance(value, str)}
     if attention in ("xformers", "sdpa", True):
         out.add("sdpa" if attention == "sdpa" else "xformers", True)
-    if "sample_prompts" in texts:
-        out.prompts = lines_of(texts["sample_prompts"])
+    out.prompts = lines_of(texts.get("sample_prompts", "")) or out.prompts
     count = _count(table, "num_processes")
     out.gpus = int(count) if table.get("multi_gpu") is True and 1 <= count <= 1024 else 1
     path = texts.get("train_data_dir", "").strip()
@@ -439,9 +436,6 @@ def _rest(out: Settings, table: Mapping[str, Any]) -> None:
 
 # ai-toolkit -----------------------------------------------------------------------------------------------------------
 
-JOB = TABLES["ai_toolkit"]
-USED = (*JOB["flags"], "model.arch", "model.is_flux", "model.is_xl", "sample.prompts")  # read below
-
 
 def read_job(out: Settings, table: Mapping[str, Any]) -> None:
     """Add what a job sets. RunError: it has no process."""
@@ -452,6 +446,9 @@ def read_job(out: Settings, table: Mapping[str, Any]) -> None:
     out.kind = "a job of ai-toolkit"
     out.add("output_name", config.get("name"), "name")
     parts = {name: part for name, part in first.items() if isinstance(name, str) and isinstance(part, dict)}
+    datasets = tables(first.get("datasets"))[:100]
+    trained = [one for one in datasets if not one.get("is_reg")]
+    parts["datasets"] = {key: value for one in reversed(trained) for key, value in one.items()}
     for place, flag in JOB["flags"].items():
         name, _, key = place.partition(".")
         if key in parts.get(name, {}) and flag not in out.flags:
@@ -463,11 +460,13 @@ def read_job(out: Settings, table: Mapping[str, Any]) -> None:
     word = str(first.get("trigger_word") or "[trigger]")  # which stands for it in a prompt
     filled = [" ".join(text.replace("[trigger]", word).split()) for text in texts if isinstance(text, str)]
     out.prompts = [text[:1000] for text in filled if text][:100]
-    _job_folders(out, tables(first.get("datasets"))[:100], first.get("trigger_word"))
+    for one in (one for one in datasets if one not in trained):
+        out.refuse("datasets.is_reg", one.get("folder_path"), NO_REGULARIZATION)
+    _job_folders(out, trained, first.get("trigger_word"))
     for name, part in parts.items():
         for key, value in part.items():
             place = f"{name}.{key}"
-            taken = place in USED or value in OFF or (name, value) == ("network", "lora")
+            taken = place in (*JOB["flags"], *JOB["read"]) or value in OFF or JOB["usual"].get(place) == value
             if not taken and len(out.rows) < 300:
                 why = JOB["not_taken"].get(place, "Hangproof has no such setting, or sets it by the base model")
                 out.refuse(place, value if isinstance(value, str | int | float) else "…", why)

@@ -41,16 +41,12 @@ STEPS = 1600
 NAMING = ("config_file", "dataset_config", "sample_prompts")  # flags that name a file which is imported with them
 MAIN_FLAGS = ("pretrained_model_name_or_path", "dit")  # of the base model's main file
 OPTIMIZER = ("optimizer_args", "lr_scheduler", "max_grad_norm")  # flags of a tier that belong to its optimizer
-LEARNED = (
-    *OPTIMIZER,
-    "optimizer_type",
-    "network_args",
-    "fp8_base",
-    "quantize",
-)  # of a VRAM choice: they change the LoRA
+# Of a VRAM choice: they change the LoRA
+LEARNED = (*OPTIMIZER, "optimizer_type", "network_args", "fp8_base", "quantize")
 # Flags of a family that stay where the file has none: about the model, its memory, its precision and the file.
 KEPT = ("model_type", "model_version", "task", "highvram", "no_half_vae", "save_model_as")
 DEFAULT = "The trainer's default; the file has none"
+OF_THE_MODEL = "The usual value of the base model; the file has none, and the trainer's default suits no LoRA"
 
 
 def convert(found: Settings, tier: str = "") -> Settings:
@@ -89,7 +85,7 @@ def convert(found: Settings, tier: str = "") -> Settings:
 
 
 def _model(out: Settings) -> tuple[str, str]:
-    """(base model, trainer): those whose script, files and flags the configuration has; decides the flags of its files."""
+    """(base model, trainer): those whose script, files and flags the file has; decides the flags of its files."""
     able = [(key, backend) for key, model in presets.models().items() for backend in model["backends"]]
     key, backend = max(able, key=lambda one: _score(out, *one))
     if not _score(out, key, backend):
@@ -124,9 +120,8 @@ def _score(out: Settings, key: str, backend: str) -> int:
     if model["generated"] and not named:
         return 0
     own = {**trainer["flags"], **model["flags"]}
-    same = any(
-        flags.get(flag) == [number(own[flag])] for flag in ("model_type", "model_version", "task") if flag in own
-    )
+    kinds = own.keys() & {"model_type", "model_version", "task"}
+    same = any(flags.get(flag) == [number(own[flag])] for flag in kinds)
     files = sum(1 if flag in flags else -1 for flag in needs) if any(flag in flags for flag in needs) else 0
     module = flags.get("network_module") == [trainer["network_module"]]
     return max(1, 20 + 10 * named + 3 * module + 2 * same + files)
@@ -265,12 +260,16 @@ def _take(out: Settings, flag: str, key: str, value: object, outcome: str = "fie
 
 
 def _length(out: Settings, given: set[str]) -> None:
-    """Rank, alpha and length of the trainer where the file has none: so that the run trains as it did there."""
+    """What the file leaves to its trainer: rank, alpha and length are as there, so that the run trains as it did."""
     usual: dict[str, Any] = {key: v for key, v in TRAINER_DEFAULTS.items() if out.plain and FLAG_OF[key] not in given}
     if not given & {"max_train_steps", "max_train_epochs"}:
         usual["max_train_steps"] = str(STEPS)
     out.fields |= usual
     out.rows += [Row(WORDS[key], str(value), "same", DEFAULT) for key, value in usual.items()]
+    basic = _basic(out)
+    decided = {*given, *(["learning_rate"] if "unet_lr" in given else [])}
+    for key in sorted({"learning_rate", "mixed_precision"} - decided):  # 2e-6 and float32, which are for full models
+        out.rows.append(Row(WORDS[key], number(getattr(basic, key)), "changed", OF_THE_MODEL))
     if "epochs" in out.fields:
         if "max_train_steps" in out.fields:  # sd-scripts: max_train_epochs overrides max_train_steps
             out.notes.append("The file sets epochs and steps; the epochs decide, as in kohya's trainers.")
@@ -290,9 +289,14 @@ def _resolution(out: Settings) -> None:
     return _take(out, "resolution", "resolution", whole, "field" if kept else "changed", text)
 
 
+def _basic(out: Settings) -> RunSpec:
+    """A run with the base model, the trainer and the VRAM choice of the import."""
+    return make({"name": "my-lora", **{key: out.fields[key] for key in ("model", "backend", "tier")}})
+
+
 def _extra(out: Settings, given: set[str]) -> None:
     """The flags that are left: those that Hangproof writes anyway, and those that become extra options."""
-    basic = make({"name": "my-lora", **{key: out.fields[key] for key in ("model", "backend", "tier")}})
+    basic = _basic(out)
     ours = ours_of(basic, outputs_dir() / basic.slug)
     known = known_flags(basic.backend, presets.models()[basic.model]["family"])
     extra = out.fields["extra"] = {}

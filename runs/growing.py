@@ -15,12 +15,11 @@ LINE_BYTES = 64 * 1024  # of an unfinished line
 
 
 class Added:
-    """What was added to a file since the last look."""
+    """The complete lines that were added to a file since the last look."""
 
     def __init__(self, path: Path):
         self.path = path
         self.offset = 0
-        self.size = 0
         self._rest = b""
         self._inode: int | None = None
 
@@ -29,28 +28,23 @@ class Added:
         """What was read so far: the file and the number of bytes."""
         return f"{self._inode}-{self.offset}"
 
-    def read(self, limit: int = READ_BYTES) -> tuple[bytes, bool]:
-        """(the next bytes, at most `limit`; whether the file is another one or was truncated: start over)."""
+    def lines(self, limit: int = READ_BYTES) -> tuple[list[bytes], bool]:
+        """(the complete lines of the next `limit` bytes; whether the file is another one or was truncated: start over).
+
+        An unfinished last line is read next time.
+        """
         try:
             with self.path.open("rb") as file:
                 found = os.fstat(file.fileno())
                 new = found.st_ino != self._inode or found.st_size < self.offset
                 if new:
-                    self.offset, self._inode = 0, found.st_ino
-                self.size = found.st_size
-                if self.size == self.offset:
-                    return b"", new
+                    self.offset, self._inode, self._rest = 0, found.st_ino, b""
                 file.seek(self.offset)
                 data = file.read(limit)
         except OSError:
-            return b"", False
+            return [], False
         self.offset += len(data)
-        return data, new
-
-    def lines(self, limit: int = READ_BYTES) -> tuple[list[bytes], bool]:
-        """As `read`, the complete lines; an unfinished last line is read next time."""
-        data, new = self.read(limit)
-        data = data if new else self._rest + data
+        data = self._rest + data
         complete = data.rfind(b"\n") + 1
         self._rest = data[complete:][-LINE_BYTES:]
         return data[:complete].splitlines(), new
@@ -62,7 +56,7 @@ def json_objects(text: bytes) -> list[dict[str, Any]]:
 
 
 def entries(lines: list[bytes]) -> list[dict[str, Any]]:
-    """The JSON objects of complete lines. All at once, which is ten times faster; one by one where a line is damaged."""
+    """The JSON objects of complete lines: all at once, ten times faster; one by one where a line is damaged."""
     try:
         values = orjson.loads(b"[" + b",".join(lines) + b"]")
         if len(values) != len(lines):

@@ -1,4 +1,4 @@
-"""How fast earlier runs on this machine were, for the time estimate of a new one.
+"""How long a run takes: by the speed of earlier runs on this machine, else by the table of GPU classes.
 
 A run counts when its model, trainer, tier, resolution, batch and precision are the same. Only `run.toml` and
 `status.json` are read, and again only after they changed, because the page asks at every change of a field.
@@ -9,11 +9,15 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tomllib
 
+from presets.estimate import samples_s, table_time
 from runs.paths import list_runs
+
+if TYPE_CHECKING:
+    from runs.spec import RunSpec
 
 SAME = (
     *("model", "backend", "tier", "resolution", "batch_size", "gradient_accumulation", "mixed_precision"),
@@ -24,12 +28,23 @@ MIN_STEPS = 10  # the first steps of a run are slower than the others
 
 @dataclass(frozen=True)
 class Speed:
-    """The speed of an earlier run: its name, seconds of a step, and seconds besides steps (None where it did not complete)."""
+    """Of an earlier run: its name, seconds of a step, and seconds besides steps (None where it did not complete)."""
 
     name: str
     step_s: float
     other_s: float | None
     at: str
+
+
+def expected(spec: "RunSpec", steps: int) -> tuple[float, str]:
+    """Seconds of a complete run of so many steps, and what this is based on."""
+    fields = spec.model_dump()
+    if (before := earlier(fields)) is not None:
+        other_s = before.other_s if before.other_s is not None else table_time(fields)[1]
+        return steps * before.step_s + other_s, f"measured on this machine in the run “{before.name}”"
+    step_s, start_s, source = table_time(fields)
+    other_s = start_s + samples_s(fields, len(spec.prompts) or 1, step_s, steps)
+    return steps * step_s + other_s, f"{source}; your machine may need half or twice as long"
 
 
 def earlier(spec: Mapping[str, Any]) -> Speed | None:

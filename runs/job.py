@@ -1,4 +1,4 @@
-"""`Job`: a run resolved once. `job.json` holds what every attempt runs, whatever the preset tables or `run.toml` say later.
+"""`Job`: a run resolved once. `job.json` holds what every attempt runs, whatever tables or `run.toml` say later.
 
 A spec names a tier and a model; what they mean is in tables that an update changes. So the flags, the environment and
 the data set are settled when the run is made, and `train.sh` is a rendering of them (runs/scripts.py). An attempt is

@@ -25,7 +25,7 @@ MAX_LABEL = 200
 Idle = Callable[[Path], AbstractContextManager[bool]]
 """Keeps a monitor from starting for the run of a folder; False when one watches it, or when its training is alive.
 
-The caller passes the monitor's `process.spawned.idle`: only the monitor knows who is alive, and this folder does not import it.
+The caller passes the monitor's `process.spawned.idle`: it knows who is alive, and this folder does not import it.
 """
 
 

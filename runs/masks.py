@@ -34,7 +34,7 @@ def supported(backend: str) -> bool:
 
 
 def ignored_note(backend: str, count: int) -> str:
-    """What a trainer without a masked loss does with the masks of `count` images, as a sentence; "" where it uses them."""
+    """What a trainer without a masked loss does with the masks of `count` images; "" where it uses them."""
     if supported(backend) or not count:
         return ""
     trainer = presets.backends()[backend]["label"]
@@ -80,7 +80,7 @@ def png(mask: "Image.Image") -> bytes:
 
 
 def opened(path: Path, name: str = "") -> "Image.Image":
-    """A mask that `read` has checked, greyscale. Raises RunError: the file is gone or damaged; it names the image `name`."""
+    """A mask that `read` has checked, greyscale. RunError: the file is gone or damaged; it names the image `name`."""
     from PIL import Image
 
     try:

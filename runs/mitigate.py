@@ -1,10 +1,10 @@
 """Changes to a run that keeps failing. The monitor's table of causes (causes.toml) names them.
 
-Each mitigation is a pure function `spec → (fields that change, sentence)`. An extra flag is written after the flag of a typed field and
-overrides it, so a mitigation also changes every extra flag that would undo it. Few ask whether they are needed:
-`apply` compares what the trainer would read before and after, and one that changes nothing there gives the same spec and
-no sentence, so that the monitor takes the next one. Most mitigations keep what is learned (same data, effective batch, steps). `same_state` says whether
-the saved states can still be resumed.
+Each mitigation is a pure function `spec → (fields that change, sentence)`. An extra flag overrides the flag of a typed
+field, so a mitigation also changes every extra flag that would undo it. Few ask whether they are needed: `apply`
+compares what the trainer would read before and after, and one that changes nothing there gives the same spec and no
+sentence, so that the monitor takes the next one. Most mitigations keep what is learned (same data, effective batch,
+steps). `same_state` says whether the saved states can still be resumed.
 """
 
 import sys
@@ -87,7 +87,7 @@ def tier_down(spec: "RunSpec") -> Change:
 
 
 def less_vram(spec: "RunSpec") -> Change:
-    """Less GPU memory with states that can still be resumed: the next tier, else of it the fp8 settings, else batch size 1."""
+    """Less GPU memory, with states that can be resumed: the next tier, else its fp8 settings, else batch size 1."""
     lower, sentence = tier_down(spec)
     if lower:
         smaller = spec.changed(**lower)
@@ -218,7 +218,7 @@ def _shown(value: object) -> str:
 
 
 def fp32_guard(spec: "RunSpec") -> Change:
-    """Compute in a format with a wider range where fp16 overflows: bf16 for the model, float32 for the image encoder."""
+    """Compute in a format with a wider range where fp16 overflows: the model in bf16, the image encoder in float32."""
     if spec.mixed_precision == "no" or presets.trainer_of(spec.model, spec.backend)["precisions"]:
         return NOTHING  # everything is float32 already, or the model's weights decide
     extra = _without(spec, "full_fp16")  # sd-scripts refuses --full_fp16 with bf16
@@ -232,8 +232,8 @@ def fp32_guard(spec: "RunSpec") -> Change:
 MITIGATIONS: dict[str, Callable[["RunSpec"], Change]] = {
     f.__name__: f
     for f in (
-        workers_0, batch_1, lean, tier_down, less_vram, no_block_swap, one_gpu, sampling_off, validation_off, trackers_offline,
-        hub_offline, cache_aside, save_local, lower_lr, fp32_guard,
+        workers_0, batch_1, lean, tier_down, less_vram, no_block_swap, one_gpu, sampling_off, validation_off,
+        trackers_offline, hub_offline, cache_aside, save_local, lower_lr, fp32_guard,
     )
 }  # fmt: skip
 

@@ -29,7 +29,7 @@ MAX_TEXT = 4000
 
 @dataclass(frozen=True)
 class Licence:
-    """A licence as the hub names it. license_name, license_link: of one that the hub does not know, whose license is "other"."""
+    """A licence as the hub names it. license_name, license_link: of one that it does not know, which is "other"."""
 
     label: str
     license: str
@@ -39,7 +39,7 @@ class Licence:
 
 @dataclass(frozen=True)
 class Card:
-    """What a person chooses for the card. samples: images with their prompts, in the order of the card; repo: OWNER/NAME."""
+    """What a person chooses for the card. samples: images with prompts, in the order of the card; repo: OWNER/NAME."""
 
     title: str
     base_model: str

@@ -97,7 +97,7 @@ def _from_environment(variable: str, folder: str) -> Path:
 
 
 def backend_venv(backend: str) -> Path:
-    """The virtual environment of a backend (may not exist): `.venv`, or that of its checkout, such as `.venv-musubi`."""
+    """The virtual environment of a backend (may not exist): `.venv`, or its checkout's, such as `.venv-musubi`."""
     checkout = CHECKOUTS.get(backend)
     return _from_environment(f"{checkout.variable}_VENV", f".venv-{backend}") if checkout else ROOT / ".venv"
 
@@ -162,8 +162,9 @@ def run_folder(name: str | Path) -> Path:
     with contextlib.suppress(RunError):
         candidates.append(outputs_dir() / slug(text))
     for candidate in candidates:
-        if text and (candidate / "run.toml").is_file():
-            return candidate.absolute()
+        with contextlib.suppress(OSError):  # a name that is too long, or a folder that may not be read
+            if text and (candidate / "run.toml").is_file():
+                return candidate.absolute()
     runs = [p.name for p in list_runs()]
     known = f"use one of {', '.join(runs)}" if runs else "create one with `python -m runs new`"
     raise RunError(f"no run {text!r} in {outputs_dir()}; {known}")

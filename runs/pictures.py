@@ -47,7 +47,7 @@ def add_heif() -> None:
 
 @contextlib.contextmanager
 def opened(path: Path | io.BytesIO, name: str, formats: Sequence[str] = FORMATS) -> Iterator["Image.Image"]:
-    """An image file within the limits, not decoded yet. name: in messages.
+    """An image file within the limits of presets/defaults.toml, not decoded yet. name: in messages.
 
     Raises:
         RunError: it is not an image, too large, or the block finds that it is damaged; the message names the file.
@@ -59,7 +59,10 @@ def opened(path: Path | io.BytesIO, name: str, formats: Sequence[str] = FORMATS)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # our own limit is lower than Pillow's; damaged EXIF data is no news
             with Image.open(path, formats=formats) as image:
-                check_size(name, image)
+                width, height = image.size
+                limits = presets.defaults()["images"]
+                if max(image.size) > limits["max_side"] or width * height > limits["max_megapixels"] * 1_000_000:
+                    raise RunError(f"{name}: {width} × {height} pixels is too large; {_limits()}")
                 yield image
     except UnidentifiedImageError as error:
         usable = "JPEG or PNG" if len(formats) > 1 else formats[0]
@@ -145,14 +148,6 @@ def turned_crop(crop: Crop | None, turn: int) -> tuple[float, float, float, floa
 def turned(image, turn: int):
     """An image after quarter turns clockwise."""
     return image.rotate(-90 * turn, expand=True) if turn % 4 else image
-
-
-def check_size(name: str, image) -> None:
-    """Raise RunError where an image is larger than the limits of presets/defaults.toml."""
-    limits = presets.defaults()["images"]
-    width, height = image.size
-    if max(width, height) > limits["max_side"] or width * height > limits["max_megapixels"] * 1_000_000:
-        raise RunError(f"{name}: {width} × {height} pixels is too large; {_limits()}")
 
 
 def _limits() -> str:

@@ -105,7 +105,7 @@ def _keep(folder: Path, job: Job, text: str) -> Job:
 
 
 def write(work: Path, job: Job) -> Job:
-    """Write the files that are rendered from a job, and `job.json` last, into `work`. OSError, RunError: as `rendered`."""
+    """Write the files that are rendered from a job, `job.json` last, into `work`. OSError, RunError: as `rendered`."""
     text = rendered(job)
     write_inputs(work, job)
     atomic_write(work / script_name(), text, executable=True)

@@ -46,9 +46,9 @@ def subjects() -> Sequence[dict[str, Any]]:
 def propose(images: int, fixed: int = 0, batch_size: int = 1, accumulation: int = 1, target: int = TARGET) -> Proposal:
     """The proposal for these images; the defaults for none.
 
-    The steps are between LEAST and MOST, which go with `target`, where any choice of repeats and epochs gives that many, else
-    as near as possible. Among those, the usual number of epochs comes first, then about `target` steps, then repeats near
-    FluxGym's 10.
+    The steps are between LEAST and MOST, which go with `target`, where any choice of repeats and epochs gives that
+    many, else as near as possible. Of those, the usual number of epochs comes first, then about `target` steps, then
+    repeats near FluxGym's 10.
     """
     least, most = LEAST * target // TARGET, MOST * target // TARGET
     if images + fixed <= 0:
@@ -57,10 +57,8 @@ def propose(images: int, fixed: int = 0, batch_size: int = 1, accumulation: int 
     choices = []
     for repeats in range(1, MAX_REPEATS + 1 if images else 2):
         each = steps_per_epoch(images, repeats, fixed, batch_size, accumulation)
-        wanted = {target // each, least // each, most // each}
-        choices += [
-            Proposal(repeats, e, e * each) for e in sorted({max(1, n + more) for n in wanted for more in (0, 1)})
-        ]
+        near = {max(1, n // each + more) for n in (target, least, most) for more in (0, 1)}
+        choices += [Proposal(repeats, epochs, epochs * each) for epochs in sorted(near)]
         if each > 2 * most:
             break
 

@@ -65,10 +65,11 @@ def read_lora(path: Path) -> Lora | None:
             metadata, size = file.metadata() or {}, path.stat().st_size
     except (SafetensorError, OSError):
         return None
-    match = NUMBERED.search(path.stem)
+    final = path.stem == path.parent.name  # the run's own name may end in a number, such as a date
+    match = None if final else NUMBERED.search(path.stem)
     numbers = match.groupdict() if match else {}
     step, epoch = (_number(numbers.get(key)) or _number(metadata.get(f"ss_{key}{s}")) for key, s in UNITS)
-    return Lora(path, size, path.stem == path.parent.name, step, epoch)
+    return Lora(path, size, final, step, epoch)
 
 
 def _number(text: str | None) -> int | None:
@@ -96,7 +97,7 @@ class Sample:
 
 
 def read_samples(folder: Path) -> list[Sample]:
-    """The sample images of a folder by name, hidden ones not. One whose name says neither step nor epoch has prompt -1."""
+    """The visible sample images of a folder by name. One whose name says neither step nor epoch has prompt -1."""
     try:
         names = sorted(one for one in os.listdir(folder) if one.lower().endswith(IMAGES) and not FOREIGN.search(one))
     except OSError:

@@ -66,14 +66,11 @@ def holds(rule: Mapping[str, Any], known: Mapping[str, Any]) -> bool:
 def facts(spec: "RunSpec", images: Images, machine: "Machine | None", sizes: Sequence[tuple[int, int]] = ()) -> Facts:
     """What the rules are about, by name; numbers, and true or false for `is`."""
     settings = presets.models()[spec.model]["settings"]
-    scheduler = {"lr_scheduler": "constant", **tier_flags(spec), **spec.extra}["lr_scheduler"] or "constant"
     known: Facts = {
         **{name: value for name, value in spec.model_dump().items() if isinstance(value, int | float | str)},
         "fp16_chosen": spec.mixed_precision == "fp16" and settings.get("mixed_precision") != "fp16",
         "generated": presets.models()[spec.model]["generated"],
-        "needless_warmup": spec.backend != "diffusers"
-        and number(spec.extra.get("lr_warmup_steps")) > 0
-        and scheduler == "constant",
+        "needless_warmup": _needless_warmup(spec),
         "other_captions": spec.extra.get("caption_extension", ".txt") != ".txt",
         "swaps_blocks": spec.backend != "musubi" and bool(number(spec.extra.get("blocks_to_swap"))),
     }
@@ -81,6 +78,17 @@ def facts(spec: "RunSpec", images: Images, machine: "Machine | None", sizes: Seq
     if "disk_gb" in known and "free_disk_gb" in known:
         known["disk_share"] = known["disk_gb"] / max(0.001, known["free_disk_gb"])
     return known
+
+
+def _needless_warmup(spec: "RunSpec") -> bool:
+    """Whether a trainer of kohya's refuses the warm-up, because the scheduler has none (get_scheduler_fix)."""
+    flags = {**tier_flags(spec), **spec.extra}
+    schedule_free = str(flags.get("optimizer_type")).lower().endswith("schedulefree")  # which needs no scheduler
+    if spec.backend == "diffusers" or schedule_free or number(flags.get("lr_warmup_steps")) <= 0:
+        return False
+    if flags.get("lr_scheduler_type"):
+        return spec.backend == "sd-scripts"
+    return (flags.get("lr_scheduler") or "constant") == "constant"
 
 
 def _rate(spec: "RunSpec") -> Facts:

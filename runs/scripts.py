@@ -2,9 +2,8 @@
 
 A script trains with or without the monitor. It is a rendering of a Job (runs/job.py); runs/quoting.py quotes the
 values. One process is started directly, several by `accelerate launch`. Where caches are made by commands of their own,
-these run first with the
-same interpreter: the first that fails ends the script with its exit code, and the next start runs all of them again,
-which keep what is finished.
+these run first with the same interpreter: the first that fails ends the script with its exit code, and the next start
+runs all of them again, which keep what is finished.
 """
 
 import functools
@@ -88,7 +87,7 @@ def rendered(job: Job, resume: Path | None = None) -> str:
 
 @functools.cache
 def _template(windows: bool) -> "jinja2.Template":
-    """The frame of a script. Filters: `word` and `command` quote, `path` is a value between the quotes of cmd's own commands."""
+    """The frame of a script. Filters: `word`, `command` quote; `path`: a value between quotes of cmd's own commands."""
     import jinja2
 
     frames = jinja2.Environment(
@@ -109,7 +108,5 @@ def _template(windows: bool) -> "jinja2.Template":
 def _in_quotes(value: str) -> str:
     """A value for cmd's own commands (`cd`, `set`, `if exist`), which take carets literally between quotes."""
     if any(c in value for c in '"\0\r\n\x1a'):
-        raise RunError(
-            f"a batch file cannot hold the path {value!r}; move the folder to a path without quotes and control characters"
-        )
+        raise RunError(f"a batch file cannot hold {value!r}; use a path or value without quotes and control characters")
     return value.replace("%", "%%")

@@ -38,20 +38,9 @@ Share = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 
 # Flags that the run's folder determines.
 RESERVED_FLAGS = (
-    "output_dir",
-    "output_name",
-    "dataset_config",
-    "train_data_dir",
-    "reg_data_dir",
-    "in_json",
-    "sample_prompts",
-    "resume",
-    "config_file",
-    "output_config",
-    "logging_dir",
-    "debug_dataset",
-    "skip_existing",
-)
+    "output_dir", "output_name", "dataset_config", "train_data_dir", "reg_data_dir", "in_json", "sample_prompts",
+    "resume", "config_file", "output_config", "logging_dir", "debug_dataset", "skip_existing",
+)  # fmt: skip
 # Environment variables that the script or the monitor sets.
 RESERVED_VARIABLES = (
     "PYTHONPATH",
@@ -71,13 +60,9 @@ SENTENCES: dict[str, str] = {
     "missing": "Missing; add a value",
     "string_type": "Must be text",
     "string_unicode": "Not valid Unicode text; type it again",
-    "int_type": WHOLE,
-    "int_parsing": WHOLE,
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), WHOLE),
     "int_parsing_size": "Too large; write a smaller number",
-    "int_from_float": WHOLE,
-    "float_type": NUMBER,
-    "float_parsing": NUMBER,
-    "finite_number": NUMBER,
+    **dict.fromkeys(("float_type", "float_parsing", "finite_number"), NUMBER),
     "greater_than_equal": "Must be {ge} or more",
     "greater_than": "Must be more than {gt}",
     "less_than_equal": "Must be {le} or less",
@@ -112,7 +97,7 @@ class Edited(BaseModel):
 
 ABOUT: dict[str, Any] = {"choices": (), "written": "", "refused": {}}
 """More of a field. choices: pairs of label and value. written: where runs/command.py writes the flag of a value that is
-not the default ("command" or "data set"); "" where it has a rule of its own. refused: by trainer, why it has no such thing."""
+not the default ("command" or "data set"); "" where it has a rule of its own. refused: by trainer, why it has none."""
 
 
 def shown(group: str, default: Any, label: str, info: str = "", flag: str = "", **more: Any) -> Any:
@@ -370,9 +355,8 @@ def make(fields: dict[str, Any]) -> RunSpec:
 def _fault(error: Mapping[str, Any]) -> Fault:
     """The field that pydantic refuses, and why, as a sentence of ours."""
     # A name that is no plain word is quoted.
-    place = [
-        str(part) if re.fullmatch(r"[\w-]+", str(part)) else repr(part) for part in error["loc"] if part != "[key]"
-    ]
+    parts = [part for part in error["loc"] if part != "[key]"]
+    place = [str(part) if re.fullmatch(r"[\w-]+", str(part)) else repr(part) for part in parts]
     field, inside = (place[0] if place else "run.toml"), "".join(f"{part}: " for part in place[1:])
     if field == "prompts" and inside:
         inside = f"Prompt {int(place[1]) + 1}: "
@@ -385,9 +369,8 @@ def _fault(error: Mapping[str, Any]) -> Fault:
     close, known = difflib.get_close_matches(field, RunSpec.model_fields, n=3), RunSpec.model_fields.get(field)
     details["similar"] = f"did you mean {', '.join(close)}?" if close else "remove it"
     values = get_args(known.annotation) if known else ()
-    details["choices"] = f"one of {', '.join(str(value) for value in values if value != '')}" + ", or empty" * (
-        "" in values
-    )
+    details["choices"] = f"one of {', '.join(str(value) for value in values if value != '')}"
+    details["choices"] += ", or empty" * ("" in values)
     return Fault(field, inside + SENTENCES.get(error["type"], UNKNOWN).format(**details))
 
 
@@ -430,6 +413,8 @@ def load(folder: Path) -> RunSpec:
         fields = presets.tables.read_toml(path)
     except FileNotFoundError as error:
         raise RunError(f"{path} does not exist; create a run with `python -m runs new`") from error
+    except OSError as error:
+        raise RunError(f"{path} cannot be read: {error.strerror or error}") from error
     except presets.PresetError as error:
         raise RunError(str(error)) from error
     try:

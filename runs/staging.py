@@ -52,13 +52,13 @@ def identity(run: Path) -> str:
 
 
 def place(run: Path) -> Path:
-    """The folder that the run in `run` writes to (may not exist). OSError: the run has no folder, or none that can be written."""
+    """The folder that the run in `run` writes to (may not exist). OSError: the run's own cannot be read or written."""
     run = Path(os.path.realpath(run))  # the path, too: a copy of the folder has the same .run-id
     return base() / f"{run.name[:40]}-{identity(run)[:16]}-{zlib.crc32(os.fsencode(run)):08x}" / FILES
 
 
 def prepare(run: Path) -> Path:
-    """Make the folder, for this user alone; what runs that are gone left behind is removed. OSError: says what to do."""
+    """Make the folder, for this user alone; remove what runs that are gone left behind. OSError: says what to do."""
     private_folder(base())
     sweep()
     own = place(run)

@@ -56,7 +56,7 @@ class Sweep:
     created_at: str = ""
 
 
-# Which runs ------------------------------------------------------------------------------------------------------------
+# Which runs -----------------------------------------------------------------------------------------------------------
 
 
 def parse(texts: Iterable[str]) -> dict[str, list[float]]:
@@ -89,8 +89,8 @@ def combinations(base: "RunSpec", values: Mapping[str, Sequence[float]]) -> list
     """The specs of the runs, named after their values (`cat-r8-lr1e-4`); the last field changes fastest.
 
     Raises:
-        RunError: nothing to vary, more than MOST runs, a value that the field or an edited script refuses, or two runs of
-            one name.
+        RunError: nothing to vary, more than MOST runs, a value that the field or an edited script refuses, or two runs
+            of one name.
     """
     from runs import mitigate
 
@@ -128,7 +128,7 @@ def number_text(number: float) -> str:
     return f"{number:g}"
 
 
-# Making them -----------------------------------------------------------------------------------------------------------
+# Making them ----------------------------------------------------------------------------------------------------------
 
 
 def create(
@@ -224,7 +224,7 @@ def _is_cache(path: Path) -> bool:
     return CACHE in path.parts or path.suffix == ".npz"
 
 
-# What became of them ---------------------------------------------------------------------------------------------------
+# What became of them --------------------------------------------------------------------------------------------------
 
 
 def all_sweeps() -> list[Sweep]:
@@ -278,7 +278,7 @@ def table(sweep: Sweep) -> list[dict[str, Any]]:
 
 @lru_cache(maxsize=200)
 def _losses(path: Path, _changed_ns: int) -> dict[str, float]:
-    """The final, the best and the lowest validation loss of a run, where there are any; the last line of a step counts."""
+    """The final, the best and the lowest validation loss of a run, if any; the last line of a step counts."""
     by_step: dict[str, dict[int, float]] = {"loss": {}, "val_loss": {}}
     for line in json_objects(path.read_bytes()):
         for key, found in by_step.items():

@@ -91,8 +91,8 @@ def _diffusers(spec: "RunSpec", name: str, ask: bool) -> list[str]:
     folder = ROOT / name
     if folder.is_file():
         return [
-            f"model {folder} is a single file, but the built-in trainer reads a folder in diffusers' layout; use such a folder, "
-            "or choose kohya's sd-scripts"
+            f"model {folder} is a single file, but the built-in trainer reads a folder in diffusers' layout; use such "
+            "a folder, or choose kohya's sd-scripts"
         ]
     if folder.is_dir():
         missing = incomplete(spec, folder)
@@ -178,7 +178,7 @@ def missing(spec: "RunSpec") -> list[str]:
 
 
 def can_be_fetched(spec: "RunSpec") -> bool:
-    """Whether the page offers the next step for a model that is not on this machine: its licence and login, or a download."""
+    """Whether the page offers the next step for a model that is not here: its licence and login, or a download."""
     if spec.backend == "diffusers":
         return bool(needs_login(spec))
     return not presets.models()[spec.model]["generated"] and bool(missing_files(spec.model))
@@ -207,7 +207,7 @@ def note(spec: "RunSpec") -> str:
     )
 
 
-# Downloads -------------------------------------------------------------------------------------------------------------
+# Downloads ------------------------------------------------------------------------------------------------------------
 
 
 def reporter(say: Callable[[str], object]) -> Progress:
@@ -251,14 +251,16 @@ def fetch_model(model: str, on_progress: Progress = lambda _: None) -> list[Path
         raise RunError(f"{key} is generated on this machine; there is nothing to download")
     if not entry["files"]:
         raise RunError(
-            f"{key} has no model files for kohya's trainers; use the diffusers backend, which downloads {entry['repo']} itself"
+            f"{key} has no model files for kohya's trainers; use the diffusers backend, which downloads {entry['repo']} "
+            "itself"
         )
     sources, wanted = downloads(), []
     for path in missing_files(key):
         where = sources.get(path.name)
         if where is None:
             raise RunError(
-                f"no download source is known for {path.name}; put the file at {path}, or add it under [downloads] to models.toml"
+                f"no download source is known for {path.name}; put the file at {path}, or add it under [downloads] to "
+                "models.toml"
             )
         wanted.append((where["repo"], where["path"], path, where.get("sha256", "")))
     fetch(key, wanted, on_progress)
@@ -275,9 +277,8 @@ def fetch(what: str, wanted: list[tuple[str, str, Path, str]], on_progress: Prog
                 if file not in files:
                     raise hub.missing(repo, file)
                 known.append((replace(files[file], digest=sha256.lower() or files[file].digest), path))
-            download.check_space(
-                sum(download.missing_bytes(path, remote) for remote, path in known), models_dir(), what
-            )
+            needed = sum(download.missing_bytes(path, remote) for remote, path in known)
+            download.check_space(needed, models_dir(), what)
             for remote, path in known:
                 download.fetch(remote, path, on_progress)
         except hub.DownloadError as error:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import presets
 import runs
-from presets.estimate import cost, disk, estimate, samples_s, table_time
+from presets.estimate import cost, disk, estimate
 from runs import history, weights
 from runs.machine import Machine, free_gb, this_machine
 from runs.manage import size_text
@@ -17,7 +17,7 @@ def html(review: Review) -> str:
     if not sum(review.images.values()) or (spec := review.spec) is None:
         return ""
     machine = this_machine(spec.backend)
-    seconds, source = time_of(spec, review.steps)
+    seconds, source = history.expected(spec, review.steps)
     lines = {
         "Time": _time(spec, seconds, source, machine),
         "Cost": _cost(spec, seconds),
@@ -27,20 +27,6 @@ def html(review: Review) -> str:
     }
     rows = "".join(f"<div><dt>{name}</dt><dd>{text}</dd></div>" for name, text in lines.items() if text)
     return f'<dl class="hp-estimates" data-testid="estimates">{rows}</dl>'
-
-
-def time_of(spec: "runs.RunSpec", steps: int) -> tuple[float, str]:
-    """Seconds of a complete run, and what this is based on: an earlier run on this machine, else the table of GPU classes."""
-    fields = spec.model_dump()
-    if (earlier := history.earlier(fields)) is not None:
-        step_s, source = earlier.step_s, f"measured on this machine in the run “{earlier.name}”"
-        other_s = earlier.other_s if earlier.other_s is not None else table_time(fields)[1]
-    else:
-        step_s, start_s, source = table_time(fields)
-        source = f"{source}; your machine may need half or twice as long"
-        prompts = len(spec.prompts) or 1
-        other_s = start_s + samples_s(fields, prompts, step_s, steps)
-    return steps * step_s + other_s, source
 
 
 def _time(spec: "runs.RunSpec", seconds: float, source: str, machine: Machine) -> str:

@@ -23,7 +23,7 @@ from runs.command import samples, world
 from runs.dataset import shown_per_epoch, too_often
 from runs.fields import EMPTY, HEAD, KEYS, LABELS, LENGTH, MACHINES, MORE, SAMPLES, SUBJECT
 from runs.files import Fault, RunError
-from runs.folders import name_fault, planned_steps, problems, with_intervals
+from runs.folders import name_fault, planned_steps, problems, with_intervals, with_own_save_dir
 from runs.machine import Machine, this_machine, tier_for
 from runs.paths import outputs_dir
 from runs.proposal import Proposal, propose, subjects
@@ -306,7 +306,7 @@ def script_of(review: Review) -> tuple[str, bool]:
     reasons = [*review.missing[:1], *review.faults]
     if review.spec is not None and not any(fault.field == "name" for fault in review.missing):
         try:
-            return script(review.spec, outputs_dir() / review.spec.slug), True
+            return script(with_own_save_dir(review.spec), outputs_dir() / review.spec.slug), True
         except RunError as error:
             reasons = [*error.faults]
     head = "The script appears here once these errors are fixed:"

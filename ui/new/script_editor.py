@@ -16,6 +16,7 @@ import presets
 import runs
 from runs import custom_script, env_file, pin
 from runs.files import Fault, RunError, atomic_write, explained
+from runs.folders import with_own_save_dir
 from ui import scripts
 from ui.dataset import draft
 from ui.dataset.draft import OUT_OF_DATE, Text
@@ -115,6 +116,7 @@ def for_run(draft_id: str, spec: "runs.RunSpec") -> "runs.RunSpec":
         RunError: Start refuses the script, or the settings changed after it was edited.
     """
     spec = runs.with_intervals(spec, draft.counts(draft_id), [one.caption for one in draft.items(draft_id)])
+    spec = with_own_save_dir(spec)
     known, spec = stored(draft_id), env_file.filled(spec, draft.folder(draft_id))
     if known is None:
         return spec
@@ -137,9 +139,9 @@ def reviewed(draft_id: str, review: form.Review) -> form.Review:
         known = stored(draft_id)
         if known is None or review.spec is None:
             return review
-        folder = runs.outputs_dir() / review.spec.slug
-        text = custom_script.follow(known["script"], known["generated"], runs.script(review.spec, folder))
-        return replace(review, spec=pin.adopt(review.spec, text, folder).changed(edited=None))
+        spec, folder = with_own_save_dir(review.spec), runs.outputs_dir() / review.spec.slug
+        text = custom_script.follow(known["script"], known["generated"], runs.script(spec, folder))
+        return replace(review, spec=pin.adopt(spec, text, folder).changed(edited=None))
     except RunError:
         return review
 

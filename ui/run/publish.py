@@ -74,7 +74,7 @@ def draw(folder: Path) -> None:
 
     files = [(f"{one['name']} ({one['at']}, {one['bytes'] / 1e6:.1f} MB)", one["name"]) for one in known["loras"]]
     licences = [(label, key) for key, label in known["licences"].items()]
-    repo = (known["published"] or {}).get("repo", folder.name)
+    repo = (known["published"] or {}).get("repo", known["repo"])
     with gr.Row(elem_classes="hp-fields"):
         add(gr.Textbox, "repo", repo, "Repository", "A name, or OWNER/NAME for an organization", max_lines=1)
         add(gr.Dropdown, "lora", files[0][1], "LoRA", "The file that is published", choices=files)

@@ -17,6 +17,7 @@ from safetensors.numpy import save_file
 import runs
 from launch import publish
 from launch.common import LaunchError
+from runs import manage
 
 NOTHING = dict.fromkeys(("lora", "title", "description", "licence"), "") | {"base_model": None, "samples": 6}
 
@@ -107,6 +108,13 @@ def test_a_wrong_choice_is_refused_before_anything_is_created(hub, folder, optio
     with pytest.raises(LaunchError, match=message):
         _publish(folder, **options)
     assert not hub.repositories
+
+
+def test_a_run_with_a_label_is_published_under_it(hub, folder):
+    manage.rename(folder, "Second light!")
+    found = publish.choices(folder)
+    assert (found["title"], found["repo"]) == ("Second light!", "Second-light")
+    assert "# Second light" in publish.preview(folder, NOTHING)
 
 
 def test_a_card_that_somebody_else_wrote_and_a_public_repository_are_left_alone(hub, folder):

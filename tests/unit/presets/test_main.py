@@ -3,9 +3,7 @@
 import json
 
 from lint_corpus import fluxgym, lint
-from runs_helpers import call, pictures, spec
-
-import runs
+from runs_helpers import call
 
 
 def test_the_command_line_reports_and_fixes(tmp_path):
@@ -34,26 +32,6 @@ def test_list_prints_tiers_and_models():
     assert row["needs_gb"] <= 8 and row["basis"] and row["source"] and row["flags"]["blocks_to_swap"]
     shown = call("presets", "list").stdout
     assert "FLUX.1-dev" in shown and "GPU memory with kohya's sd-scripts: 8G -, 12G 10.8 GB" in shown
-
-
-def test_the_command_reads_a_run_by_name_folder_or_file(tmp_path, data):
-    folder = runs.create(spec(name="my run", tier="12G"), pictures(tmp_path / "in"))
-    for name in ("my-run", str(folder), str(folder / "run.toml")):
-        done = call("presets", "estimate", name, "--json")
-        assert done.returncode == 0 and json.loads(done.stdout.splitlines()[-1])["peak_stage"] == "text"
-    assert "an estimate" in done.stdout
-    file = folder / "run.toml"
-    text = file.read_text()
-    file.write_text(text.replace('tier = "12G"', 'tier = "12g+"'))
-    assert call("presets", "estimate", "my-run").returncode == 0, "as `runs show` reads it"
-    for old, new in (('tier = "12G"', 'tier = "9G"'), ("rank = 4", 'rank = "4"'), ("batch_size = 1", "batch_size = 0")):
-        assert old in text
-        file.write_text(text.replace(old, new))
-        wrong = call("presets", "estimate", "my-run")
-        key, _, value = new.replace('"', "'").partition(" = ")
-        assert wrong.returncode == 1 and f"run.toml: {key} cannot be {value}" in wrong.stderr
-    wrong = call("presets", "estimate", "nothing")
-    assert wrong.returncode == 1 and "no run 'nothing'" in wrong.stderr
 
 
 def test_utf_16_is_refused_where_the_shell_cannot_read_it(tmp_path):

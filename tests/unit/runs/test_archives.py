@@ -3,10 +3,13 @@
 import random
 import struct
 import zipfile
+from contextlib import nullcontext
 
+import pytest
 from draft_helpers import limits, packed
 
 from runs import archives
+from runs.files import RunError
 
 
 def test_sizes_are_counted_and_not_taken_from_the_header(tmp_path, monkeypatch):
@@ -26,10 +29,10 @@ def test_sizes_are_counted_and_not_taken_from_the_header(tmp_path, monkeypatch):
     assert sum(path.stat().st_size for path in (tmp_path / "into").iterdir()) <= 2_000_000
 
 
-def test_the_directory_of_a_zip_has_the_size_that_its_end_record_says(tmp_path):
-    path = packed(tmp_path / "a.zip", {f"{n}.png": b"1" for n in range(9)})
-    whole = path.read_bytes()
-    assert archives._directory_bytes(path) == whole.rfind(b"PK\5\6") - whole.find(b"PK\1\2")
-    for content in (whole[:-5], b"no zip"):
-        path.write_bytes(content)
-        assert archives._directory_bytes(path) == 0
+def test_a_directory_that_is_larger_than_all_entries_can_be_is_not_read(tmp_path, monkeypatch):
+    path = packed(tmp_path / "a.zip", {f"{n}{'x' * 200}.png": b"1" for n in range(9)})
+    monkeypatch.setattr(archives, "DIRECTORY_BYTES_PER_ENTRY", 200)
+    for count, refused in ((9, True), (20, False)):
+        limits(monkeypatch, max_zip_entries=count)
+        with pytest.raises(RunError, match="more than 9 entries; split it") if refused else nullcontext():
+            assert len(archives.unpack(path, tmp_path)[0]) == 9

@@ -158,6 +158,7 @@ def test_a_users_model_is_used_and_a_broken_one_named(data):
         ("[models.mine]\nrepos = 1\n", "unknown key 'repos'"),
         ('[models.mine]\nrepo = "a"\nfamily = "sd9"\n', "unknown family 'sd9'"),
         ('[models.mine]\nname = "x"\n', "set `repo` for diffusers"),
+        ('[models.mine]\nrepo = "a"\nbackends = [["x"]]\n', "no trainer can load it"),
         ('[[models]]\nrepo = "a"\n', "models is not a table"),
         ('[models.mine]\nrepo = "a"\nsettings = { resolution = "512" }\n', "resolution must be a number, not '512'"),
         ('[models.mine]\nrepo = "a"\nshape = { lora_sides = "x" }\n', "lora_sides must be a number"),

@@ -379,7 +379,8 @@ def test_the_private_file_is_read_and_shown_as_a_person_may_have_written_it(data
     path = env_file.path_of(folder)
     assert path == data / ".secrets" / "cat.env" != env_file.path_of(data / "cat"), "of a folder that is elsewhere"
     assert env_file.masking(folder)(b"x a b c d e abc") == b"x (MY_KEY) abc"
-    path.write_text("# note\nPLAIN=a 'b'\nexport EMPTY=\nexport 1X=2\nno line\nexport A='x y' # z\n")
+    lines = b"# note\nPLAIN=a 'b'\nexport EMPTY=\nexport 1X=2\nno line\nexport OPEN='x\n# \xff\nexport A='x y' # z\n"
+    path.write_bytes(lines)
     assert env_file.read(folder) == {"PLAIN": "a 'b'", "EMPTY": "", "A": "x y"}
     env_file.write(folder, {})
     assert not path.exists()

@@ -17,9 +17,10 @@ def test_flags_are_checked_against_the_backends_parser(tmp_path, data, monkeypat
     ):
         with pytest.raises(runs.RunError, match=message):
             check_extra(spec(extra=extra))
-    fields = settings(["network-dim=8", "--sdpa=no", "lr_warmup_steps=10", "prompts=a\nb"], {"name": "x"})[0]
-    extra = {"sdpa": False, "lr_warmup_steps": 10.0}
+    fields = settings(["network-dim=8", "--sdpa=no", "lr_warmup_steps=10%", "prompts=a\nb"], {"name": "x"})[0]
+    extra = {"sdpa": False, "lr_warmup_steps": 0.1}
     assert fields == {"name": "x", "rank": "8", "prompts": ["a", "b"], "extra": extra}
+    assert "is not a JSON list" in settings(["network_args=" + "[" * 100_000], {"name": "x"})[1][0].message
     entry = {"type": "str", "nargs": None, "choices": None}
     known = {"save_model_as": entry, "lr_scheduler": entry}
     refused = "save_model_as: 'ckpt' is not supported with sd-scripts; use one of safetensors"

@@ -77,7 +77,7 @@ def test_nothing_of_an_imported_script_is_executed(tmp_path, monkeypatch):
     flag = tmp_path / "executed"
     monkeypatch.setattr(os, "system", lambda *_: flag.touch())
     text = f"touch {flag}\nX=$(touch {flag})\naccelerate launch `touch {flag}` flux_train_network.py "
-    text += f'--network_dim $(touch {flag}; echo 4) --learning_rate 1e-4 --output_name "$(touch {flag})" --x "; touch {flag}"\n'
+    text += f'--network_dim $(touch {flag}; echo 4) --learning_rate 1e-4 --output_name "$(touch {flag})" --x ";touch {flag}"'
     one = imported(("train.sh", text))
     assert not flag.exists()
     assert row(one, "network_dim").outcome == "unsupported" and one.fields["learning_rate"] == "1e-4"
@@ -131,7 +131,9 @@ def test_a_job_of_ai_toolkit_gives_its_length_prompts_and_resolution():
     one = imported(("job.yaml", example("ai_toolkit.yaml")))
     wanted = {"model": "flux-dev", "rank": "16", "max_train_steps": "2000", "resolution": 1024, "trigger": "p3r5on"}
     assert (wanted | {"learning_rate": "1e-4", "prompts": ["a cat", "a dog"]}).items() <= one.fields.items()
-    assert row(one, "train.ema_config").outcome == "unsupported"
+    assert row(one, "train.ema_config").outcome == row(one, "datasets.shuffle_tokens").outcome == "unsupported"
+    assert "encode captions once" in row(one, "datasets.caption_dropout_rate").text
+    assert row(one, "datasets.is_reg").value == "/path/to/others" and len(one.folders) == 1
     job = "{trigger_word: p3r5on, model: {is_flux: true}, sample: {prompts: ['a [trigger] b']}}"
     assert imported(("", f"config: {{process: [{job}]}}")).prompts == ["a p3r5on b"], "as ai-toolkit fills it in"
 

@@ -46,7 +46,9 @@ def test_what_a_file_leaves_to_its_trainer_has_the_trainers_default_and_not_the_
     assert spec.tier == "8G" and [spec.extra[flag] for flag in off] == [False] * len(off)
     assert str(spec.extra["max_token_length"]) == "150" and not {"no_half_vae", "save_model_as"} & spec.extra.keys()
     assert "the file has none" in row(one, "min_snr_gamma").text
-    assert row(one, "network_train_unet_only").outcome == row(one, "fp8_base").outcome == "changed"
+    changed = ("network_train_unet_only", "fp8_base", "Learning rate", "Precision")
+    assert {row(one, name).outcome for name in changed} == {"changed"}
+    assert (row(one, "Learning rate").value, row(one, "Precision").value) == (f"{spec.learning_rate:g}", "bf16")
     one = imported(("job.yaml", example("ai_toolkit.yaml")))
     assert "timestep_sampling" not in one.fields["extra"], "its own defaults are not those of kohya's trainers"
 

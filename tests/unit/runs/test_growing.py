@@ -19,15 +19,15 @@ def test_lines_come_once_they_are_complete_and_a_replaced_file_starts_over(tmp_p
     assert added.lines() == ([b"two"], False) and added.lines() == ([], False)
     other.write_bytes(b"1\n2\n3\n")
     os.replace(other, path)
-    assert added.read(limit=4) == (b"1\n2\n", True) and added.read() == (b"3\n", False)
+    assert added.lines(limit=4) == ([b"1", b"2"], True) and added.lines() == ([b"3"], False)
     with path.open("ab") as file:
         file.write(b"4\n5")
-    assert added.read(100) == (b"4\n5", False), "and not again what was read"
+    assert added.lines() == ([b"4"], False), "and not again what was read"
     before, _ = added.place, path.write_bytes(b"1\n")
-    assert added.read() == (b"1\n", True) and added.size == added.offset == 2, "it was cut"
+    assert added.lines() == ([b"1"], True) and added.offset == 2, "it was cut"
     assert added.place not in (before, "None-0") and Added(path).place == "None-0"
     path.unlink()
-    assert added.read() == (b"", False)
+    assert added.lines() == ([], False)
 
 
 def test_what_is_no_object_is_passed_over_and_what_is_no_count_is_0():

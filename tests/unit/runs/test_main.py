@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from hub_server import Fault, only_hub
-from runs_helpers import call, picture, pictures
+from runs_helpers import call, picture, pictures, spec
 
 import presets
 import runs
@@ -32,8 +32,9 @@ def test_the_command_line_makes_shows_and_renders(tmp_path, data):
     assert json.loads(shown.stdout.splitlines()[-1])["spec"]["rank"] == 16
     shown, last = call("runs", "show", "--json").stdout.splitlines()
     assert shown == str(folder) and json.loads(last) == {"runs": [str(folder)]}
-    missing = call("runs", "show", "dog")
-    assert missing.returncode == 1 and "dog" in missing.stderr
+    for name in ("dog", "d" * 300):
+        missing = call("runs", "show", name)
+        assert missing.returncode == 1 and f"no run '{name}'" in missing.stderr
     assert call("runs", "render", "cli-run").stdout.strip() == str(folder / "train.sh")
     assert "sample images are turned off" not in made.stderr
     more = ("--model", "tiny-flux", "--backend", "diffusers", "--prompt", "one")
@@ -57,6 +58,26 @@ def test_wrong_words_are_refused_by_name(tmp_path, data):
     many = ("--set", "epochs=1000000000")
     done = call("runs", "new", "--images", tmp_path / "other", "--model", "tiny-flux", "--name", "x", *many)
     assert done.returncode == 1 and "At 10" in done.stderr and not list(data.glob("*/*"))
+
+
+def test_the_repeats_that_the_name_of_the_given_folder_sets_are_those_of_its_images(tmp_path, data, monkeypatch):
+    monkeypatch.chdir(pictures(tmp_path / "10_cat"))
+    done = call("runs", "new", "--name", "x", "--images", ".", "--model", "tiny-flux")
+    assert done.returncode == 0 and "note: the folder's name sets 10 repeats" in done.stderr
+    assert runs.read_captions("x") == {f"10_cat/{number}.png": "cat" for number in range(3)}
+
+
+def test_an_estimate_is_of_a_run_by_name_folder_or_file(tmp_path, data):
+    folder = runs.create(spec(name="my run", tier="12G", price_per_hour=2), pictures(tmp_path / "in"))
+    for name in ("my-run", str(folder), str(folder / "run.toml")):
+        done = call("runs", "estimate", name, "--json")
+        found = json.loads(done.stdout.splitlines()[-1])
+        assert done.returncode == 0 and found["peak_stage"] == "text" and found["steps"] == 480
+        assert found["seconds"] > 480 and found["cost"] > 0 and found["disk_bytes"]["LoRAs"] > 0
+    assert "an estimate" in done.stdout and "cost: about " in done.stdout
+    (folder / "run.toml").write_text((folder / "run.toml").read_text().replace("resolution = 512", "resolution = -1"))
+    done = call("runs", "estimate", "my-run")
+    assert done.returncode == 1 and "resolution: Must be a multiple of 32" in done.stderr
 
 
 def test_what_a_new_run_is_short_of_and_what_a_changed_one_trains_differently_is_said(tmp_path, data):

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from draft_helpers import photo
-from hypothesis import given, settings, strategies as st
 from PIL import Image
 from runs_helpers import png_header
 
@@ -64,6 +63,7 @@ def test_hostile_masks_are_refused_with_a_reason(tmp_path):
         (b"", "Not a readable image. Export it as PNG"),
         (b"<svg onload=alert(1)>", "Not a readable image. Export it as PNG"),
         (jpeg.getvalue(), "Not a readable image. Export it as PNG"),
+        *((good[:at] + b"\xff" * (len(good) - at), "damaged") for at in range(41, 60)),
         (good[:60], "damaged"),
         (png_header(60_000, 60_000), "too large"),
         (bytes(masks.MAX_BYTES + 1), "too large for a mask"),
@@ -71,21 +71,6 @@ def test_hostile_masks_are_refused_with_a_reason(tmp_path):
     ):
         with pytest.raises(runs.RunError, match=expected):
             masks.read(content, "m.png", (640, 640))
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.data())
-def test_a_damaged_mask_gives_a_mask_or_a_reason(data):
-    content = bytearray(masks.png(Image.new("L", (32, 32), 200)))
-    for _ in range(data.draw(st.integers(1, 6))):
-        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
-    content = content[: data.draw(st.integers(0, len(content)))]
-    try:
-        mask = masks.read(bytes(content), "m.png", (64, 64))
-    except runs.RunError as error:
-        assert str(error).startswith("m.png: ")
-    else:
-        assert mask.mode == "L" and max(mask.size) <= masks.MAX_SIDE
 
 
 def test_a_masked_image_keeps_its_colours_below_the_mask_and_is_split_into_image_and_mask(tmp_path):

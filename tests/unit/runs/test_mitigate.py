@@ -88,18 +88,22 @@ def test_a_mitigation_that_changes_nothing_for_the_trainer_says_so():
         assert mitigate.apply(before, name) == (before, "")
 
 
+PERSISTENT, HALF = "persistent_data_loader_workers", "0.0004 instead of 0.0008"
+FP16 = {"mixed_precision": "fp16", "extra": {"full_fp16": True}}
+
+
 def test_what_an_extra_flag_asks_for_is_changed_too():
     for name, fields, flags, says in (
         *(("lower_lr", {"backend": backend, "learning_rate": 8e-4, "extra": {"unet_lr": 2e-4}},
-           {"unet_lr": ["0.0001"], "learning_rate": ["0.0004"]}, "learning rate 0.0004 instead of 0.0008, unet_lr 0.0001 instead of 0.0002")
+           {"unet_lr": ["0.0001"], "learning_rate": ["0.0004"]}, f"learning rate {HALF}, unet_lr 0.0001 instead of 0.0002")
           for backend in ("sd-scripts", "diffusers")),
         ("lower_lr", {"extra": {"text_encoder_lr": ["1e-4", "5e-5"]}}, {"text_encoder_lr": ["5e-05", "2.5e-05"]},
          "text_encoder_lr 5e-05 2.5e-05 instead of 1e-4 5e-5"),
         ("lower_lr", {"extra": {"unet_lr": "1e-4", "text_encoder_lr": False}}, {"unet_lr": ["5e-05"]}, "unet_lr"),
         ("batch_1", {"extra": {"vae_batch_size": 8}}, {"vae_batch_size": ["1"]}, ""),
-        ("fp32_guard", {"mixed_precision": "fp16", "extra": {"full_fp16": True}}, {"mixed_precision": ["bf16"], "full_fp16": None}, ""),
+        ("fp32_guard", FP16, {"mixed_precision": ["bf16"], "full_fp16": None}, ""),
         ("hub_offline", {"extra": {"async_upload": True}}, {"async_upload": None}, ""),
-        ("workers_0", {"extra": {"persistent_data_loader_workers": True}}, {"persistent_data_loader_workers": None}, ""),
+        ("workers_0", {"extra": {PERSISTENT: True}}, {PERSISTENT: None}, ""),
     ):  # fmt: skip
         after, sentence = mitigate.apply(spec(**{"backend": "sd-scripts", **fields}), name)
         assert sentence and says in sentence and {flag: in_force(after, flag) for flag in flags} == flags

@@ -58,7 +58,7 @@ def test_programs_scripts_and_settings_are_where_the_platform_and_the_environmen
 
 def test_a_relative_path_in_a_variable_is_one_of_the_users_folder_for_every_process(tmp_path):
     given = {"HANGPROOF_DATA": "my data", "HANGPROOF_LIMITS": "my.toml", "MUSUBI_DIR": "~noone/x", "HF_HOME": ""}
-    said = "import json, os; from runs import paths; os.chdir('/'); print(json.dumps([str(paths.data_root()), dict(os.environ)]))"
+    said = "import json, os, runs.paths as p; os.chdir('/'); print(json.dumps([str(p.data_root()), dict(os.environ)]))"
     data, seen = json.loads(python("-c", said, cwd=tmp_path, PYTHONPATH=str(PROJECT), **given).stdout)
     wanted = {name: str(tmp_path / value) if value else "" for name, value in given.items()}
     assert {name: seen[name] for name in given} == wanted and data == wanted["HANGPROOF_DATA"]

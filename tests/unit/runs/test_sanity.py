@@ -28,7 +28,7 @@ PHOTO, THUMBNAIL = (1024, 1024), (200, 150)
 # The options of sd-scripts in the lists, with their types in its parser (library/train_util.py, flux_train_network.py).
 OPTIONS = {
     "optimizer_type": "type=str", "optimizer_args": 'nargs="*"', "unet_lr": "type=float",
-    "lr_warmup_steps": "type=float", "lr_scheduler": "type=str",
+    "lr_warmup_steps": "type=float", "lr_scheduler": "type=str", "lr_scheduler_type": "type=str",
     "blocks_to_swap": "type=int", "sample_every_n_epochs": "type=int", "sample_at_first": 'action="store_true"',
 }  # fmt: skip
 ADDED = [f'    parser.add_argument("--{name}", {kind})' for name, kind in OPTIONS.items()]
@@ -77,7 +77,7 @@ RULES = [
     case("The checkpoints and LoRAs", "keep_states", machine=FULL_DISK, rank=64),
     case("A share of", "validation_split", images=5, validation_split="0.05"),
     case("A spend limit", "spend_limit", spend_limit="5"),
-    case("lr_warmup_steps: the", "extra", flags="lr_warmup_steps=20"),
+    case("lr_warmup_steps: the", "extra", flags="lr_warmup_steps=20%"),
     case("blocks_to_swap", "extra", flags="blocks_to_swap=20"),
     case("caption_extension", "extra", backend="diffusers", flags="caption_extension=.caption"),
 ]  # fmt: skip
@@ -108,6 +108,8 @@ SENSIBLE = [
          learning_rate="1"),
     good(KOHYA, "a class of a library", flags="optimizer_type=bitsandbytes.optim.AdEMAMix8bit", learning_rate="1e-4"),
     good(KOHYA, "a warm-up", flags="lr_warmup_steps=100\nlr_scheduler=cosine"),
+    good(KOHYA, "a warm-up of the optimizer's own", flags="lr_warmup_steps=9\noptimizer_type=AdamWScheduleFree",
+         learning_rate="1e-4"),
     good(KOHYA, "batch of 4", batch_size=4, machine=H100, repeats=20),
     good(KOHYA, "samples each epoch", sample_every_n_steps="0", flags="sample_every_n_epochs=1\nsample_at_first=true",
          prompts="a cat --w 1024 --h 1024 --d 42 --s 20"),
@@ -125,6 +127,7 @@ def test_what_a_field_or_an_option_cannot_be_does_not_start_silently(checkout):
         ("nodes", {"nodes": 500}),
         ("learning_rate", {"flags": "unet_lr=3"}),
         ("flags", {"flags": "optimizer_type=AdamWW"}),
+        ("flags", {"flags": "lr_scheduler_type=CosineAnnealingLR\nlr_scheduler=cosine\nlr_warmup_steps=9"}),
         ("flags", {"flags": 'optimizer_args=["weight_decay=much"]'}),
     ):
         shown = form.review(values(**given), {"": 20}, RTX_4090, [PHOTO] * 20).marks()[field]

@@ -8,7 +8,7 @@ from runs_helpers import spec
 from seeds import ANY_VALUE
 
 import runs
-from runs.spec import UNKNOWN, VALUE, RunSpec, may_be_none
+from runs.spec import NUMBER, UNKNOWN, VALUE, WHOLE, RunSpec, may_be_none
 
 PYDANTIC = re.compile(
     r"Input should|unable to parse|[Vv]alue error|[Ff]ield required|Extra inputs"
@@ -16,51 +16,51 @@ PYDANTIC = re.compile(
 )
 
 
-def test_a_value_is_refused_in_one_line():
+TAKEN = "cannot be set; use letters, digits and _, and no variable that Hangproof sets"
+EMPTY = "captions once; leave this empty"
+OWN = "You can add your own to models.toml"
+DASH = "A value in a list cannot start with a dash; change"
+NUL = "Contains a NUL character; remove it"
+
+
+def test_a_value_is_refused_in_one_line_and_each_wrong_field_has_its_own():
     for fields, line in (
         ({"trackers": "x"}, "trackers: Must be one of tensorboard, wandb, trackio, all, or empty"),
         ({"prompts": ["a", 2]}, "prompts: Prompt 2: Must be text"),
-        ({"environment": {"A B": "1"}}, "environment: 'A B' cannot be set; use letters, digits and _, and no variable that Hangproof sets"),
+        ({"environment": {"A B": "1"}}, f"environment: 'A B' {TAKEN}"),
         ({"extra": {"sdpa": None}}, f"extra: sdpa: {VALUE}"),
         ({"extra": {"network_dim": 3}}, "extra: network_dim: Set the field rank instead"),
         ({"extra": {"rank": 3}}, "extra: rank: Set the field rank instead"),
         ({"extra": {"output_dir": "x"}}, "extra: output_dir: The run's folder determines this flag; remove it"),
         ({"xyz": 1}, "xyz: Unknown field; remove it"),
-        ({"rankk": 1, "rank": 3.5}, "rank: Not a whole number; write for example 4\nrankk: Unknown field; did you mean rank?"),
+        ({"rankk": 1, "rank": 3.5}, f"rank: {WHOLE}\nrankk: Unknown field; did you mean rank?"),
         ({"tier": "9g+"}, "tier: Must be one of 8G, 12G, 16G, 20G"),
         ({"validation_split": 0.75}, "validation_split: Must be 0.5 or less"),
         ({"alpha": 0}, "alpha: Must be more than 0"),
         ({"backend": "kohya"}, "backend: Must be one of sd-scripts, diffusers, musubi"),
-        ({"environment": {"PYTHONPATH": "1"}, "secrets": []}, "environment: 'PYTHONPATH' cannot be set; use letters, digits and _, and no variable that Hangproof sets"),
-        ({"caption_dropout": 0.1, "backend": "sd-scripts"}, "caption_dropout: kohya's trainers encode captions once; leave this empty"),
-        ({"model": "z-image", "backend": "musubi", "validation_split": 0.1}, "validation_split: kohya's musubi-tuner cannot hold out images; leave this empty"),
+        ({"environment": {"PYTHONPATH": "1"}}, f"environment: 'PYTHONPATH' {TAKEN}"),
+        ({"caption_dropout": 0.1, "backend": "sd-scripts"}, f"caption_dropout: kohya's trainers encode {EMPTY}"),
+        ({"model": "z-image", "backend": "musubi", "validation_split": 0.1},
+         "validation_split: kohya's musubi-tuner cannot hold out images; leave this empty"),
         ({"name": "!!!"}, "name: Use at least one letter or digit"),
         ({"name": "con"}, "name: Windows reserves the name con; choose another name"),
         ({"model": "flux-dev2pro"}, "backend: diffusers cannot train flux-dev2pro; use sd-scripts"),
-        ({"model": "zzzz"}, "model: no base model 'zzzz'; list them with `python -m presets list`. You can add your own to "
-                            "models.toml"),
-        ({"model": "flux-devv"}, "model: no base model 'flux-devv'; did you mean flux-dev, flux2-dev, flux-dev2pro? "
-                                 "You can add your own to models.toml"),
+        ({"model": "zzzz"}, f"model: no base model 'zzzz'; list them with `python -m presets list`. {OWN}"),
+        ({"model": "flux-devv"},
+         f"model: no base model 'flux-devv'; did you mean flux-dev, flux2-dev, flux-dev2pro? {OWN}"),
+        ({"rank": 0, "alpha": "a", "tier": "1G"},
+         f"tier: Must be one of 8G, 12G, 16G, 20G\nrank: Must be 1 or more\nalpha: {NUMBER}"),
+        ({"extra": {"network_args": ["-x"]}}, f"extra: network_args: {DASH} ['-x']"),
+        ({"trigger": "a\0b"}, f"trigger: {NUL}"),
+        ({"prompts": ["a", "a\0b"]}, f"prompts: Prompt 2: {NUL}"),
+        ({"environment": {"A": "a\0b"}}, f"environment: A: {NUL}"),
+        ({"extra": {"b": ["a\0b"]}}, f"extra: b: {NUL}"),
+        ({"extra": {"--bad": 1}},
+         "extra: '--bad' is not the name of a flag; write it without dashes, for example guidance_scale"),
     ):  # fmt: skip
         with pytest.raises(runs.RunError) as shown:
             runs.make({"name": "x", "backend": "diffusers", **fields})
         assert str(shown.value) == line
-
-
-def test_every_wrong_field_has_a_line_and_what_no_command_line_can_hold_is_refused():
-    with pytest.raises(runs.RunError) as shown:
-        runs.make({"name": "x", "rank": 0, "alpha": "a", "tier": "1G"})
-    assert [line.partition(":")[0] for line in str(shown.value).splitlines()] == ["tier", "rank", "alpha"]
-    for fields, message in (
-        ({"extra": {"--bad": 1}}, "without dashes"),
-        ({"extra": {"network_args": ["-x"]}}, "cannot start with a dash"),
-        ({"trigger": "a\0b"}, "trigger: Contains a NUL"),
-        ({"prompts": ["a", "a\0b"]}, "prompts: Prompt 2: Contains a NUL"),
-        ({"environment": {"A": "a\0b"}}, "environment: A: Contains a NUL"),
-        ({"extra": {"b": ["a\0b"]}}, "extra: b: Contains a NUL"),
-    ):
-        with pytest.raises(runs.RunError, match=message):
-            runs.make({"name": "x", **fields})
 
 
 value = ANY_VALUE | st.binary(max_size=4) | st.dictionaries(st.integers(), ANY_VALUE, max_size=3)
@@ -95,6 +95,7 @@ def test_an_invalid_run_toml_is_refused_with_its_line_or_field(tmp_path):
     path = tmp_path / "run.toml"
     for content, message in (
         (b"name = \nx = 1", "at line 1"),
+        (b"x = " + b"[" * 50_000, "not valid TOML"),
         (b'name = "caf\xe9"', "not UTF-8"),
         (b'name = "x"\nrankk = 3', "rankk: Unknown field; did you mean rank"),
         (b'name = "x"\nmodel = "gone"', "no base model 'gone'"),
@@ -106,6 +107,9 @@ def test_an_invalid_run_toml_is_refused_with_its_line_or_field(tmp_path):
         assert str(path) in str(caught.value)
     path.unlink()
     with pytest.raises(runs.RunError, match="does not exist"):
+        runs.load(tmp_path)
+    path.mkdir()
+    with pytest.raises(runs.RunError, match="cannot be read: Is a directory"):
         runs.load(tmp_path)
 
 

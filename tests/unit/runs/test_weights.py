@@ -1,10 +1,11 @@
 """A base model that is missing, incomplete or not available is reported before a run starts, with what to do."""
 
+import contextlib
 import shutil
 
 import numpy as np
 import pytest
-from hub_server import COMMIT, Fault, only_hub
+from hub_server import COMMIT, only_hub
 from runs_helpers import spec
 from safetensors.numpy import save_file
 
@@ -162,28 +163,21 @@ def test_a_single_file_that_was_cut_short_is_reported(data, flux, monkeypatch):
     assert "(--ae) is not a complete safetensors file" in found[1] and "fetch-model flux-dev" in found[1]
 
 
-def test_a_file_arrives_with_progress_and_a_damaged_missing_or_distant_one_says_what_to_do(hub, tmp_path, monkeypatch):
-    hub.refusal, name, content, calls = None, "sub dir/ü.safetensors", bytes(range(256)) * 2_000, []
-    target = tmp_path / "m" / "model.safetensors"
-
-    def get(file: str = name, sha256: str = "") -> None:
-        weights.fetch(target.name, [("me/model", file, target, sha256)], calls.append)
-
-    hub.files = {name: content}
-    for sha256, faults in (("", [Fault("flipped")]), ("ab" * 32, [])):  # of the hub, and of the table
-        hub.faults = faults
-        with pytest.raises(runs.RunError, match="arrived damaged .* download it again"):
-            get(sha256=sha256)
-        assert {path.name for path in target.parent.iterdir()} == {".model.safetensors.lock"}
-    calls.clear()
-    get()
-    assert target.read_bytes() == content and hub.requests[-2][1] == f"/me/model/resolve/{COMMIT}/{name}"
-    done = [at.done for at in calls if (at.name, at.total) == (target.name, len(content))]
-    assert done == sorted(done) and done[0] == 0 and done[-1] == len(content) and len(done) > 3
-    target.unlink()
-    with pytest.raises(runs.RunError, match=r"does not exist.*; or correct \[downloads\] in models.toml"):
-        get("other")
+def test_a_file_is_held_against_the_tables_sum_and_one_that_is_not_there_says_what_to_do(hub, tmp_path, monkeypatch):
+    """Faults of the network: tests/network/guards/test_download.py; the progress: test_main.py."""
+    hub.refusal, target = None, tmp_path / "m" / "model.safetensors"
+    hub.files = {"sub dir/ü.safetensors": bytes(range(256)) * 2_000}
+    for file, sha256, says in (
+        ("sub dir/ü.safetensors", "ab" * 32, "arrived damaged .* download it again"),
+        ("other", "", r"does not exist.*; or correct \[downloads\] in models.toml"),
+        ("sub dir/ü.safetensors", "", ""),
+    ):
+        with pytest.raises(runs.RunError, match=says) if says else contextlib.nullcontext():
+            weights.fetch(target.name, [("me/model", file, target, sha256)], lambda _: None)
+        assert target.exists() == (not says)
+    assert target.read_bytes() == hub.files["sub dir/ü.safetensors"]
+    assert hub.requests[-2][1] == f"/me/model/resolve/{COMMIT}/sub dir/ü.safetensors"
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setenv("HANGPROOF_DOWNLOAD_STALL_S", "1")
     with pytest.raises(runs.RunError, match=r"no data from 127\.0\.0\.1:9 for 1 s \(.*refused.*\)\. Check the network"):
-        get()
+        weights.fetch("x", [("me/model", "y", tmp_path / "y", "")], lambda _: None)

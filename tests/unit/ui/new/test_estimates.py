@@ -4,7 +4,7 @@ from configure_helpers import values
 from ui_helpers import write_run
 
 import runs
-from presets.estimate import whole
+from runs import history
 from ui.new import estimates, form
 
 
@@ -12,14 +12,11 @@ def test_cost_time_and_disk_are_beside_memory(data):
     fields = {"name": "cat", "model": "flux-dev", "tier": "20G", "trigger": "x", "spend_limit": "0.1"}
     review = form.review(values(**fields, price_per_hour="0.5"), {"": 20})
     spec, text = review.spec, estimates.html(review)
-    seconds, source = estimates.time_of(spec, runs.planned_steps(spec, {"": 20}))
+    seconds, source = history.expected(spec, runs.planned_steps(spec, {"": 20}))
     assert f"about {0.5 * seconds / 3600:.2f}" in text and "spend limit of 0.1" in text and "RTX 4090" in source
     by_epochs = estimates.html(form.review(values(flags="sample_every_n_epochs=2"), {"": 20}))
     assert "every 400 steps" in text and "every 2 epochs" in by_epochs
     assert "samples" in text and "Cost" not in estimates.html(form.review(values(**fields), {"": 20}))
-    found = whole(spec.model_dump(), {"": 18, "2_more": 1})
-    assert found["steps"] == runs.planned_steps(spec, {"": 18, "2_more": 1})
-    assert found["seconds"] > found["steps"] and "RTX 4090" in found["time_source"]
 
 
 def test_an_earlier_run_gives_the_time_of_the_next_one(data, no_gpu):
@@ -28,4 +25,4 @@ def test_an_earlier_run_gives_the_time_of_the_next_one(data, no_gpu):
     folder = write_run(data, "before", state="completed", step=500, planned_steps=500, restarts=0, **times)
     (folder / "run.toml").write_text(runs.dumps(spec))
     # 2 s for each step, and the 200 s that the earlier run took besides its steps
-    assert estimates.time_of(spec, 2000) == (4200, "measured on this machine in the run “before”")
+    assert history.expected(spec, 2000) == (4200, "measured on this machine in the run “before”")

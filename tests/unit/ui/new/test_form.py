@@ -98,8 +98,10 @@ def test_a_taken_name_is_shown_while_it_is_typed_also_in_another_case(data, tmp_
 
 def test_the_script_shown_is_the_script_written_or_the_errors_that_prevent_it(data, mine, tmp_path):
     add_photos(mine, tmp_path, 2)
-    shown, _ = form.script_of(form.review(values(), draft.counts(mine)))
-    folder, _ = create_run(mine, values())
+    given = values(flags=f"save_dir={tmp_path}/fast")
+    shown, _ = form.script_of(form.review(given, draft.counts(mine)))
+    folder, _ = create_run(mine, given)
+    assert f"--output_dir {tmp_path}/fast/{folder.name} " in shown
     assert (folder / "train.sh").read_text(encoding="utf-8") == shown
     shown, ready = form.script_of(form.review(values(epochs=None), {"": 2}))
     head = "# The script appears here once these errors are fixed:\n"
