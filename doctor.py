@@ -247,9 +247,10 @@ def gpu() -> Iterator[Finding]:
         return
     yield Finding("GPU driver", OK, f"{found['driver']}, for CUDA up to {found['cuda']}")
     for index, one in enumerate(found["gpus"]):
-        used, total = one["memory_used"], one["memory_total"]
-        text = f"{one.get('name', 'GPU')}: {used / 2**30:.1f} of {total / 2**30:.1f} GB in use"
-        action = "Close other programs that use this GPU before you train." if used > 0.2 * total else ""
+        text, action, used, total = one.get("name", "GPU"), "", one.get("memory_used"), one.get("memory_total", 0)
+        if used is not None:  # GB10 and Jetson have no memory of their own
+            text += f": {used / 2**30:.1f} of {total / 2**30:.1f} GB in use"
+            action = "Close other programs that use this GPU before you train." if used > 0.2 * total else ""
         yield looked_at(f"GPU {index}", text, action)
 
 

@@ -119,6 +119,18 @@ def _visible(count: int) -> list[int]:
     return [int(part) for part in chosen.split(",") if part.strip().isdigit() and int(part) < count]
 
 
+def _memory(nvml: Any, handle: Any) -> tuple[float, float]:
+    """(all, free) GiB of a GPU; the machine's for one that has no memory of its own (GB10, Jetson)."""
+    import psutil
+
+    try:
+        found = nvml.nvmlDeviceGetMemoryInfo(handle)
+        return found.total / GIB, (found.total - found.used) / GIB
+    except nvml.NVMLError_NotSupported:
+        machine = psutil.virtual_memory()
+        return machine.total / GIB, machine.available / GIB
+
+
 def read_driver() -> Gpu:
     """The GPU with the most memory, from NVML. May block forever."""
     try:
@@ -128,12 +140,11 @@ def read_driver() -> Gpu:
     try:
         nvml.nvmlInit()
         handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in _visible(nvml.nvmlDeviceGetCount())]
-        gpus = [(nvml.nvmlDeviceGetMemoryInfo(handle).total / GIB, handle) for handle in handles]
+        gpus = [(*_memory(nvml, handle), handle) for handle in handles]
         if not gpus:
             return NO_GPU
-        vram_gb, handle = max(gpus, key=lambda gpu: gpu[0])
+        vram_gb, free_gb, handle = max(gpus, key=lambda gpu: gpu[0])
         name = nvml.nvmlDeviceGetName(handle)
-        free_gb = vram_gb - nvml.nvmlDeviceGetMemoryInfo(handle).used / GIB
         return {**NO_GPU, "gpu_name": name, "vram_gb": round(vram_gb, 1), "vram_free_gb": round(free_gb, 2)}
     except nvml.NVMLError as error:
         absent = type(error).__name__ in ABSENT

@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import psutil
 import pytest
 from runs_helpers import PROJECT, python
 
@@ -13,9 +14,12 @@ SHIM = PROJECT / "tests/support/shims/nvml"
 ASK = "import sys; from runs import machine as m; m.DRIVER_TIMEOUT_S = {}; print(m.this_machine(), 'torch' in sys.modules)"
 
 
-def test_a_gpu_or_that_it_is_hidden_or_its_driver_fails_or_hangs_is_a_plain_answer_without_importing_torch():
+def test_a_gpu_or_that_it_is_hidden_or_its_driver_fails_or_hangs_is_a_plain_answer_without_importing_torch(tmp_path):
+    (tmp_path / "values").write_text('{"used_gib": null}')
+    shared = rf"vram_gb={psutil.virtual_memory().total / 2**30:.1f}, .* note='', vram_free_gb=\d"
     for env, says in (
         ({}, "gpu_name='Stand-in', vram_gb=24.0.* note=''"),
+        ({"FAULTS_NVML_VALUES": str(tmp_path / "values")}, shared),  # GB10: it uses the machine's memory
         ({"CUDA_VISIBLE_DEVICES": "-1"}, "gpu_name='', vram_gb=None"),
         ({"FAULTS_NVML": "lost"}, "note='the NVIDIA driver failed: GPU is lost'"),
         ({"FAULTS_NVML": "hangs"}, "driver could not be read: it did not answer within 1 s; restart the machine"),

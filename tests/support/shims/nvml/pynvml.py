@@ -25,6 +25,10 @@ class NVMLError_LibraryNotFound(NVMLError):
     """As pynvml's."""
 
 
+class NVMLError_NotSupported(NVMLError):
+    """As pynvml's."""
+
+
 def _is(word):
     return os.environ.get("FAULTS_NVML") == word or (here / word).exists()
 
@@ -36,7 +40,7 @@ def _values():
 
 def _memory(used_gib):
     if used_gib is None:
-        raise NVMLError("Not Supported")
+        raise NVMLError_NotSupported("Not Supported")
     return SimpleNamespace(used=int(used_gib * (1 << 30)), total=int(os.environ.get("FAULTS_NVML_GIB", "24")) << 30)
 
 
