@@ -161,7 +161,7 @@ def _read(folder: Path) -> View:
     problem = ""
     try:
         # As plain values, not validated, because validating every run of the list takes too long.
-        spec = tomllib.loads((folder / "run.toml").read_text(encoding="utf-8"))
+        spec = tomllib.loads((folder / "run.toml").read_text(encoding="utf-8-sig"))
         if env_file.exposed(spec):
             spec = runs.load(folder).public()  # takes the secrets out of the files that a person wrote
     except (OSError, ValueError, RunError) as error:

@@ -74,7 +74,7 @@ def lora_cards(folder) -> str:
 
 def test_a_completed_run_offers_its_lora_and_longer_training(data):
     folder = write_run(data, "done run", state="completed", step=100)
-    (folder / "run.toml").write_text('name = "done run"\nepochs = 16\n')
+    (folder / "run.toml").write_text('name = "done run"\nepochs = 16\n', "utf-8-sig")  # as Windows' editors write it
     assert "hp-loras" not in everything(folder)  # without the file there is no download
     lora_file(folder / "done-run.safetensors", 100, values=625_000)
     shown = view.read(folder)
