@@ -62,9 +62,12 @@ def _started(folder: Path) -> dict[str, Any]:
 
 
 def stop_run(run: str) -> dict[str, Any]:
-    """Save a checkpoint and stop."""
+    """Save a checkpoint and stop; a run that waits leaves the queue."""
     folder = view.folder_of(run)
-    actions.stop(folder)
+    if "cancel" in actions.possible(view.read(folder)):
+        actions.act(run, "cancel")
+    else:
+        actions.stop(folder)
     return _row(view.read(folder))
 
 
