@@ -369,6 +369,7 @@ def drop_private(path: Path) -> None:
 # in it, so `acquire` checks that the file it locked is still at the path: else two processes could hold locks on two
 # files of one name.
 LOCK = "monitor.lock"  # in a run's folder: held by its monitor
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # of a network drive that is mounted without locks
 PROBE_S = 1.0  # how long `acquire` waits for those who only probe; a probe takes microseconds
 
 
@@ -462,6 +463,9 @@ def _lock(handle: int, shared: bool = False) -> bool:
     except OSError as error:
         if error.errno in (errno.EACCES, errno.EAGAIN, errno.EDEADLK):
             return False
+        if error.errno in NO_LOCKS:
+            what = "mount it with locks (flock), or set HANGPROOF_DATA to a folder on another disk"
+            raise OSError(error.errno, f"this disk has no file locks; {what}") from error
         raise
     return True
 
@@ -483,4 +487,4 @@ def is_held(path: Path) -> bool:
         finally:
             os.close(handle)
     except OSError as error:
-        return error.errno != errno.ENOENT
+        return error.errno not in (errno.ENOENT, *NO_LOCKS)
