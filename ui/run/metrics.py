@@ -8,6 +8,7 @@ kept in arrays of numpy, which Gradio has loaded anyway.
 """
 
 import math
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +41,11 @@ class Metrics:
 
     restarts: the first step of each later attempt. validation: the loss on held-out images by step.
     gpus: by number; their "step" is the one that the training had reached. revision: another text when there are others,
-    also after a restart of the server.
+    also after a restart of the server. lock: held by the one thread that uses it.
     """
 
     def __init__(self, path: Path):
-        self._added = Added(path)
+        self._added, self.lock = Added(path), threading.Lock()
         self._begin()
         self.revision = ""
 

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from ui_helpers import lora_file, watched, write_incident, write_run
@@ -48,6 +49,16 @@ def test_of_a_run_that_trains_only_the_last_view_is_kept(data):
     del shown
     gc.collect()
     assert [one() is None for one in views] == [True, True, True, False]
+
+
+def test_nobody_waits_while_the_long_history_of_another_run_is_read(data):
+    long, other = (write_run(data, name) for name in ("long", "other"))
+
+    def look() -> tuple[int, list[int]]:
+        return len(view.read_all()), view.with_metrics(other, lambda metrics: metrics.restarts)
+
+    with ThreadPoolExecutor(1) as pool:
+        assert view.with_metrics(long, lambda _: pool.submit(look).result(20)) == (2, [])
 
 
 def test_a_run_whose_monitor_is_gone_is_not_shown_as_running(data):
