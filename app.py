@@ -349,12 +349,6 @@ def opened(address: str) -> Iterator[None]:
         yield
 
 
-def wait_for(closing: threading.Event) -> None:
-    """Wait in short slices until `closing` is set."""
-    while not closing.wait(WAIT_SLICE_S):
-        pass
-
-
 def main(argv: list[str] | None = None) -> int:
     """Serve until Ctrl-C or SIGTERM. Exit code 0; 1 with the reason on standard error; 2 for wrong usage."""
     args = parser().parse_args(argv)
@@ -376,7 +370,8 @@ def main(argv: list[str] | None = None) -> int:
             flush=True,
         )
     with contextlib.nullcontext() if args.no_browser else opened(address):
-        wait_for(closing)
+        while not closing.wait(WAIT_SLICE_S):
+            pass
     print("Page closed. Runs that were started continue.", flush=True)
     # Gradio's threads have nothing to save, and a thread that waits for a browser must not delay the exit.
     os._exit(0)

@@ -68,13 +68,7 @@ def supervise(
     began_s = time.time()
     run_folder = RunFolder(folder, echo, machine_number(folder, os.environ))
     lock = Lock(run_folder.own / LOCK)
-    try:
-        mine = lock.acquire(patience_s=2.0)
-    except OSError as error:
-        if error.errno in platform.NO_LOCKS:
-            raise MonitorError(f"{lock.path}: {error.strerror}") from error
-        raise
-    if not mine:
+    if not lock.acquire(patience_s=2.0):
         raise AlreadyWatched(
             f"{folder}: another monitor watches this run; see `python -m monitor status {folder.name}`"
         )

@@ -69,7 +69,7 @@ def launch(folder: Path) -> dict[str, Any]:
         MonitorError: the run cannot be started, or the monitor ended at once; the message says why.
     """
     if is_held(folder / LOCK):
-        return _watched(folder)
+        return {"folder": str(folder), "pid": (read_json(folder / STATUS) or {}).get("monitor_pid"), "already": True}
     run_folder, log = RunFolder(folder), folder / LOG
     if RunState.load(run_folder).current is None:
         try:
@@ -93,15 +93,11 @@ def launch(folder: Path) -> dict[str, Any]:
             return {"folder": str(folder), "pid": known["monitor_pid"], "already": False}
         if keeper.poll() is not None:
             if is_held(folder / LOCK):  # somebody else started it at the same moment
-                return _watched(folder)
+                return launch(folder)
             lines = log.read_bytes()[before:].decode("utf-8", "replace").strip().splitlines()
             raise MonitorError(lines[-1].removeprefix("monitor: ") if lines else f"{folder}: the monitor ended at once")
         time.sleep(0.02)
     raise MonitorError(f"{folder.name}: the monitor does not respond within {START_S:.0f} s; see {log}")
-
-
-def _watched(folder: Path) -> dict[str, Any]:
-    return {"folder": str(folder), "pid": (read_json(folder / STATUS) or {}).get("monitor_pid"), "already": True}
 
 
 def status(args: argparse.Namespace) -> Answer:

@@ -369,8 +369,11 @@ def drop_private(path: Path) -> None:
 # in it, so `acquire` checks that the file it locked is still at the path: else two processes could hold locks on two
 # files of one name.
 LOCK = "monitor.lock"  # in a run's folder: held by its monitor
-NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # of a network drive that is mounted without locks
 PROBE_S = 1.0  # how long `acquire` waits for those who only probe; a probe takes microseconds
+
+
+class NoLocks(OSError):
+    """A network drive is mounted without locks."""
 
 
 class Lock:
@@ -463,9 +466,9 @@ def _lock(handle: int, shared: bool = False) -> bool:
     except OSError as error:
         if error.errno in (errno.EACCES, errno.EAGAIN, errno.EDEADLK):
             return False
-        if error.errno in NO_LOCKS:
-            what = "mount it with locks (flock), or set HANGPROOF_DATA to a folder on another disk"
-            raise OSError(error.errno, f"this disk has no file locks; {what}") from error
+        if error.errno in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+            what = "mount it with them, or set HANGPROOF_DATA to a folder on another disk"
+            raise NoLocks(f"the data folder's disk has no file locks (flock); {what}") from error
         raise
     return True
 
@@ -487,4 +490,4 @@ def is_held(path: Path) -> bool:
         finally:
             os.close(handle)
     except OSError as error:
-        return error.errno not in (errno.ENOENT, *NO_LOCKS)
+        return not isinstance(error, FileNotFoundError | NoLocks)

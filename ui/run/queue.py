@@ -4,11 +4,9 @@ The order is in jobs/queue.py; the page shows it and changes it. It also starts 
 missing, so an open page is one more that keeps the queue going.
 """
 
-import contextlib
 import time
 
 from jobs import queue
-from monitor.run_folder import MonitorError
 from monitor.state import FINAL
 from runs import sweep
 from ui.html import duration, esc, number, part, table
@@ -52,12 +50,6 @@ def _sweep(one: sweep.Sweep, views: dict[str, view.View]) -> tuple[sweep.Sweep, 
     shown = [views[run] for run, _ in one.runs if run in views]
     waits = any(entry.run == one.name for entry in entries())
     return one, sum(each.state in FINAL for each in shown), waits or any(each.running for each in shown)
-
-
-def follow_delete(run: str) -> None:
-    """A run is deleted: it leaves the queue. One that stays there is not started, because its folder is gone."""
-    with contextlib.suppress(MonitorError, OSError):
-        queue.forget(run)
 
 
 LOSSES = {"final_loss": "Final loss", "best_loss": "Best loss", "val_loss": "Validation"}

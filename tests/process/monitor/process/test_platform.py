@@ -210,7 +210,7 @@ def test_a_lock_goes_with_its_holder_and_a_disk_without_locks_is_named(tmp_path,
     assert path.read_text() == "held by 7"
     mine.release()
     monkeypatch.setattr("fcntl.flock", Mock(side_effect=OSError(errno.ENOLCK, "No locks available")))
-    with pytest.raises(OSError, match="this disk has no file locks; mount it"):
+    with pytest.raises(platform.NoLocks, match="the data folder's disk has no file locks"):
         mine.acquire()
     assert not is_held(path)
 

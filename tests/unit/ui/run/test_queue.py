@@ -44,7 +44,7 @@ def test_the_queue_is_shown_in_order_as_text_and_its_buttons_move_and_cancel(wai
     with monkeypatch.context() as patch:
         patch.setattr(run_queue, "cancel", lambda run: ["cat-r8"])
         assert "Stopping cat-r8." in actions.act("cat-sweep", "cancel")["message"], "the run of a sweep that trains"
-    queue.follow_delete("two")
+    run_queue.forget("two")
     assert order() == ["three"]
-    queue.follow_delete("three")
+    run_queue.forget("three")
     assert queue.html(view.read_all()) == "", "an empty queue takes no room"
