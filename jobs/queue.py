@@ -343,9 +343,7 @@ def _take() -> str:
         name = "" if first and blockers(outputs() / first) else first
         if name:
             queue.taken, queue.taken_s = name, time.time()
-        elif not any(
-            queue.taken == one.next_run for one in entries
-        ):  # else its monitor may not have written its status yet
+        elif all(queue.taken != one.next_run for one in entries):  # else its monitor may not have written its status
             queue.taken, queue.taken_s = "", 0.0
         queue.entries = entries
         return name

@@ -212,7 +212,6 @@ class Standby:
         self._gate: BinaryIO = io.BytesIO()
         self._next_s = 0.0  # of the next look at it; no start before
         self._waits = False  # it was ready at the last look
-        self._version = ""  # the commit that it has imported, as far as it has
 
     @property
     def ready(self) -> bool:
@@ -259,7 +258,7 @@ class Standby:
     def _begin(self, number: int, text: str, inherit: tuple[int, ...]) -> str:
         """Start it; "" or why it cannot be started."""
         reader, writer = os.pipe()
-        self._version = reading.commit(ROOT)
+        self._version = reading.commit(ROOT)  # that it imports
         self._gate = open(writer, "wb", buffering=0)  # noqa: SIM115 - until it is released or dropped
         try:
             self.attempt = attempt = Attempt.prepare(self.folder, number)

@@ -188,10 +188,7 @@ def draw(folder: Path) -> None:
 
 
 def _link(folder: Path) -> str:
-    size = stamp(folder / TRAINING_LOG).size
+    if not (size := stamp(folder / TRAINING_LOG).size):
+        return ""
     address = esc(file_url(folder / TRAINING_LOG))
-    return (
-        f'<a class="hp-button" href="{address}" download="{TRAINING_LOG}">Download ({size_text(size)})</a>'
-        if size
-        else ""
-    )
+    return f'<a class="hp-button" href="{address}" download="{TRAINING_LOG}">Download ({size_text(size)})</a>'
