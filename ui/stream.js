@@ -5,7 +5,7 @@
 //   end: it is connected while an event has no answer, and again when one is joined.
 // - A connection that breaks looks open to the client forever. Here its stream ends with two messages: the events without an answer fail,
 //   for which Gradio says "Connection Lost" and loads the page again; and the stream is closed.
-// - Each tab keeps a connection (heartbeat), and a browser has six to a server: with six tabs none got an answer. So it is not made.
+// - Each tab keeps a connection open (heartbeat), of which a browser has six to a server. So it is not made.
 // In the page's head, because it must be there before the first event.
 (() => {
   const ENDING = ['data: {"msg":"broken_connection","message":"The connection broke."}', 'data: {"msg":"close_stream","event_id":null}'];

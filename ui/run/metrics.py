@@ -90,8 +90,7 @@ class Metrics:
     def _take_steps(self, found: list[dict[str, Any]]) -> None:
         begin, rows = max(0, len(self.steps["step"]) - 1), joined(self.steps, columns(found, STEP))
         step, attempt = rows["step"], rows["attempt"]
-        another = np.abs(np.diff(attempt[begin:])) > 0  # False where an attempt is unknown
-        again = (np.diff(step[begin:]) <= 0) | another
+        again = (np.diff(step[begin:]) <= 0) | (np.abs(np.diff(attempt[begin:])) > 0)  # False where one is unknown
         self.restarts += step[begin + 1 :][again].astype(int).tolist()
         last = np.minimum.accumulate(step[::-1])[::-1]  # the smallest step from here on
         kept: np.ndarray = np.append(step[:-1] < last[1:], True)[: len(step)]

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-import runs
 from monitor import run_folder
 from monitor.run_folder import SCRIPT, MonitorError, RunFolder, find, machine_number, machines
 from runs import env_file
@@ -95,7 +94,7 @@ def test_the_log_of_a_training_is_read_from_its_attempt_on_and_marked(tmp_path, 
     env_file.write(tmp_path, {"WANDB_API_KEY": "0123456789abcdef"})
     (tmp_path / "training.log").write_bytes(b"refused: 0123456789abcdef\n0123456789abcdef")
     with_secrets = RunFolder(tmp_path)
-    monkeypatch.delattr(runs, "env_file")
+    monkeypatch.delattr("runs.env_file")
     monkeypatch.setitem(sys.modules, "runs.env_file", None)  # an update replaced it while the run trains
     assert with_secrets.log_tail(0, 25) == "(WANDB_API_KEY)", "no rest of one that was cut"
     folder.mark_log("stopped")
