@@ -173,8 +173,7 @@ def test_a_run_without_a_gpu_starts_at_once_and_one_with_a_gpu_waits(data, monke
     assert queue.start_or_wait(other)["position"] == 1  # asked twice
     queue.remove("other")
     monkeypatch.setenv("HANGPROOF_GPUS", "")
-    with ThreadPoolExecutor(2) as pool:  # from two tabs at the same moment
-        started = [*pool.map(queue.start_or_wait, [other, other])]
-    assert started[0]["pid"] and started[0] == started[1]
+    first, second = ThreadPoolExecutor(2).map(queue.start_or_wait, [other, other])  # from two tabs at the same moment
+    assert first["pid"] and first == second
     for name in ("busy", "other"):
         assert command("stop", name, "--wait", "60").returncode == 0
