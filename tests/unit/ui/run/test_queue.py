@@ -7,8 +7,6 @@ from jobs import queue as run_queue
 from runs.files import RunError
 from ui.run import actions, queue, view
 
-MARK = "<i onclick=x>\"'"
-
 
 @pytest.fixture
 def waiting(data, monkeypatch):
@@ -17,7 +15,7 @@ def waiting(data, monkeypatch):
     for name in ("one", "two", "three"):
         folder = write_run(data, name, state="stopped", step=10, step_s=2.0)
         if name == "three":
-            (folder / "run.toml").write_text(f"name = '''{MARK}'''")
+            (folder / "run.toml").write_text("name = '''<i onclick=x>\"''''")
         run_queue.insert(folder)
     return data
 
