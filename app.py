@@ -156,9 +156,8 @@ def check_port(host: str, port: int) -> None:
             probe.bind((host, port))
         except OSError as error:
             if error.errno == errno.EACCES:
-                raise RunError(
-                    f"port {port} is reserved for administrators; use a port above 1023: --port 7860"
-                ) from error
+                why = f"port {port} is reserved for administrators; use a port above 1023: --port 7860"
+                raise RunError(why) from error
             with socket.create_server((host, 0)) as other:
                 free = other.getsockname()[1]
             raise RunError(
@@ -306,9 +305,8 @@ def check_response(port: int, token: str | None) -> None:
         with opener.open(page, timeout=RESPONSE_S) as reply:
             reply.read()
     except OSError as error:
-        raise RunError(
-            f"the page does not respond on port {port} ({error}); use another port: --port {port + 1}"
-        ) from error
+        why = f"the page does not respond on port {port} ({error}); use another port: --port {port + 1}"
+        raise RunError(why) from error
 
 
 def shown(address: str) -> str:
@@ -373,10 +371,8 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     print(f"Hangproof is running at {shown(address)}", flush=True)
     if args.listen:
-        print(
-            f"From other machines: http://{socket.gethostname()}:{args.port}; your data is in {data_root()}",
-            flush=True,
-        )
+        where = f"http://{socket.gethostname()}:{args.port}"
+        print(f"From other machines: {where}; your data is in {data_root()}", flush=True)
     with contextlib.nullcontext() if args.no_browser else opened(address):
         wait_for(closing)
     with contextlib.suppress(OSError):  # who read this has ended first, as `| tee` does with Ctrl-C

@@ -73,7 +73,7 @@ import json, pathlib, sys, doctor
 try:
     print(json.dumps(doctor.measure_disk(pathlib.Path(sys.argv[1]))))
 except OSError as error:
-    sys.exit(f"it cannot be written: {error.strerror or error}")
+    sys.exit(f"it cannot be used: {error.strerror or error}")
 """
 PACKAGES = ("accelerate", "diffusers", "transformers", "peft", "xformers", "bitsandbytes")
 CHECK_S = 120
@@ -319,11 +319,13 @@ def disk_speed(name: str, folder: Path) -> Finding:
 def measure_disk(folder: Path) -> dict[str, float]:
     """{"write_mb_s", "read_mb_s", "fsync_s"} of a folder's disk, with 64 MB at most and for a few seconds.
 
-    Raises OSError: it cannot be written.
+    Raises OSError: it cannot be written, or has no file locks.
     """
     block, written, began_s = os.urandom(4 << 20), 0, time.monotonic()
     with tempfile.TemporaryDirectory(prefix=".doctor-", dir=folder) as place:
-        path = Path(place, "speed")
+        path, lock = Path(place, "speed"), platform.Lock(Path(place, "lock"))
+        lock.acquire()
+        lock.release()
         with path.open("wb") as file:
             while written < DISK_BYTES and time.monotonic() - began_s < DISK_S / 2:
                 file.write(block)

@@ -4,7 +4,6 @@
 """
 
 import argparse
-import contextlib
 import json
 import os
 import sys
@@ -117,8 +116,7 @@ def delete_run(args: argparse.Namespace) -> int:
             raise runs.RunError(f"{args.run} was not deleted")
     name = runs.run_folder(args.run).name
     freed = manage.delete(args.run, idle, args.images)
-    with contextlib.suppress(MonitorError, OSError):  # without its folder, it is not started anyway
-        queue.forget(name)
+    queue.forget(name)
     print(f"{args.run}: deleted, {manage.size_text(freed)} freed")
     if args.json:
         print(json.dumps({"freed_bytes": freed}))

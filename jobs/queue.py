@@ -260,10 +260,10 @@ def find_entry(queue: Queue, run: str) -> Entry:
 
 
 def forget(run: str) -> None:
-    """A run is deleted: a new run of its name does not inherit its place. Raises MonitorError, OSError."""
+    """A run is deleted: a new run of its name does not inherit its place. If that fails, it is not started anyway."""
     if not any(run in (entry.run, *entry.sweep) for entry in read().entries):
         return
-    with changing() as queue:
+    with contextlib.suppress(MonitorError, OSError), changing() as queue:
         queue.entries = [left for entry in queue.entries if (left := _without(entry, run))]
 
 

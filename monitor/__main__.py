@@ -146,7 +146,7 @@ def _child(words: list[str]) -> int:
         return supervise(
             Path(folder), Path(known["--outputs"]), echo, int(parent_pid), "--restarted" in known, received
         )
-    except MonitorError as error:
+    except (MonitorError, platform.NoLocks) as error:
         print(f"monitor: {error}", file=sys.stderr)
         # An earlier start did succeed: the keeper tries again, unless somebody has started another monitor meanwhile.
         return EXIT_ERROR if "--restarted" in words and not isinstance(error, AlreadyWatched) else 1

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -151,6 +152,11 @@ class RunFolder:
         self.name = str(self.spec.get("name") or folder.name)
         self.echo = echo
         self.on_event: Callable[[str, str], None] = lambda kind, message: None
+        self._masked: Callable[[bytes, bool], bytes] = lambda text, begun: text
+        if self.spec.get("secrets"):
+            from runs import env_file  # most runs have none; now, because an update may replace the file later
+
+            self._masked = partial(env_file.masked_end, folder)
 
     @property
     def foreign(self) -> bool:
@@ -220,11 +226,7 @@ class RunFolder:
                 text = file.read(limit)
         except OSError:
             return ""
-        if self.spec.get("secrets"):
-            from runs import env_file  # only here: most runs have none
-
-            text = env_file.masked_end(self.folder, text, start > since)
-        return text.decode("utf-8", "replace")
+        return self._masked(text, start > since).decode("utf-8", "replace")
 
     def write_status(self, values: dict[str, Any]) -> bool:
         """Replace status.json."""

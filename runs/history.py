@@ -65,7 +65,7 @@ def earlier(spec: Mapping[str, Any]) -> Speed | None:
 def _read(folder: Path, stamps: tuple[int, ...]) -> tuple[dict[str, Any], Speed | None]:
     """The fields of a run that `earlier` compares, and its speed; None where it has none."""
     try:
-        fields = tomllib.loads((folder / "run.toml").read_text(encoding="utf-8"))
+        fields = tomllib.loads((folder / "run.toml").read_text(encoding="utf-8-sig"))
         status = json.loads((folder / "status.json").read_text(encoding="utf-8"))
         step, step_s, at = int(status["step"]), float(status["step_s"] or 0), str(status["updated_at"])
         whole = status["state"] == "completed" and status["restarts"] == 0

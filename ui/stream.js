@@ -1,10 +1,11 @@
 // The page's stream of answers, which loses none. This is the only place that replaces a function of the browser, because Gradio's client
-// (6.31) has no public means for either:
+// (6.31) has no public means for any of these:
 // - Gradio's server ends its stream (queue/data) as soon as no event is pending. The client takes the stream for open until it reads that,
 //   so the answer to an event that it joined at that moment would wait for a later one. Here the client reads one stream that does not
 //   end: it is connected while an event has no answer, and again when one is joined.
 // - A connection that breaks looks open to the client forever. Here its stream ends with two messages: the events without an answer fail,
 //   for which Gradio says "Connection Lost" and loads the page again; and the stream is closed.
+// - Each tab keeps a connection open (heartbeat), of which a browser has six to a server. So it is not made.
 // In the page's head, because it must be there before the first event.
 (() => {
   const ENDING = ['data: {"msg":"broken_connection","message":"The connection broke."}', 'data: {"msg":"close_stream","event_id":null}'];
@@ -54,6 +55,7 @@
   window.fetch = async (input, init) => {
     const connect = () => plain(input, init);
     const { pathname } = new URL(input instanceof Request ? input.url : input, document.baseURI);
+    if (pathname.includes("/gradio_api/heartbeat/")) return new Response();
     if (pathname.endsWith("/gradio_api/queue/join")) return joined(await connect());
     if (!pathname.endsWith("/gradio_api/queue/data")) return connect();
     const answer = await connect().catch(() => ({}));

@@ -210,7 +210,7 @@ class Memory:
                 sha256 = hashlib.file_digest(file, "sha256").hexdigest()
                 size = file.tell()
             if key_of(os.lstat(path)) == key and size == key[0]:
-                if time.time() - status.st_mtime > RACE_S:
+                if abs(time.time() - status.st_mtime) > RACE_S:
                     self._known[str(path)] = [*key, sha256]
                 return Local(sha256, size, key[1] / 1e9, path, key)
         raise OSError(f"{path}: it changes while it is read")

@@ -371,6 +371,10 @@ LOCK = "monitor.lock"  # in a run's folder: held by its monitor
 PROBE_S = 1.0  # how long `acquire` waits for those who only probe; a probe takes microseconds
 
 
+class NoLocks(OSError):
+    """A network drive is mounted without locks."""
+
+
 class Lock:
     """An exclusive lock on a file, held until `release()` or the end of the process."""
 
@@ -461,6 +465,9 @@ def _lock(handle: int, shared: bool = False) -> bool:
     except OSError as error:
         if error.errno in (errno.EACCES, errno.EAGAIN, errno.EDEADLK):
             return False
+        if error.errno in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+            what = "mount it with them, or set HANGPROOF_DATA to a folder on another disk"
+            raise NoLocks(f"the data folder's disk has no file locks (flock); {what}") from error
         raise
     return True
 
@@ -482,4 +489,4 @@ def is_held(path: Path) -> bool:
         finally:
             os.close(handle)
     except OSError as error:
-        return error.errno != errno.ENOENT
+        return not isinstance(error, FileNotFoundError | NoLocks)

@@ -37,7 +37,7 @@ from guards.reading import read_text
 from monitor import config
 from monitor.attempt import Attempt
 from monitor.process import platform
-from monitor.process.spawned import Subjob, python
+from monitor.process.spawned import ROOT, Subjob, python
 from monitor.run_folder import JOB, SCRIPT, TRAINING_LOG, MonitorError, RunFolder
 from monitor.state import Observation, spec_edited
 
@@ -267,6 +267,7 @@ class Standby:
     def _begin(self, number: int, text: str, inherit: tuple[int, ...]) -> str:
         """Start it; "" or why it cannot be started."""
         reader, writer = os.pipe()
+        self._version = reading.commit(ROOT)  # that it imports
         self._gate = open(writer, "wb", buffering=0)  # noqa: SIM115 - until it is released or dropped
         try:
             self.attempt = attempt = Attempt.prepare(self.folder, number)
@@ -294,6 +295,8 @@ class Standby:
         waits_for = with_state(read_text(attempt.heartbeats / script.name), self.folder.folder, resume)
         if resume is None:
             reason = "the training starts over"
+        elif self._version != reading.commit(ROOT):  # what it imports later would not fit what it has
+            reason = "Hangproof was updated"
         elif not waits_for or waits_for.rstrip() != read_text(script).rstrip():
             reason = "the failure changes the script"
         elif not (self.ready and self.pids()):
@@ -362,7 +365,6 @@ def respond(folder: Path, request: dict[str, Any]) -> dict[str, Any]:
     """
     import runs
     from runs import mitigate, staging
-    from runs.paths import ROOT
     from runs.pin import write_inputs
     from runs.scripts import rendered
 

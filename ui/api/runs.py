@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import runs
+from jobs import queue
 from monitor.state import nothing_left
 from runs import manage
 from runs.results import Lora, Prompt, Sample
 from ui import jobs
-from ui.run import actions, blind_vote, charts, log_view, queue, view
+from ui.run import actions, blind_vote, charts, log_view, view
 from ui.run.snapshots import Snapshot, best
 from ui.served import file_url
 
@@ -60,9 +61,12 @@ def _started(folder: Path) -> dict[str, Any]:
 
 
 def stop_run(run: str) -> dict[str, Any]:
-    """Save a checkpoint and stop."""
+    """Save a checkpoint and stop; a run that waits leaves the queue."""
     folder = view.folder_of(run)
-    actions.stop(folder)
+    if "cancel" in actions.possible(view.read(folder)):
+        actions.act(run, "cancel")
+    else:
+        actions.stop(folder)
     return _row(view.read(folder))
 
 
@@ -93,7 +97,7 @@ def train_longer(run: str, total: int) -> dict[str, Any]:
 def delete_run(run: str, images: bool = False) -> dict[str, Any]:
     """Delete a run that is not running, with its LoRAs; with `images`, its data set as well. It cannot be undone."""
     freed = manage.delete(view.folder_of(run), jobs.idle, images)
-    queue.follow_delete(run)
+    queue.forget(run)
     return {"freed_bytes": freed}
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 # How often Gradio's queue looks for events, and for the progress of those that run (the page shows none). At its own one and ten
 # milliseconds, a page that nobody uses takes 1.5 % of a core.
 LOOK_S, PROGRESS_S = 0.05, 0.5
+SESSIONS = 300  # visits whose state Gradio keeps: 0.3 MB each, of 10,000 where nothing is said
 PATH = "/api"
 TITLE = "Hangproof API"
 # As in the README.
@@ -54,6 +55,7 @@ def mount(app: "FastAPI", blocks: "gr.Blocks", path: str, max_upload: int, **opt
     """
     import gradio as gr
 
+    blocks.state_session_capacity = SESSIONS
     gr.mount_gradio_app(
         app,
         blocks,

@@ -133,17 +133,17 @@ def start_example() -> tuple[Path, list[str]]:
     """
     from runs.examples import TRIGGER, write_examples
 
-    spec = runs.make(
-        {
-            "name": runs.free_name("first-try"),
-            "trigger": TRIGGER,
-            "prompts": [f"{TRIGGER}, a shiny red ball"],
-            **EXAMPLE,
-        }
-    )
+    fields = {"trigger": TRIGGER, "prompts": [f"{TRIGGER}, a shiny red ball"], **EXAMPLE}
     with tempfile.TemporaryDirectory() as photos:
         write_examples(Path(photos))
-        folder = runs.create(spec, Path(photos))
+        while True:
+            spec = runs.make({**fields, "name": runs.free_name("first-try")})
+            try:
+                folder = runs.create(spec, Path(photos))
+                break
+            except RunError:
+                if runs.free_name("first-try") == spec.name:  # else somebody else took it at the same moment
+                    raise
     return begin(folder, [SAMPLES])
 
 

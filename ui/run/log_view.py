@@ -176,9 +176,8 @@ def draw(folder: Path) -> None:
             return [gr.skip(), fold.note(error, True), *[gr.skip()] * 3]
         count = "1 line" if len(lines) == 1 else f"{len(lines):,} lines"
         least = "the last " if len(lines) == MOST_FOUND else ""
-        where = (
-            "" if share == 1 else f" in the last {size_text(SEARCHED_BYTES)} of the log; all of it is in the download"
-        )
+        part = f" in the last {size_text(SEARCHED_BYTES)} of the log; all of it is in the download"
+        where = "" if share == 1 else part
         return [markup(lines), fold.note(f"{least}{count} found{where}"), False, gr.Timer(active=False), None]
 
     timer.tick(on_tick, drawn, [pane, drawn, file], key="log-tick", **QUIET)
@@ -188,10 +187,7 @@ def draw(folder: Path) -> None:
 
 
 def _link(folder: Path) -> str:
-    size = stamp(folder / TRAINING_LOG).size
+    if not (size := stamp(folder / TRAINING_LOG).size):
+        return ""
     address = esc(file_url(folder / TRAINING_LOG))
-    return (
-        f'<a class="hp-button" href="{address}" download="{TRAINING_LOG}">Download ({size_text(size)})</a>'
-        if size
-        else ""
-    )
+    return f'<a class="hp-button" href="{address}" download="{TRAINING_LOG}">Download ({size_text(size)})</a>'

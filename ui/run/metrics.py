@@ -8,6 +8,7 @@ kept in arrays of numpy, which Gradio has loaded anyway.
 """
 
 import math
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +41,11 @@ class Metrics:
 
     restarts: the first step of each later attempt. validation: the loss on held-out images by step.
     gpus: by number; their "step" is the one that the training had reached. revision: another text when there are others,
-    also after a restart of the server.
+    also after a restart of the server. lock: held by the one thread that uses it.
     """
 
     def __init__(self, path: Path):
-        self._added = Added(path)
+        self._added, self.lock = Added(path), threading.Lock()
         self._begin()
         self.revision = ""
 
@@ -89,9 +90,7 @@ class Metrics:
     def _take_steps(self, found: list[dict[str, Any]]) -> None:
         begin, rows = max(0, len(self.steps["step"]) - 1), joined(self.steps, columns(found, STEP))
         step, attempt = rows["step"], rows["attempt"]
-        again = (np.diff(step[begin:]) <= 0) | (
-            np.abs(np.diff(attempt[begin:])) > 0
-        )  # False where an attempt is unknown
+        again = (np.diff(step[begin:]) <= 0) | (np.abs(np.diff(attempt[begin:])) > 0)  # False where one is unknown
         self.restarts += step[begin + 1 :][again].astype(int).tolist()
         last = np.minimum.accumulate(step[::-1])[::-1]  # the smallest step from here on
         kept: np.ndarray = np.append(step[:-1] < last[1:], True)[: len(step)]

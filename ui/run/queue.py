@@ -4,11 +4,9 @@ The order is in jobs/queue.py; the page shows it and changes it. It also starts 
 missing, so an open page is one more that keeps the queue going.
 """
 
-import contextlib
 import time
 
 from jobs import queue
-from monitor.run_folder import MonitorError
 from monitor.state import FINAL
 from runs import sweep
 from ui.html import duration, esc, number, part, table
@@ -50,12 +48,6 @@ def _about(entry: queue.Entry, shown: view.View) -> list[str]:
         return [entry.problem]
     started = [f"{entry.total - len(entry.sweep)} of {entry.total} started"] if entry.sweep else []
     return started + ["paused"] * (shown.state == "paused")
-
-
-def follow_delete(run: str) -> None:
-    """A run is deleted: it leaves the queue. One that stays there is not started, because its folder is gone."""
-    with contextlib.suppress(MonitorError, OSError):
-        queue.forget(run)
 
 
 LOSSES = {"final_loss": "Final loss", "best_loss": "Best loss", "val_loss": "Validation"}

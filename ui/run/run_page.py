@@ -16,6 +16,7 @@ from typing import Any
 import gradio as gr
 
 import runs
+from jobs import queue as run_queue
 from monitor.phrases import count
 from runs import manage
 from runs.dataset import counts
@@ -160,7 +161,7 @@ def _manage(folder: Path, said: gr.HTML, again: dict[str, Any]) -> None:
     def on_delete(images: bool, _: str, seen: str, search: str) -> list[Any]:
         try:
             freed = manage.delete(folder, jobs.idle, images)
-            queue.follow_delete(folder.name)
+            run_queue.forget(folder.name)
         except runs.RunError as error:
             return [*[gr.skip()] * len(again["outputs"]), notice([str(error)], "bad")]
         said = notice([f"Deleted {folder.name}. This freed {manage.size_text(freed)}."])

@@ -30,7 +30,7 @@ from ui.run.metrics import LARGEST, Metrics
 from ui.run.readers import kept, latest, stamp
 
 SAMPLES, PROMPTS = "sample", "sample_prompts.txt"
-READ_RUNS = 8  # runs whose losses stay in memory
+READ_RUNS = 32  # runs whose losses stay in memory
 T = TypeVar("T")
 
 
@@ -161,7 +161,7 @@ def _read(folder: Path) -> View:
     problem = ""
     try:
         # As plain values, not validated, because validating every run of the list takes too long.
-        spec = tomllib.loads((folder / "run.toml").read_text(encoding="utf-8"))
+        spec = tomllib.loads((folder / "run.toml").read_text(encoding="utf-8-sig"))
         if env_file.exposed(spec):
             spec = env_file.moved(spec)  # into `environment`, which nobody is shown: an invalid spec cannot be loaded
             spec = runs.load(folder).public()  # takes the secrets out of the files that a person wrote
@@ -190,32 +190,28 @@ def read_all() -> list[View]:
 
 # The selected run -------------------------------------------------------------------------------------------------------
 
-# What grows is read from where the last look ended. The readers are used with the lock. A new run of a deleted one's name has
-# another run.toml, while ext4 gives its files the inodes of the deleted ones.
+# What grows is read from where the last look ended; a run of a million steps takes seconds, for which those who look at another
+# run do not wait. A new run of a deleted one's name has another run.toml, while ext4 gives its files the inodes of the deleted ones.
 _reader = functools.lru_cache(READ_RUNS)(lambda folder, made: Metrics(folder / METRICS))
 
 
-def _metrics(folder: Path) -> Metrics:
-    """The run's numbers, read up to now."""
-    return _reader(folder, stamp(folder / "run.toml")).update()
-
-
 def with_metrics(folder: Path, use: Callable[[Metrics], T]) -> T:
-    """What `use` makes of the run's numbers, which do not change meanwhile."""
-    with _lock:
-        return use(_metrics(folder))
+    """What `use` makes of the run's numbers, read up to now, which do not change meanwhile."""
+    metrics = _reader(folder, stamp(folder / "run.toml"))
+    with metrics.lock:
+        return use(metrics.update())
 
 
 def evolution(folder: Path) -> snapshots.Evolution:
     """The snapshots of a run, with the samples and losses of each; read again only after a file changed."""
     found, files = loras(folder), [folder / name for name in (SAMPLES, PROMPTS, METRICS)]
 
-    def made() -> snapshots.Evolution:
+    def made(metrics: Metrics) -> snapshots.Evolution:
         prompts, samples = results.read_prompts(folder / PROMPTS), results.read_samples(folder / SAMPLES)
-        return snapshots.table(prompts, samples, found, _metrics(folder))
+        return snapshots.table(prompts, samples, found, metrics)
 
-    with _lock:
-        return kept("evolution", folder, [*files, *(one.path for one in found)], made, young=True)
+    files += [one.path for one in found]
+    return kept("evolution", folder, files, lambda: with_metrics(folder, made), young=True)
 
 
 def loras(folder: Path) -> list[Lora]:

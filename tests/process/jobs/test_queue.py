@@ -180,6 +180,7 @@ def test_a_run_without_a_gpu_starts_at_once_and_one_with_a_gpu_waits(data, monke
     assert queue.start_or_wait(other)["position"] == 1  # asked twice
     queue.remove("other")
     monkeypatch.setenv("HANGPROOF_GPUS", "")
-    assert queue.start_or_wait(other)["pid"]
+    first, second = ThreadPoolExecutor(2).map(queue.start_or_wait, [other, other])  # from two tabs at the same moment
+    assert first["pid"] and first == second
     for name in ("busy", "other"):
         assert command("stop", name, "--wait", "60").returncode == 0

@@ -13,7 +13,7 @@ FIELDS = {"name": "one", "model": "tiny-flux", "tier": "16G"}
 def write(data, name: str, at: str = "2026-01-01T00:20:00.000Z", **status) -> None:
     folder = data / "outputs" / name
     folder.mkdir(parents=True)
-    (folder / "run.toml").write_text(runs.dumps(runs.make({**FIELDS, "name": name})), encoding="utf-8")
+    (folder / "run.toml").write_text(runs.dumps(runs.make({**FIELDS, "name": name})), encoding="utf-8-sig")
     state = {
         "state": "completed", "restarts": 0, "step": 500, "step_s": 2.0, "elapsed_s": 1200.0,
         "started_at": "2025-12-01T00:00:00.000Z", "updated_at": at, **status,

@@ -28,7 +28,7 @@ def many(count: int) -> list:
     return asyncio.run(ask())
 
 
-def test_a_run_whose_monitor_is_dead_is_a_fault_after_a_while(data):
+def test_a_run_whose_monitor_is_dead_is_a_fault_after_a_while_and_a_missing_folder_at_once(data):
     unwatched: dict[str, float] = {}
     folder = write_run(data, "lost", "running")
     (folder / "train.sh").write_text("exit\n")
@@ -40,14 +40,9 @@ def test_a_run_whose_monitor_is_dead_is_a_fault_after_a_while(data):
     for state in ("completed", "failed", "stopped", "preempted"):
         (folder / "status.json").write_text(json.dumps({"state": state}))
         assert health.fault({"lost": 0.0}, 1e6) == ""
-
-
-def test_a_damaged_status_file_is_no_fault_and_a_missing_folder_is(data):
-    folder = write_run(data, "odd", "running")
-    (folder / "train.sh").write_text("exit\n")
     for text in ("", "{", "[]", '"x"', "{}"):
         (folder / "status.json").write_text(text)
-        assert health.fault({}, 0.0) == ""
+        assert health.fault({}, 0.0) == "", "a damaged status"
     shutil.rmtree(data / "datasets")
     (answer,) = many(1)
     assert (answer.status_code, json.loads(answer.body)) == (503, {"status": health.UNREADABLE})

@@ -3,7 +3,9 @@
 import asyncio
 
 import gradio as gr
+from fastapi import FastAPI
 
+from ui.api import server
 from ui.page import Page
 
 WAIT_S = 60  # only stops what hangs
@@ -13,6 +15,8 @@ def test_a_skipped_output_makes_no_component_anew(monkeypatch):
     with Page(analytics_enabled=False) as page:
         first, second, state = gr.Textbox(), gr.Button("Start"), gr.State("")
         first.submit(lambda text: text, first, [first, second, state])
+    server.mount(FastAPI(), page, "/", 1)
+    assert page.state_holder.capacity < 1000, "visits whose state is kept"
     event = next(iter(page.default_config.fns.values()))
     made: list[int] = []
     real = gr.Button.__init__

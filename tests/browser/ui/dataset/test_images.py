@@ -189,10 +189,10 @@ def type_captions(pages: dict) -> None:
 def test_two_tabs_and_another_browser_share_a_draft_and_merge_it(browser, server, tmp_path, monkeypatch):
     monkeypatch.setenv("HANGPROOF_DATA", str(server.data))
     with a_tab(browser) as tab, a_tab(browser) as far:
-        other = tab.context.new_page()
-        for page in (tab, other):
+        other, *more = (tab.context.new_page() for _ in range(7))  # a browser has six connections to a server
+        for page in (tab, other, *more):
             page.goto(server.url, wait_until="commit")
-        for page in (tab, other):
+        for page in (tab, other, *more):
             page.locator("body.hp-open").wait_for()
         mine = tab.evaluate("hangproof.draft()")
         assert other.evaluate("hangproof.draft()") == mine, "two tabs of a new browser share one draft"

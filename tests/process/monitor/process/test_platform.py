@@ -191,7 +191,7 @@ def test_a_waker_sleeps_its_time_and_wakes_when_a_child_exits_or_a_signal_handle
     assert slept_s(0.2) >= 0.19, "several wakes end one sleep"
 
 
-def test_a_lock_goes_with_its_holder(tmp_path, spawn):
+def test_a_lock_goes_with_its_holder_and_a_disk_without_locks_is_named(tmp_path, spawn, monkeypatch):
     path = tmp_path / "lock"
     code = "import sys, time; from monitor.process.platform import Lock, Path; lock = Lock(Path(sys.argv[1]))"
     holder = spawn(sys.executable, "-c", f"{code}; print(lock.acquire(), flush=True); time.sleep(60)", str(path))
@@ -209,6 +209,10 @@ def test_a_lock_goes_with_its_holder(tmp_path, spawn):
     mine.write("held by 7")
     assert path.read_text() == "held by 7"
     mine.release()
+    monkeypatch.setattr("fcntl.flock", Mock(side_effect=OSError(errno.ENOLCK, "No locks available")))
+    with pytest.raises(platform.NoLocks, match="the data folder's disk has no file locks"):
+        mine.acquire()
+    assert not is_held(path)
 
 
 def test_a_lock_that_is_only_probed_is_taken_as_soon_as_the_probe_is_over(tmp_path):

@@ -81,8 +81,10 @@ def test_it_is_dropped_where_it_would_train_something_else_and_when_memory_becom
         assert standby.release(later, state, {}, Mock()) is standby.release(script, None, {}, Mock()) is None
         script.write_text(script.read_text().replace("--max_train_steps", "--lowered 1 --max_train_steps"))
         assert standby.release(script, state, {}, Mock()) is None
+        patch.setattr("guards.reading.commit", lambda checkout: "another")
+        assert standby.release(script, state, {}, Mock()) is None
     changed = "the failure changes the script"
-    assert dropped == [changed, "the training starts over", changed]
+    assert dropped == [changed, "the training starts over", changed, "Hangproof was updated"]
 
     monkeypatch.setattr("guards.reading.available_bytes", lambda: 1 << 20)
     standby._next_s = 0.0

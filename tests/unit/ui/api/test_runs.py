@@ -8,9 +8,10 @@ from ui_helpers import lora_file, watched
 from ui_markup import PROMPT
 
 import runs
+from jobs import queue
 from monitor.run_folder import RunFolder
 from monitor.state import RunState, State, spec_hash
-from ui.api.runs import run_samples, start_run, train_longer
+from ui.api.runs import run_samples, start_run, stop_run, train_longer
 from ui.run import blind_vote, cards, view
 
 
@@ -41,9 +42,12 @@ def test_the_api_has_each_saved_step_and_the_last_mark_counts(sampled):
     assert blind_vote.picked(sampled) is None
 
 
-def test_a_run_under_way_is_not_made_longer(data, tmp_path):
+def test_a_run_under_way_is_not_made_longer_and_one_that_waits_leaves_the_queue(data, tmp_path):
     """Its script has the length that it was started with: it would end there, or go on after a hang."""
     folder = runs.create(spec(epochs=4), pictures(tmp_path / "in"))
+    queue.insert(folder)
+    stop_run(folder.name)
+    assert not queue.read().entries
     (folder / "status.json").write_text('{"state": "running"}')
     with watched(folder), pytest.raises(runs.RunError, match="is under way"):
         train_longer(folder.name, 6)

@@ -1,6 +1,7 @@
 """Start checks everything before a run is created, and asks once about what a person may have overlooked."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -26,9 +27,8 @@ def test_start_asks_once_about_images_that_nothing_describes_and_about_a_failed_
     add_photos(mine, tmp_path, 2)
     form.save(mine, {"name": "bare", "model": "tiny-flux"}, typed=True)
     assert "2 of 2 images have no caption" in summary.save_settings(mine, {})["said"][0], "the plan says so before"
-    problem, name = start()
+    problem, _ = start()
     assert "2 of 2 images have no caption" in problem and "again to start anyway" in problem
-    assert (name, begun) == ("", [])
 
     spec = script_editor.for_run(mine, run_starts.checked(mine)[0])
     stages = [{"key": "load", "title": "Load", "state": rehearse.FAILED}]
@@ -37,9 +37,8 @@ def test_start_asks_once_about_images_that_nothing_describes_and_about_a_failed_
     rehearsed = run_starts.rehearsal_folder(mine)
     rehearsed.mkdir()
     (rehearsed / rehearse.FILE).write_text(json.dumps(failed))
-    problem, name = start()
+    problem, _ = start()
     assert "have no caption" in problem and "failed at “Load”: No memory. Press" in problem
-    assert (name, begun) == ("", [])
     assert start() == ("", "bare") and [one.name for one in begun] == ["bare"]
 
     form.save(mine, {"name": "described", "trigger": "tok"}, typed=True)
@@ -49,6 +48,8 @@ def test_start_asks_once_about_images_that_nothing_describes_and_about_a_failed_
     form.save(mine, {"name": "captioned"}, typed=True)
     monkeypatch.setattr("ui.dataset.captioning.running", lambda _: True)
     assert "Captions are still being written" in start()[0] and start() == ("", "captioned")
+    tried = ThreadPoolExecutor(2).map(lambda _: run_starts.start_example()[0].name, range(2))  # at the same moment
+    assert {*tried} == {"first-try", "first-try-2"}
 
     def refuse(folder: Path) -> None:
         raise runs.RunError("there is no monitor")

@@ -46,7 +46,6 @@ def test_a_page_opens_with_the_run_in_its_address_or_a_running_one_and_says_what
 
 
 def test_a_press_acts_on_the_run_that_is_shown_wherever_the_server_was_started(data, tmp_path, monkeypatch):
-    """The folder in which the server was started can have a run of the same name."""
     shown = write_run(data, "cat", state="stopped")
     write_run(tmp_path / "elsewhere", "cat", state="stopped")
     monkeypatch.chdir(tmp_path / "elsewhere" / "outputs")

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from ui_helpers import lora_file, watched, write_incident, write_run
@@ -50,6 +51,13 @@ def test_of_a_run_that_trains_only_the_last_view_is_kept(data):
     assert [one() is None for one in views] == [True, True, True, False]
 
 
+def test_nobody_waits_while_the_long_history_of_another_run_is_read(data):
+    long, other = (write_run(data, name) for name in ("long", "other"))
+    look = lambda: (len(view.read_all()), view.with_metrics(other, lambda one: one.restarts))  # noqa: E731
+    with ThreadPoolExecutor(1) as pool:
+        assert view.with_metrics(long, lambda _: pool.submit(look).result(20)) == (2, [])
+
+
 def test_a_run_whose_monitor_is_gone_is_not_shown_as_running(data):
     folder = write_run(data, state="running", checkpoint={"path": "x", "step": 30})
     shown = view.read(folder)
@@ -74,7 +82,7 @@ def lora_cards(folder) -> str:
 
 def test_a_completed_run_offers_its_lora_and_longer_training(data):
     folder = write_run(data, "done run", state="completed", step=100)
-    (folder / "run.toml").write_text('name = "done run"\nepochs = 16\n')
+    (folder / "run.toml").write_text('name = "done run"\nepochs = 16\n', "utf-8-sig")  # as Windows' editors write it
     assert "hp-loras" not in everything(folder)  # without the file there is no download
     lora_file(folder / "done-run.safetensors", 100, values=625_000)
     shown = view.read(folder)
@@ -131,13 +139,9 @@ def test_every_complete_lora_is_listed_with_its_samples_the_final_one_first(data
     tags = harmless(lora_cards(folder))
     downloads = tags.attributes["download"]  # each LoRA, and all as one ZIP
     assert downloads[0] == "r.safetensors" and len(downloads) == 5
-
-
-def test_without_metadata_a_file_name_says_the_step_or_epoch(data):
-    folder = write_run(data, "r")
-    for name in ("r-000004", "r-step00001200", "r"):
+    for name in ("r-000004", "r-step00000100", "r"):  # without metadata, its name says the step or epoch
         lora_file(folder / f"{name}.safetensors")
-    assert [one.at for one in view.loras(folder)] == ["r.safetensors", "step 1,200", "epoch 4"]
+    assert [one.at for one in view.loras(folder)] == ["r.safetensors", "step 300", "step 100", "epoch 4"]
 
 
 def test_a_name_that_is_not_utf_8_is_left_out(data):
