@@ -61,10 +61,9 @@ def test_a_zip_with_too_many_entries_is_refused_before_they_are_read(mine, tmp_p
     path = packed(tmp_path / "many.zip", {f"{n}.txt": b"" for n in range(6)})
     _, messages = drop(mine, path)
     assert messages == ["many.zip: the ZIP has more than 5 entries; split it"]
-    content = bytearray(packed(tmp_path / "x.zip", {"1.txt": b""}).read_bytes())
-    struct.pack_into("<L", content, content.rfind(b"PK\5\6") + 12, 4_000_000_000)
-    (tmp_path / "x.zip").write_bytes(content)
-    monkeypatch.setattr(zipfile, "ZipFile", lambda *_: pytest.fail("zipfile reads the whole directory"))
+    end = bytearray(packed(tmp_path / "x.zip", {}).read_bytes())
+    struct.pack_into("<L", end, 12, 3000)  # the directory is all that is before
+    (tmp_path / "x.zip").write_bytes(bytes(3000) + end)
     assert drop(mine, tmp_path / "x.zip")[1] == ["x.zip: the ZIP has more than 5 entries; split it"]
 
 
@@ -94,17 +93,17 @@ def cut(content: bytearray, length: int) -> None:
     del content[length:]
 
 
-TOO_MANY = "x.zip: the ZIP has more than 20000 entries; split it"
+UNREADABLE = "x.zip: Not a readable ZIP file.*"
 
 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        *[(partial(cut, length=length), "x.zip: Not a readable ZIP file.*") for length in (0, 3, 100, 400)],
+        *[(partial(cut, length=length), UNREADABLE) for length in (0, 3, 100, 400)],
         (encrypted, "x.zip: 1.png: encrypted with a password; unpack the ZIP, then drop its folder"),
         (offsets, r"x.zip: 1.png: the file is damaged \(.*; pack the ZIP again"),
         (long_name, r"x.zip: 1.png: the file is damaged \(.{1,300}; pack the ZIP again"),
-        *[(partial(beyond, place=place), TOO_MANY) for place in (2**62, 2**63, 2**64 - 1)],
+        *[(partial(beyond, place=place), UNREADABLE) for place in (2**62, 2**63, 2**64 - 1)],
     ],
 )
 def test_a_damaged_zip_costs_only_itself_and_is_explained(mine, tmp_path, damage, message):
