@@ -185,14 +185,12 @@ def snapshots(view: View) -> str:
     if not isinstance(known, dict):
         return ""
     if known.get("off"):
-        return f"Snapshots in memory are off: {known['off']}. A restart resumes from the newest checkpoint."
-    step, every = known.get("step"), known.get("every")
-    if not isinstance(step, int) or not isinstance(every, int):
+        return f"Steps are not copied to memory: {known['off']}. A restart resumes from the newest checkpoint."
+    every = known.get("every")
+    if not isinstance(known.get("step"), int) or not isinstance(every, int):
         return ""
-    often = "at every step" if every <= 1 else f"every {every:,} steps"
-    return (
-        f"Snapshot in memory: step {step:,} ({size_text(known.get('bytes') or 0)}, {often}). A restart resumes from it."
-    )
+    often, size = "at each step" if every <= 1 else f"every {every:,} steps", size_text(known.get("bytes") or 0)
+    return f"The training is copied to memory {often} ({size}). A restart goes on from the newest copy."
 
 
 # State of the ledger: (label, colour class, explanation).

@@ -51,8 +51,8 @@ def test_incidents_show_the_change_and_the_cost_the_latest_first(folder):
 
 def test_the_page_shows_the_snapshots_or_why_there_are_none(data):
     for value, text in (
-        ({"step": 1200, "bytes": 98_000_000, "every": 3, "off": ""}, "step 1,200 (98.0 MB, every 3"),
-        ({"step": None, "bytes": 0, "every": 0, "off": "full"}, "Snapshots in memory are off: full."),
+        ({"step": 1200, "bytes": 98_000_000, "every": 3, "off": ""}, "copied to memory every 3 steps (98.0 MB)."),
+        ({"step": None, "bytes": 0, "every": 0, "off": "full"}, "Steps are not copied to memory: full."),
     ):
         shown = {"state": "running", "alive": True, "step": 40, "planned_steps": 100, "snapshots": value}
         assert text in cards.head(view.View(data / "outputs" / "r", "r", shown))
