@@ -344,9 +344,9 @@ class Loop(Run):
                     state.snapshots = ""
                 if final:
                     state.current, state.failing, state.shutdown = None, False, None
-                    for kind in step_requests.waiting(self.folder.folder) if self.leads else ():
-                        reason = f"the run is {self.at.state}"
-                        step_requests.refuse(self.folder.folder, kind, state.best_step, reason)
+                    asked = step_requests.FILES.items() if self.leads else ()
+                    for kind in [one for one, name in asked if (self.folder.folder / name).exists()]:
+                        step_requests.refuse(self.folder.folder, kind, state.best_step, f"the run is {self.at.state}")
                 self.notifier.poll(last_message_s)
                 while not (state.save(self.folder) and self.write_status(force=True)) and time.monotonic() < until_s:
                     time.sleep(ERROR_PAUSE_S)
