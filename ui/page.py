@@ -6,6 +6,8 @@ from typing import Any
 
 import gradio as gr
 
+from guards import reading
+from runs.paths import ROOT
 from ui import doctor_page, scripts
 from ui.new import form, new_lora
 from ui.run import fleet_page, run_page, view
@@ -95,10 +97,21 @@ UNREAD = (
 
 
 SKIPPED = gr.skip()
+VERSION = reading.commit(ROOT)
+UPDATED = "Hangproof was updated while this page was served. Restart it: Ctrl-C, then ./start.sh. Runs go on meanwhile."
 
 
 class Page(gr.Blocks):
     """Gradio's page with a smaller config, which each visit downloads."""
+
+    async def call_function(self, *args: Any, **kwargs: Any) -> Any:
+        """What an event's function returns. Modules of a newer version, imported late, do not fit those of this one."""
+        try:
+            return await super().call_function(*args, **kwargs)
+        except (ImportError, AttributeError, TypeError) as error:
+            if reading.commit(ROOT) == VERSION:
+                raise
+            raise gr.Error(UPDATED) from error
 
     def get_config_file(self) -> Any:
         """The config without the digests of the components' classes, which Gradio needs only for components of other

@@ -1,10 +1,12 @@
-"""The page's events: a skipped output costs nothing."""
+"""The page's events: a skipped output costs nothing; a version that was installed meanwhile is named."""
 
 import asyncio
 
 import gradio as gr
+import pytest
 from fastapi import FastAPI
 
+from ui import page as pages
 from ui.api import server
 from ui.page import Page
 
@@ -31,3 +33,16 @@ def test_a_skipped_output_makes_no_component_anew(monkeypatch):
     shown = sent(gr.skip(), gr.update(value="Stop", interactive=False), gr.skip())
     assert shown[0] == skipped and shown[1]["value"] == "Stop" and shown[1]["interactive"] is False and made
     assert sent("text", gr.update(visible=False), "all")[0] == "text"
+
+
+def test_a_press_after_an_update_says_what_to_do(monkeypatch):
+    def press() -> None:
+        raise ImportError("cannot import name 'newer'")
+
+    with Page(analytics_enabled=False) as page:
+        gr.Button("Start").click(press)
+    event = next(iter(page.default_config.fns.values()))
+    for version, error in ((pages.VERSION, ImportError), ("another", gr.Error)):
+        monkeypatch.setattr(pages.reading, "commit", lambda checkout, version=version: version)
+        with pytest.raises(error, match="newer" if error is ImportError else "Restart it: Ctrl-C"):
+            asyncio.run(asyncio.wait_for(page.call_function(event, []), WAIT_S))
