@@ -93,7 +93,9 @@ def key() -> str:
 
 
 def body(spec: RunSpec, args: argparse.Namespace, gpu: str) -> dict[str, Any]:
-    """The request that creates the pod. Raises LaunchError: no store."""
+    """The request that creates the pod. Raises LaunchError: no store, or one that a pod cannot log in to."""
+    if spec.store.startswith("sftp:"):
+        raise LaunchError(f"{spec.slug}: a pod has no SSH key for its store; use hf://buckets/ME/runs or s3://…")
     names = ["HANGPROOF_AUTH", *travel.secrets(spec, args)]
     variables = {
         "HANGPROOF_DATA": f"{VOLUME}/hangproof",

@@ -111,7 +111,9 @@ def test_runpods_final_refusals_are_not_repeated(remote, monkeypatch, status, te
     assert len(double.requests) == 1 and "bogus" in str(caught.value) and KEY not in str(caught.value)
 
 
-def test_a_pod_needs_a_key(remote, monkeypatch):
+def test_a_pod_needs_a_key_and_a_store_that_takes_one(remote, monkeypatch):
+    with pytest.raises(LaunchError, match="no SSH key for its store"):
+        rent.body(a_spec(store="sftp://nas/runs"), None, "")
     with in_turn((201, POD)) as double:
         for wrong, text in ((" ", "RUNPOD_API_KEY is not set"), ("a b", "unusual characters")):
             monkeypatch.setenv("RUNPOD_API_KEY", wrong)
