@@ -9,7 +9,7 @@ import math
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,7 @@ class Prompt:
     height: int = 512
     steps: int = 20
     guidance: float = 3.5
-    cfg: float = 1.0
+    cfg: float | None = None  # the scale of classifier-free guidance; None: the family's
     negative: str = ""
     shift: float | None = None  # of the noise levels; None: the scheduler's own
 
@@ -83,6 +83,12 @@ def read(file: Path, seed: int, log: Callable[[str], None]) -> list[Prompt]:
     if not out:
         log(f"{file}: no prompts, so no sample images are drawn; add one prompt per line")
     return out
+
+
+def of_family(prompts: list[Prompt], family: Any) -> list[Prompt]:
+    """The prompts with the scale of classifier-free guidance that counts for a family."""
+    usual = [replace(one, cfg=family.cfg) if one.cfg is None else one for one in prompts]
+    return [replace(one, cfg=one.guidance) for one in usual] if family.guidance_is_cfg else usual
 
 
 def texts(prompts: list[Prompt]) -> list[str]:

@@ -12,7 +12,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +96,7 @@ def build(args, hb) -> Training:
         model = models.locate(args.pretrained_model_name_or_path, lambda done, total: hb.item(done))
     family = families.of(model)
     check_family(args, family, model)
-    prompts = [replace(one, cfg=one.guidance) for one in prompts] if family.guidance_is_cfg else prompts
+    prompts = samples.of_family(prompts, family)
     args.t5_tokens = models.t5_tokens(model, family, args.t5xxl_max_token_length)
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(args.mixed_precision, torch.float32)
     half_vae = args.mixed_precision == "bf16" and device.type != "cpu" and not args.no_half_vae

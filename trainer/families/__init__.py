@@ -52,6 +52,7 @@ class Family:
     loss: Callable[..., Any] | None = None
     denoiser: str = "transformer"  # the folder of the part that is trained
     prefix: str = "transformer."  # of the names in a LoRA file
+    cfg: float = 1.0  # of a sample prompt without --l, as in sd-scripts
     guidance_is_cfg: bool = False  # the option --g of a prompt is the scale of classifier-free guidance
     patch: int = 2  # latents on each side of a token
     halves: tuple[str, ...] = ()  # for split mode: the modules of the lower half

@@ -28,6 +28,7 @@ FAMILY = Family(
     encode=encode,
     predict=predict,
     sample=sampling("guidance_scale", prompt_embeds="text", pooled_prompt_embeds="pooled"),
+    cfg=7.5,
     latents=scaled,
     t5_tokens=lambda config: 256,
     architecture=lambda config: (

@@ -69,6 +69,7 @@ FAMILY = Family(
     encode=encode,
     predict=predict,
     sample=sampling("guidance_scale", prompt_embeds="text", pooled_prompt_embeds="pooled"),
+    cfg=7.5,
     latents=scaled,
     architecture=lambda config: "stable-diffusion-xl-v1-base/lora",
     loss=loss_of,

@@ -13,6 +13,7 @@ from PIL import Image
 from guards import limits
 from guards.heartbeat import Heartbeat
 from trainer import cache, samples
+from trainer.families import sdxl
 from trainer.families.flux import FAMILY
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -25,7 +26,9 @@ an\u2028other --w 64 --h 64 --s 2 --l 2 --n bad --ss euler --g 3.5.1
 def test_samples_are_fixed_by_their_seed_and_a_bad_one_costs_itself_alone(model, tmp_path, monkeypatch):
     messages: list[str] = []
     (tmp_path / "p.txt").write_text(PROMPTS, encoding="utf-8")
-    prompts = samples.read(tmp_path / "p.txt", 42, messages.append)
+    plain = samples.read(tmp_path / "p.txt", 42, messages.append)
+    assert [p.cfg for p in samples.of_family(plain, sdxl.FAMILY)] == [7.5, 2.0], "as sd-scripts"
+    prompts = samples.of_family(plain, FAMILY)
     assert [(p.width, p.height, p.steps, p.seed, p.cfg) for p in prompts] == [(64, 64, 2, 7, 1.0), (64, 64, 2, 43, 2.0)]
     for option, message in zip(("ss euler", "g 3.5.1"), messages, strict=True):
         assert f"'--{option}' is not an option of sample images" in message
@@ -69,7 +72,7 @@ def test_a_prompt_with_a_shift_of_its_own_does_not_change_the_images_after_it(mo
     config = whole / "scheduler/scheduler_config.json"
     config.write_text(config.read_text().replace('shifting": true', f'shifting": {dynamic}'))
     args, hb, dtypes = arguments(output_dir=tmp_path, output_name="x"), Heartbeat(None), (torch.float32, torch.float32)
-    plain = samples.Prompt(0, "a thing", 7, width=64, height=64, steps=2)
+    plain = samples.Prompt(0, "a thing", 7, width=64, height=64, steps=2, cfg=1.0)
     shifted = replace(plain, shift=8.0)
     paths = cache.plan([], samples.texts([plain]), whole, tmp_path, args, dtypes, hb, print)
     cache.encode_texts(cache.missing_texts([], paths), whole, FAMILY, args, torch.float32, CPU, hb)
