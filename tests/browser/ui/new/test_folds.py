@@ -70,7 +70,7 @@ def test_the_plan_and_the_other_tabs_follow_the_edited_script(tab, server, tmp_p
     drop(tab, photo(tmp_path / "0.png", 0), count=1)
     unfold(tab.locator("#script-fold button.label-wrap").first)
     tab.locator("#edit-script").click()
-    tab.locator("#script .cm-content").click()
+    tab.locator("#script .cm-content[contenteditable=true]").click()
     for key in ("Control+End", "Backspace"):
         tab.keyboard.press(key)
     tab.keyboard.insert_text(" --max_train_epochs 3\n")
