@@ -124,6 +124,11 @@ class Run:
         name = f"{glob.escape(args.output_name)}_" if args.output_name else ""
         return len(list(Path(args.output_dir, "sample").glob(f"{name}e{epoch:06d}_*"))) < prompts
 
+    def finished(self, args: Any) -> bool:
+        """Whether the state is that of the end: nothing is left but to save its LoRA once more."""
+        state = self.resume_from
+        return state is not None and state.epoch_over and state.step >= args.max_train_steps
+
     def begin_training(
         self,
         args: Any,
@@ -433,6 +438,13 @@ def rewrite(tree: ast.Module) -> ast.Module:
     at_first.value.args[2:4] = [
         ast.Starred(ast_utils.parse_expression("_hangproof_run.missing_samples(args)"), ast.Load())
     ]
+    # Else a schedule-free optimizer converts its weights there and back, which rounds them.
+    body = ast_utils.enclosing_body(train, at_first)
+    place = body.index(at_first)
+    for call, needless in ((body[place - 1], "args.resume"), (body[place + 1], "_hangproof_run.finished(args)")):
+        text = ast.unparse(call)
+        if isinstance(call, ast.Expr) and text in ("optimizer_eval_fn()", "optimizer_train_fn()"):
+            call.value = ast_utils.parse_expression(f"{needless} or {text}")
     rewrite_loops(train, "skipped_dataloader or train_dataloader", "current_step")
     ast_utils.insert_import(tree, "from sd_scripts_patches.resume import run as _hangproof_run")
     return tree
