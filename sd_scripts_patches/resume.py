@@ -336,10 +336,16 @@ class Run:
         replaying = self.replay is not None
         first = next(iterator)
         if self.replay is not None or not replaying:  # else _on_position has done it, between the two reads
-            trainer_state.restore(_generators(state.now))
-            self.replay = None
+            self._end_replay(state)
         yield done, first
         yield from enumerate(iterator, done + 1)
+
+    def _end_replay(self, state: TrainerState) -> None:
+        """From here on, batches are read as after the save: a validation may have changed the step of the data set."""
+        trainer_state.restore(_generators(state.now))
+        self.current_step.value = max(state.step - 1, 0)
+        self._set_dataset_step(state.extra.get("dataset_step", state.step))
+        self.replay = None
 
     def _on_order(self) -> None:
         """The order of an epoch is about to be drawn. The seed of the workers was drawn before it, except for workers that
@@ -365,9 +371,7 @@ class Run:
                 self._set_dataset_step(fetch["dataset_step"])
                 self.current_step.value = fetch["current_step"]
             else:
-                trainer_state.restore(_generators(self.replay.now))
-                self.current_step.value = max(self.replay.step - 1, 0)
-                self.replay = None
+                self._end_replay(self.replay)
         self.fetch = {
             "position": position,
             "generators": trainer_state.generators(devices=False),

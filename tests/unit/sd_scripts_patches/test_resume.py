@@ -106,6 +106,19 @@ def test_an_epoch_begins_with_the_step_at_which_the_data_set_was_read_last(worke
     assert (run.loader.dataset.current_epoch, run.loader.dataset.current_step) == (2, step)
 
 
+def test_the_batches_after_the_one_that_was_read_ahead_have_the_tags_of_the_step_that_a_validation_left():
+    run, state = resume.Run(), known(20)
+    state.now, state.extra = trainer_state.to_json(trainer_state.generators()), {"dataset_step": 19}
+    state.fetch = {"position": 2, "generators": state.now, "dataset_step": 17, "current_step": 18}
+    run.replay, run.current_step, run.accelerator = state, SimpleNamespace(value=0), SimpleNamespace(num_processes=1)
+    run.loader, steps = SimpleNamespace(dataset=DataSet(), num_workers=0), []
+    for position in range(4):
+        run._on_position(position)
+        steps.append(run.loader.dataset.current_step)
+        run.loader.dataset.set_current_step(run.current_step.value)  # as the collator does
+    assert steps[2:] == [17, 19]
+
+
 def seed_of_a_run(resume_from=None, seed=None):
     args = argparse.Namespace(resume=resume_from, resume_from_huggingface=False, seed=seed)
     return resume._check_state_first(lambda trainer, args: args.seed)(None, args)
