@@ -66,5 +66,11 @@ def restore(loader: Any, captured: dict[str, Any]) -> None:
 
 
 def dataset_step(dataset: Any) -> int:
-    """Return the step that a data set (or the first one of a group) was last set to."""
-    return getattr(dataset, "datasets", [dataset])[0].current_step
+    """Return the step that a data set (or the first one of a group) was last set to; 0 for musubi-tuner's."""
+    return getattr(getattr(dataset, "datasets", [dataset])[0], "current_step", 0)
+
+
+def set_dataset_step(dataset: Any, step: int) -> None:
+    """Set the step of a data set, on which token_warmup_step depends. musubi-tuner's have none."""
+    if hasattr(dataset, "set_current_step"):
+        dataset.set_current_step(step)

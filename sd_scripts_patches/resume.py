@@ -92,7 +92,7 @@ class Run:
         if state is None:
             scheduler_step = legacy_state.scheduler_steps(self.accelerator)
             state = legacy_state.infer(args, steps_from_state, requested, shape, scheduler_step)
-            state.now = trainer_state.to_json(trainer_state.generators())  # accelerate has just restored them
+            state.now = trainer_state.generators()  # accelerate has just restored them
         elif requested is not None and requested != state.step:
             raise ResumeError(
                 f"{args.resume} was saved after step {state.step}, but --initial_step or --initial_epoch names step "
@@ -169,7 +169,7 @@ class Run:
             index += state.epoch_over  # else what follows the batches of this one is left
             state.batch, state.epoch = 0, state.epoch + 1
         self._shuffle(loader, state)
-        missing = trainer_state.restore(_generators(state.now))
+        missing = trainer_state.restore(state.now)
         if missing:
             logger.warning(f"hangproof: the state has no generator for {', '.join(missing)}: its noise will differ")
         logger.info(
@@ -223,16 +223,11 @@ class Run:
         if loader.num_workers == 0 or loader.persistent_workers:
             loader.dataset.set_current_epoch(state.epoch if state.batch and not loader.num_workers else state.epoch - 1)
             # The step at which it was read last, on which token_warmup_step depends. Of workers it is not known.
-            self._set_dataset_step(state.extra.get("dataset_step", state.step))
-
-    def _dataset_step(self) -> int:
-        return data_order.dataset_step(self.loader.dataset)
-
-    def _set_dataset_step(self, step: int) -> None:
-        self.loader.dataset.set_current_step(step)
+            data_order.set_dataset_step(loader.dataset, state.extra.get("dataset_step", state.step))
 
     def _extra(self) -> dict[str, Any]:
-        return {"seed": self.args.seed} | ({} if self.loader.num_workers else {"dataset_step": self._dataset_step()})
+        step = {} if self.loader.num_workers else {"dataset_step": data_order.dataset_step(self.loader.dataset)}
+        return {"seed": self.args.seed} | step
 
     # Helpers.
 
@@ -243,7 +238,6 @@ class Run:
 
     def current_state(self) -> TrainerState:
         """Return the state of the run now."""
-        fetch = self.fetch if self.fetch and self.fetch["position"] == self.batch else None
         return TrainerState(
             step=self.step,
             epoch=self.epoch,
@@ -254,9 +248,9 @@ class Run:
             processes=self.accelerator.num_processes,
             workers=self.loader.num_workers,
             losses=self._losses(),
-            now=trainer_state.to_json(trainer_state.generators()),
+            now=trainer_state.generators(),
             epoch_start=self.epoch_start,
-            fetch=fetch and {**fetch, "generators": trainer_state.to_json(fetch["generators"])},
+            fetch=self.fetch if self.fetch and self.fetch["position"] == self.batch else None,
             extra=self._extra(),
         )
 
@@ -342,9 +336,10 @@ class Run:
 
     def _end_replay(self, state: TrainerState) -> None:
         """From here on, batches are read as after the save: a validation may have changed the step of the data set."""
-        trainer_state.restore(_generators(state.now))
+        trainer_state.restore(state.now)
         self.current_step.value = max(state.step - 1, 0)
-        self._set_dataset_step(state.extra.get("dataset_step", state.step))
+        if not self.loader.num_workers:
+            data_order.set_dataset_step(self.loader.dataset, state.extra.get("dataset_step", state.step))
         self.replay = None
 
     def _on_order(self) -> None:
@@ -367,15 +362,15 @@ class Run:
                 return
             fetch = self.replay.fetch
             if position == self.replay.batch and fetch is not None:
-                trainer_state.restore(trainer_state.from_json(fetch["generators"]))
-                self._set_dataset_step(fetch["dataset_step"])
+                trainer_state.restore(fetch["generators"])
+                data_order.set_dataset_step(self.loader.dataset, fetch["dataset_step"])
                 self.current_step.value = fetch["current_step"]
             else:
                 self._end_replay(self.replay)
         self.fetch = {
             "position": position,
             "generators": trainer_state.generators(devices=False),
-            "dataset_step": self._dataset_step(),
+            "dataset_step": data_order.dataset_step(self.loader.dataset),
             "current_step": self.current_step.value,
         }
 
@@ -397,12 +392,6 @@ def _in_shape(state: TrainerState, shape: tuple[int, int, int]) -> TrainerState:
 def _rate(group: dict[str, Any]) -> Any:
     """The learning rate of a group of parameters, which its schedule multiplies."""
     return group.get("initial_lr", group["lr"])
-
-
-def _generators(now: dict[str, Any] | None) -> dict[str, Any]:
-    if now is None:
-        raise ResumeError(f"{trainer_state.FILE} holds no random generators; resume from another state")
-    return trainer_state.from_json(now)
 
 
 run = session.run = Run()

@@ -16,7 +16,6 @@ from __future__ import annotations
 import base64
 import json
 import random
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -92,69 +91,52 @@ def read(folder: Path) -> TrainerState | None:
 
 
 def generators(devices: bool = True) -> dict[str, Any]:
-    """Return the state of the random generators of python, numpy and torch; with `devices`, of the accelerators too."""
+    """Return the state of the random generators of python, numpy and torch; with `devices`, of the accelerators too.
+
+    Its values are those of JSON.
+    """
     import numpy
     import torch
 
-    version, numbers, gauss = random.getstate()
-    name, keys, position, has_gauss, cached = numpy.random.get_state()
+    name, keys, *rest = numpy.random.get_state()
     state: dict[str, Any] = {
-        "python": [version, numbers, gauss],
-        "numpy": [name, keys, position, has_gauss, cached],
-        "torch": torch.get_rng_state(),
+        "python": random.getstate(),
+        "numpy": [name, [int(key) for key in keys], *rest],
+        "torch": pack(torch.get_rng_state()),
     }
     if devices:
         for kind in ACCELERATORS:
             if hasattr(torch, kind) and getattr(torch, kind).is_available():
-                state[kind] = getattr(torch, kind).get_rng_state_all()
+                state[kind] = [pack(value) for value in getattr(torch, kind).get_rng_state_all()]
         if torch.backends.mps.is_available():
-            state["mps"] = torch.mps.get_rng_state()
+            state["mps"] = pack(torch.mps.get_rng_state())
     return state
 
 
-def restore(state: dict[str, Any]) -> list[str]:
-    """Restore `generators(...)`, as captured or as read from JSON. Returns the kinds that could not be restored."""
+def restore(state: dict[str, Any] | None) -> list[str]:
+    """Restore `generators(...)`. Returns the kinds that could not be restored. Raises ResumeError where it is missing."""
     import numpy
     import torch
 
+    if state is None:
+        raise ResumeError(f"{FILE} holds no random generators; resume from another state")
     version, numbers, gauss = state["python"]
     random.setstate((version, tuple(numbers), gauss))
     name, keys, position, has_gauss, cached = state["numpy"]
     numpy.random.set_state((name, numpy.asarray(keys, dtype=numpy.uint32), position, has_gauss, cached))
-    torch.set_rng_state(state["torch"])
+    torch.set_rng_state(unpack(state["torch"]))
     missing = []
     for kind in ACCELERATORS:
         available = hasattr(torch, kind) and getattr(torch, kind).is_available()
         if kind in state and available and len(state[kind]) == getattr(torch, kind).device_count():
-            getattr(torch, kind).set_rng_state_all(state[kind])
+            getattr(torch, kind).set_rng_state_all([unpack(value) for value in state[kind]])
         elif (kind in state) or available:
             missing.append(kind)
     if "mps" in state and torch.backends.mps.is_available():
-        torch.mps.set_rng_state(state["mps"])
+        torch.mps.set_rng_state(unpack(state["mps"]))
     elif "mps" in state or torch.backends.mps.is_available():
         missing.append("mps")
     return missing
-
-
-def to_json(state: dict[str, Any]) -> dict[str, Any]:
-    """Return `generators(...)` with its arrays and tensors as plain values."""
-    name, keys, *rest = state["numpy"]
-    return {**_converted(state, pack), "numpy": [name, [int(k) for k in keys], *rest]}
-
-
-def from_json(plain: dict[str, Any]) -> dict[str, Any]:
-    """Return the inverse of `to_json`."""
-    return _converted(plain, unpack)
-
-
-def _converted(state: dict[str, Any], convert: Callable[[Any], Any]) -> dict[str, Any]:
-    """`generators(...)` with `convert` applied to each tensor."""
-    changed = dict(state)
-    for kind in state.keys() & {"torch", "mps"}:
-        changed[kind] = convert(state[kind])
-    for kind in state.keys() & {*ACCELERATORS}:
-        changed[kind] = [convert(value) for value in state[kind]]
-    return changed
 
 
 def pack(tensor: torch.Tensor) -> str:

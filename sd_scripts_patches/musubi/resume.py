@@ -86,7 +86,7 @@ class Run(resume.Run):
             f"hangproof: {folder} was saved without hangproof: it is resumed after step {step}; the average loss and the "
             "order of the images in this epoch may differ from an uninterrupted run"
         )
-        now = trainer_state.to_json(trainer_state.generators())
+        now = trainer_state.generators()
         return legacy_state.state_at_step(step, shape, epoch_over=named is None, now=now, losses={})
 
     def _shuffle(self, loader: Any, state: TrainerState) -> None:
@@ -97,12 +97,6 @@ class Run(resume.Run):
             while dataset.current_epoch < (state.epoch if state.batch else state.epoch - 1):
                 dataset.current_epoch += 1
                 dataset.shuffle_buckets()
-
-    def _dataset_step(self) -> int:
-        return 0
-
-    def _set_dataset_step(self, step: int) -> None:
-        """The data sets do not count steps."""
 
     def _extra(self) -> dict[str, Any]:
         return super()._extra() | {

@@ -108,7 +108,7 @@ def test_an_epoch_begins_with_the_step_at_which_the_data_set_was_read_last(worke
 
 def test_the_batches_after_the_one_that_was_read_ahead_have_the_tags_of_the_step_that_a_validation_left():
     run, state = resume.Run(), known(20)
-    state.now, state.extra = trainer_state.to_json(trainer_state.generators()), {"dataset_step": 19}
+    state.now, state.extra = trainer_state.generators(), {"dataset_step": 19}
     state.fetch = {"position": 2, "generators": state.now, "dataset_step": 17, "current_step": 18}
     run.replay, run.current_step, run.accelerator = state, SimpleNamespace(value=0), SimpleNamespace(num_processes=1)
     run.loader, steps = SimpleNamespace(dataset=DataSet(), num_workers=0), []
