@@ -251,12 +251,20 @@ class Run:
             now=trainer_state.generators(),
             epoch_start=self.epoch_start,
             fetch=self.fetch if self.fetch and self.fetch["position"] == self.batch else None,
-            extra=self._extra(),
+            extra={**self._extra(), "type": self._type()},
         )
 
     def _load(self, folder: Path) -> None:
         self.loaded = trainer_state.read(folder)
         self.rates = [_rate(group) for one in self.accelerator._optimizers for group in one.param_groups]
+        if self.loaded is not None and self.loaded.extra.get("type") == self._type():
+            for one in self.accelerator._optimizers:
+                trainer_state.keep_types(one.optimizer)
+
+    def _type(self) -> str:
+        """The type of the weights that are trained."""
+        groups = (group for one in self.accelerator._optimizers for group in one.param_groups)
+        return next((str(parameter.dtype) for group in groups for parameter in group["params"]), "")
 
     def keep_rates(self) -> None:
         """After a state is loaded, which replaced them: the learning rates of this run, at this point of its schedule."""

@@ -139,6 +139,36 @@ def restore(state: dict[str, Any] | None) -> list[str]:
     return missing
 
 
+def keep_types(optimizer: Any) -> None:
+    """Have the next load of an optimizer's state keep the types of its tensors.
+
+    torch casts them to the type of the weights. Those of ProdigyPlus are bfloat16, those of Adafactor float32 with
+    --full_bf16, and the resumed optimizer would round other numbers.
+    """
+    saved: dict[int, dict[str, Any]] = {}
+
+    def before(_: Any, content: dict[str, Any]) -> None:
+        saved.update(content["state"])
+
+    def after(_: Any) -> None:
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        for number, values in saved.items():
+            state = optimizer.state[parameters[number]]
+            state.update({name: _typed(found, values[name]) for name, found in state.items() if name in values})
+        for hook in hooks:
+            hook.remove()
+
+    hooks = optimizer.register_load_state_dict_pre_hook(before), optimizer.register_load_state_dict_post_hook(after)
+
+
+def _typed(found: Any, saved: Any) -> Any:
+    """`found`, or the saved tensor on its device where the two have other types."""
+    if isinstance(saved, (list, tuple)):
+        return type(saved)(map(_typed, found, saved))
+    different = hasattr(saved, "dtype") and saved.dtype != found.dtype
+    return saved.to(found.device) if different else found
+
+
 def pack(tensor: torch.Tensor) -> str:
     """Return a tensor of bytes as base64."""
     return base64.b64encode(bytes(tensor.cpu().numpy())).decode("ascii")

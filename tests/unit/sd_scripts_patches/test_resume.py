@@ -81,6 +81,23 @@ def test_a_resumed_run_has_the_learning_rates_of_its_own_settings_and_schedule(t
         assert train(optimizer, scheduler, more) == [rate * (1 - (3 + more) / steps) for rate in rates]
 
 
+@pytest.mark.parametrize("saved", ["torch.float32", "torch.bfloat16"])
+def test_an_optimizer_gets_its_numbers_back_in_their_type_unless_the_weights_have_another_one_now(tmp_path, saved):
+    """torch casts them to that of the weights: ProdigyPlus, and Adafactor with --full_bf16, then round other numbers."""
+    weight, half = torch.nn.Parameter(torch.zeros(2)), torch.ones(2, dtype=torch.bfloat16)
+    optimizer, state, run = torch.optim.SGD([weight]), known(), resume.Run()
+    optimizer.state[weight] = {"s": half, "factors": [half, 3], "step": 1}
+    content, state.extra = optimizer.state_dict(), {"type": saved}
+    trainer_state.write(tmp_path, state)
+    wrapped = SimpleNamespace(optimizer=optimizer, param_groups=optimizer.param_groups)
+    run.accelerator = SimpleNamespace(_optimizers=[wrapped])
+    run._load(tmp_path)
+    optimizer.load_state_dict(content)
+    found = optimizer.state[weight]
+    expected = half.dtype if saved == str(weight.dtype) else weight.dtype
+    assert [found["s"].dtype, found["factors"][0].dtype] == [expected] * 2
+
+
 class DataSet:
     """One of sd-scripts, as far as it knows where the run is."""
 
