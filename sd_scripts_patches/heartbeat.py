@@ -223,8 +223,10 @@ class TrainingLoop:
         self.validation_losses.clear()
         mean = sum(losses) / len(losses)
         epoch = _epoch.value if _epoch is not None else 0
-        session.metrics().validation(self.step, epoch, mean, len(losses))
-        session.log(f"validation loss at step {self.step}: {mean:.5g}")
+        resumed = session.run.step if session.run is not None else 0
+        step = self.step or resumed  # it resumed at the end of an epoch
+        session.metrics().validation(step, epoch, mean, len(losses))
+        session.log(f"validation loss at step {step}: {mean:.5g}")
 
     def save_state(self, step: int, why: str = "a checkpoint is requested") -> None:
         """Save a state that no flag asks for, with the name of a save by steps. It deletes no other one."""
