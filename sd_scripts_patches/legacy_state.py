@@ -78,7 +78,7 @@ def infer(
     """
     folder = Path(args.resume)
     step = requested if requested is not None else max(json_step or 0, scheduler_step or 0)
-    state = state_at_step(step, shape, epoch_over="-step" not in folder.name, now=None, losses={})
+    state = state_at_step(step, shape, epoch_over="-step" not in folder.name, now=None)
     unknown = ["the average loss"]
     if 0 < state.batch < state.batches:
         unknown.append("the order of the images in this epoch")
@@ -92,9 +92,7 @@ def infer(
     return state
 
 
-def state_at_step(
-    step: int, shape: tuple[int, int, int], epoch_over: bool, now: dict[str, Any] | None, losses: dict[str, Any]
-) -> TrainerState:
+def state_at_step(step: int, shape: tuple[int, int, int], epoch_over: bool, now: dict[str, Any] | None) -> TrainerState:
     """Return the position after `step` steps. shape: batches per epoch, accumulation, processes.
 
     epoch_over: at the end of an epoch, its files have been written.
@@ -112,7 +110,6 @@ def state_at_step(
         accumulation=accumulation,
         processes=processes,
         workers=0,
-        losses=losses,
         now=now,
         known=False,
     )

@@ -204,9 +204,7 @@ class Run:
     def after_loss_recorded(self) -> None:
         """The loss has entered the averages."""
         self.pending_loss = None
-        if (
-            self.fill_losses and self.recorder.loss_list
-        ):  # a state without averages: fill with the first loss, not with 0
+        if self.fill_losses and self.recorder.loss_list:  # the state has no averages: as the first loss, not 0
             count = len(self.recorder.loss_list)
             self.recorder.loss_list = [self.recorder.loss_list[-1]] * count
             self.recorder.loss_total = math.fsum(self.recorder.loss_list)
@@ -256,20 +254,22 @@ class Run:
 
     def _load(self, folder: Path) -> None:
         self.loaded = trainer_state.read(folder)
-        self.rates = [_rate(group) for one in self.accelerator._optimizers for group in one.param_groups]
+        self.rates = [_rate(group) for group in self._groups()]
         if self.loaded is not None and self.loaded.extra.get("type") == self._type():
             for one in self.accelerator._optimizers:
                 trainer_state.keep_types(one.optimizer)
 
+    def _groups(self) -> list[dict[str, Any]]:
+        """The groups of parameters of this run."""
+        return [group for optimizer in self.accelerator._optimizers for group in optimizer.param_groups]
+
     def _type(self) -> str:
         """The type of the weights that are trained."""
-        groups = (group for one in self.accelerator._optimizers for group in one.param_groups)
-        return next((str(parameter.dtype) for group in groups for parameter in group["params"]), "")
+        return next((str(parameter.dtype) for group in self._groups() for parameter in group["params"]), "")
 
     def keep_rates(self) -> None:
         """After a state is loaded, which replaced them: the learning rates of this run, at this point of its schedule."""
-        groups = [group for optimizer in self.accelerator._optimizers for group in optimizer.param_groups]
-        known = [(group, now, _rate(group)) for group, now in zip(groups, self.rates, strict=False)]
+        known = [(group, now, _rate(group)) for group, now in zip(self._groups(), self.rates, strict=False)]
         changed = [(group, now, was) for group, now, was in known if now and was and now != was]
         for group, now, was in changed:
             logger.info(f"hangproof: resumed with learning rate {now:g} instead of {was:g}")
@@ -394,7 +394,7 @@ def _in_shape(state: TrainerState, shape: tuple[int, int, int]) -> TrainerState:
         f"hangproof: resumed with other settings ({'; '.join(changed)}): step {state.step} is kept, the epoch and "
         "the order of the images are computed from it"
     )
-    return legacy_state.state_at_step(state.step, shape, epoch_over=False, now=state.now, losses={})
+    return legacy_state.state_at_step(state.step, shape, epoch_over=False, now=state.now)
 
 
 def _rate(group: dict[str, Any]) -> Any:

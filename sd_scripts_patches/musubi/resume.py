@@ -18,6 +18,7 @@ import logging
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from sd_scripts_patches import ast_utils, legacy_state, resume, session, trainer_state
@@ -34,17 +35,11 @@ _STEP = re.compile(r"-step(\d{8})-state$")
 logger = logging.getLogger(__name__)
 
 
-class NoCount:
-    """Stands for the count of steps that sd-scripts shares with its loader's workers; musubi-tuner has none."""
-
-    value = property(lambda _: 0, lambda _, count: None)
-
-
 class Run(resume.Run):
     """The run of this process."""
 
     trainer: Any = None
-    no_count = NoCount()
+    no_count = SimpleNamespace(value=0)  # sd-scripts shares its count of steps with its loader's workers
 
     def find_position(self, args: argparse.Namespace, loader: Any) -> None:
         """After the state is loaded, before anything uses the position. Raises ResumeError."""
@@ -87,7 +82,7 @@ class Run(resume.Run):
             "order of the images in this epoch may differ from an uninterrupted run"
         )
         now = trainer_state.generators()
-        return legacy_state.state_at_step(step, shape, epoch_over=named is None, now=now, losses={})
+        return legacy_state.state_at_step(step, shape, epoch_over=named is None, now=now)
 
     def _shuffle(self, loader: Any, state: TrainerState) -> None:
         """Shuffle the data sets as often as the trainer itself has read from them. Workers do it when they start."""

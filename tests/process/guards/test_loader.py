@@ -24,12 +24,6 @@ def test_a_short_tmpdir_stays_and_when_no_folder_can_be_used_the_error_says_what
     assert loader.tempfile.tempdir == str(long_folder)
 
 
-def test_the_users_limit_of_a_batch_counts_where_the_loader_has_none(monkeypatch):
-    monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setenv("HANGPROOF_DATALOADER_TIMEOUT_S", "7")
-    assert [loader.rules(1, timeout=asked)["timeout"] for asked in (0, 90)] == [7, 90]
-
-
 def test_torch_accepts_every_combination(monkeypatch):
     choices = itertools.product([0, 2], [False, True], [None, 3], [0, 7], ["linux", "win32", "darwin"])
     for workers, persistent, prefetch, timeout, platform in choices:

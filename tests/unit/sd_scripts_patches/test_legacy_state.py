@@ -51,6 +51,6 @@ POSITIONS = [
 
 @pytest.mark.parametrize(("step", "batches", "accumulation", "epoch", "batch"), POSITIONS)
 def test_the_position_in_an_epoch_after_so_many_steps(step, batches, accumulation, epoch, batch):
-    found = legacy_state.state_at_step(step, (batches, accumulation, 1), epoch_over=True, now=None, losses={})
+    found = legacy_state.state_at_step(step, (batches, accumulation, 1), epoch_over=True, now=None)
     assert (found.epoch, found.batch) == (epoch, batch)
     assert found.epoch_over == (batch == batches)

@@ -53,9 +53,14 @@ def test_of_two_counts_the_higher_one_is_right(tmp_path, json_step, scheduler, s
     assert loaded(tmp_path, json_step=json_step, scheduler=scheduler).step == step
 
 
-@pytest.mark.parametrize(("rates", "steps"), [((1e-3, 2e-3), 10), ((5e-4, 2e-3), 10), ((1e-3, 2e-3), 20)])
-def test_a_resumed_run_has_the_learning_rates_of_its_own_settings_and_schedule(tmp_path, rates, steps):
-    """A state holds those of the interrupted run. A mitigation halves them; a longer training has a longer schedule."""
+@pytest.mark.parametrize(
+    ("rates", "steps", "weights"),
+    [((1e-3, 2e-3), 10, torch.float32), ((5e-4, 2e-3), 10, torch.float16), ((1e-3, 2e-3), 20, torch.float32)],
+)
+def test_a_resumed_run_has_the_learning_rates_of_its_own_settings_and_schedule(tmp_path, rates, steps, weights):
+    """A state holds those of the interrupted run. A mitigation halves them; a longer training has a longer schedule.
+    What the optimizer keeps has its own type, unless that of the weights has changed: torch casts it to theirs, and
+    ProdigyPlus, or Adafactor with --full_bf16, would round other numbers."""
 
     def made(first, second, steps=10):
         groups = [{"params": [torch.zeros(1, requires_grad=True)], "lr": rate} for rate in (first, second)]
@@ -72,30 +77,20 @@ def test_a_resumed_run_has_the_learning_rates_of_its_own_settings_and_schedule(t
     before, (optimizer, scheduler) = made(1e-3, 2e-3), made(*rates, steps)
     train(*before, 3)
     run = resume.Run()
+    optimizer.optimizer = optimizer  # as accelerate wraps it
     run.accelerator = SimpleNamespace(_optimizers=[optimizer], _schedulers=[SimpleNamespace(scheduler=scheduler)])
+    state, half = known(), torch.ones(2, dtype=torch.bfloat16)
+    before[0].state[before[0].param_groups[0]["params"][0]] = {"s": half, "factors": [half, 3], "step": 1}
+    state.extra = {"type": str(weights)}
+    trainer_state.write(tmp_path, state)
     run._load(tmp_path)
     for one, saved in zip((optimizer, scheduler), before, strict=True):
         one.load_state_dict(saved.state_dict())
+    found = optimizer.state.pop(optimizer.param_groups[0]["params"][0])
+    assert {found["s"].dtype, found["factors"][0].dtype} == {half.dtype if weights == torch.float32 else torch.float32}
     run.keep_rates()
     for more in (0, 1):
         assert train(optimizer, scheduler, more) == [rate * (1 - (3 + more) / steps) for rate in rates]
-
-
-@pytest.mark.parametrize("saved", ["torch.float32", "torch.bfloat16"])
-def test_an_optimizer_gets_its_numbers_back_in_their_type_unless_the_weights_have_another_one_now(tmp_path, saved):
-    """torch casts them to that of the weights: ProdigyPlus, and Adafactor with --full_bf16, then round other numbers."""
-    weight, half = torch.nn.Parameter(torch.zeros(2)), torch.ones(2, dtype=torch.bfloat16)
-    optimizer, state, run = torch.optim.SGD([weight]), known(), resume.Run()
-    optimizer.state[weight] = {"s": half, "factors": [half, 3], "step": 1}
-    content, state.extra = optimizer.state_dict(), {"type": saved}
-    trainer_state.write(tmp_path, state)
-    wrapped = SimpleNamespace(optimizer=optimizer, param_groups=optimizer.param_groups)
-    run.accelerator = SimpleNamespace(_optimizers=[wrapped])
-    run._load(tmp_path)
-    optimizer.load_state_dict(content)
-    found = optimizer.state[weight]
-    expected = half.dtype if saved == str(weight.dtype) else weight.dtype
-    assert [found["s"].dtype, found["factors"][0].dtype] == [expected] * 2
 
 
 class DataSet:
