@@ -91,16 +91,7 @@ class Halves:
             for tensor, host in zip(self.tensors[half], self.host[half], strict=True):
                 tensor.data = _upload(host, self.device)
         self.present = half
-        self.peak_bytes = max(self.peak_bytes, self.on_device())
-
-    def on_device(self) -> int:
-        """Return the bytes of parameters on the device now; when it is the CPU, those of the current half."""
-        if self.device.type == "cpu":
-            return self.bytes[self.present] if self.present else 0
-        pairs = [
-            (t, host) for half in self.tensors for t, host in zip(self.tensors[half], self.host[half], strict=True)
-        ]
-        return sum(t.nbytes for t, host in pairs if t.data_ptr() != host.data_ptr())
+        self.peak_bytes = max(self.peak_bytes, self.bytes[half])
 
 
 def split(model: Any, device: Any) -> Halves:
@@ -216,12 +207,8 @@ def _halves_in_order(tree: ast.Module) -> str | None:
     last = {name: forward.rfind(f"self.{name}") for name in ("double_blocks", *SECOND_HALF)}
     if -1 in last.values():
         return f"Flux.forward does not use {', '.join(n for n, at in last.items() if at < 0)}"
-    if (
-        not forward.find("self.double_blocks")
-        < forward.find("self.single_blocks")
-        < last["single_blocks"]
-        < last["final_layer"]
-    ):
+    order = [*(forward.find(f"self.{name}_blocks") for name in ("double", "single")), *list(last.values())[1:]]
+    if order != sorted(order):
         return "Flux.forward does not run double blocks, single blocks and final layer in this order"
     return None
 

@@ -68,7 +68,8 @@ def test_the_halves_alternate_and_the_gradients_are_right(toy, monkeypatch):
     hosts = [p.data_ptr() for p in model.parameters()]
     halves = split_mode.split(model, fake_device(monkeypatch))
     seen = []
-    see = lambda *_: seen.append((halves.present, halves.on_device(), torch.is_grad_enabled()))  # noqa: E731
+    away = lambda: [p.nbytes for p, host in zip(model.parameters(), hosts, strict=True) if p.data_ptr() != host]  # noqa: E731
+    see = lambda *_: seen.append((halves.present, sum(away()), torch.is_grad_enabled()))  # noqa: E731
     for block in (model.double_blocks[1], model.single_blocks[1]):
         block.register_forward_pre_hook(see)
     for _ in range(3):
