@@ -40,7 +40,6 @@ COUNTED = ("load", "cache_latents", "cache_text")
 _scheduler: Any = None  # the LR scheduler of this run, as sd-scripts created it
 _epoch: Any = None  # the multiprocessing.Value in which train() keeps its epoch
 
-
 POINTS = {
     "get_tokenize_strategy": ("tokenizer", "", ""),
     "get_latents_caching_strategy": ("data", "", ""),

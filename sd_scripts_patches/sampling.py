@@ -40,8 +40,6 @@ class BudgetExceeded(Exception):
 
 _end_s = 0.0  # monotonic; 0: no image in progress, or it has no budget
 _budget_s = 0.0
-
-
 _thread = 0  # that makes the image
 
 
@@ -136,7 +134,6 @@ STEPS = (
     function("tqdm.std", "tqdm.update(self, n)", _after_update),
 )
 """Where every denoising loop passes, whatever its family."""
-
 
 PATCH = Patch(
     name="sampling",

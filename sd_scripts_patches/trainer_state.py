@@ -6,9 +6,8 @@ read without running its code, and floats keep all digits (`repr` round-trips).
 
 The generators are stored at three points, because a resumed run must draw the numbers of the uninterrupted one: `now`
 (at the save), `epoch_start` (the order of the epoch and the loader's base seed are drawn there) and `fetch` (right
-before the
-next batch was read: accelerate's loader reads one batch ahead, so without workers that batch has consumed random
-numbers *before* the save).
+before the next batch was read: accelerate's loader reads one batch ahead, so without workers that batch has consumed
+random numbers *before* the save).
 """
 
 from __future__ import annotations

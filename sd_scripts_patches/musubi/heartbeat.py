@@ -18,7 +18,6 @@ from sd_scripts_patches.patch import Patch, Target, around, find_function, funct
 
 CONFIG = "musubi_tuner.dataset.config_utils"
 
-
 POINTS = {
     "_build_dataset": ("data", "", ""),
     "_prepare_sampling": ("tokenizer", "", ""),
