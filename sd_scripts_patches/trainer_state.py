@@ -90,10 +90,7 @@ def read(folder: Path) -> TrainerState | None:
 
 
 def generators(devices: bool = True) -> dict[str, Any]:
-    """Return the state of the random generators of python, numpy and torch; with `devices`, of the accelerators too.
-
-    Its values are those of JSON.
-    """
+    """Return the random generators of python, numpy and torch as values of JSON; with `devices`, of accelerators too."""
     import numpy
     import torch
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sd_scripts_patches import resume, trainer_state
+from sd_scripts_patches import data_order, resume, trainer_state
 from sd_scripts_patches.musubi import resume as musubi
 
 
@@ -124,11 +124,10 @@ def test_the_batches_after_the_one_that_was_read_ahead_have_the_tags_of_the_step
     state.fetch = {"position": 2, "generators": state.now, "dataset_step": 17, "current_step": 18}
     run.replay, run.current_step, run.accelerator = state, SimpleNamespace(value=0), SimpleNamespace(num_processes=1)
     run.loader, steps = SimpleNamespace(dataset=DataSet(), num_workers=0), []
-    for position in range(4):
-        run._on_position(position)
+    for _ in data_order.ObservedSampler(range(4), lambda: steps.append("order"), run._on_position):
         steps.append(run.loader.dataset.current_step)
         run.loader.dataset.set_current_step(run.current_step.value)  # as the collator does
-    assert steps[2:] == [17, 19]
+    assert steps == ["order", 0, 0, 17, 19]
 
 
 def seed_of_a_run(resume_from=None, seed=None):
