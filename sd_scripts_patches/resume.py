@@ -270,6 +270,7 @@ class Run:
     def keep_rates(self) -> None:
         """After a state is loaded, which replaced them: the learning rates of this run, at this point of its schedule."""
         known = [(group, now, _rate(group)) for group, now in zip(self._groups(), self.rates, strict=False)]
+        known = [one for one in known if not one[0].get("relative_step")]  # Adafactor computes its own at each step
         changed = [(group, now, was) for group, now, was in known if now and was and now != was]
         for group, now, was in changed:
             logger.info(f"hangproof: resumed with learning rate {now:g} instead of {was:g}")
