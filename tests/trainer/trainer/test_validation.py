@@ -100,13 +100,16 @@ def test_a_killed_run_measures_the_same_values_after_its_resume(work, held_out_r
     assert numbers(folder / "tiny.safetensors") == numbers(held_out_run / "tiny.safetensors")
 
 
-def test_a_stop_ends_a_validation_and_the_resumed_run_measures_again(work):
+def test_a_stop_ends_a_validation_and_the_resumed_run_measures_again(work, held_out_run):
+    """But not the last one: the run is done then."""
     folder, done = train(work, "stopped", "stop@4", **SETTINGS | HELD | {"validate_every_n_steps": 4})
     assert done.returncode != 0 and 4 not in values(work, "stopped")
     state = checkpoint.newest_valid(folder, deep=True)
     assert state.name == "tiny-step00000004-state"
     good(train(work, "stopped", resume=state, **SETTINGS | HELD | {"validate_every_n_steps": 4})[1])
     assert list(values(work, "stopped")) == [0, 4, 8, 9]
+    good(train(work, "stopped-late", "stop@9", **SETTINGS | HELD)[1])
+    assert values(work, "stopped-late") == values(work, "held")
 
 
 def test_the_spec_gives_each_trainer_its_flags(tmp_path):
