@@ -46,6 +46,8 @@ def run(t: Training) -> str:
         validate_if_due(t, step, metrics)
         if rank_0:
             samples_due(t, step, losses, usual_s=0.0)
+        if 0 < step < t.total and stop_requested(t):  # another step would leave a validation behind that the stop ended
+            return stop_here(t, step, losses, None)
     bar = tqdm(total=t.total, initial=step, smoothing=0, mininterval=0, miniters=1, disable=not rank_0, desc="steps")
     durations: deque[float] = deque(maxlen=50)
     t.hb.phase("first_step")
@@ -73,11 +75,8 @@ def run(t: Training) -> str:
             t.saves.check()
             boundary(t, step, losses, sorted(durations)[len(durations) // 2], metrics)
             snapshot(t, step, losses)
-            stop = stop or (t.accelerator.num_processes == 1 and t.hb.request == REQUEST_STOP)
-            if stop and step < t.total:
-                stop_here(t, step, losses)
-                end(t, batches)
-                return "stopped"
+            if (stop or stop_requested(t)) and step < t.total:
+                return stop_here(t, step, losses, batches)
     bar.close()
     t.hb.reach("finished")
     t.saves.wait()
@@ -339,7 +338,12 @@ def samples_due(t: Training, step: int, losses: deque, usual_s: float, requested
     return True
 
 
-def stop_here(t: Training, step: int, losses: deque) -> None:
+def stop_requested(t: Training) -> bool:
+    """Whether a stop is requested of the only process. Several agree on it in a step."""
+    return t.accelerator.num_processes == 1 and t.hb.request == REQUEST_STOP
+
+
+def stop_here(t: Training, step: int, losses: deque, batches) -> str:
     """Saves the state of a requested stop unless the step has one. All ranks wait: a rank that exits ends all."""
     if t.main:
         keep_state(t, step, losses)
@@ -348,6 +352,8 @@ def stop_here(t: Training, step: int, losses: deque) -> None:
         t.log(f"stopped on request at step {step}; its state is {t.state[1]}")
     with world.barrier(limits.seconds("save_s"), "the state of a requested stop"):
         t.accelerator.wait_for_everyone()
+    end(t, batches)
+    return "stopped"
 
 
 def check_finite(t: Training, step: int) -> None:

@@ -9,7 +9,6 @@ from hypothesis import given, strategies as st
 from trainer_helpers import flags, good, make_config, metrics, numbers, train, trained
 
 import runs
-from guards import checkpoint
 from presets.steps import held_out
 from trainer import validation
 from trainer.arguments import parse
@@ -92,11 +91,13 @@ def test_training_is_the_same_to_the_bit_as_without_the_held_out_image(work, hel
 
 def test_a_stop_ends_a_validation_and_the_resumed_run_measures_again(work, held_out_run):
     """But not the last one: the run is done then."""
-    folder, done = train(work, "stopped", "stop@4", **SETTINGS | HELD | {"validate_every_n_steps": 4})
-    assert done.returncode != 0 and 4 not in values(work, "stopped")
-    state = checkpoint.newest_valid(folder, deep=True)
-    assert state.name == "tiny-step00000004-state"
-    good(train(work, "stopped", resume=state, **SETTINGS | HELD | {"validate_every_n_steps": 4})[1])
+    common = {**SETTINGS, **HELD, "validate_every_n_steps": 4}
+    train(work, "stopped", "stop@4", **common)
+    state = work["folder"] / "stopped/tiny-step00000004-state"
+    _, done = train(work, "stopped", "validate@0", resume=state, **common)
+    assert f"stopped on request at step 4; its state is {state}" in done.stdout
+    assert list(values(work, "stopped")) == [0]
+    good(train(work, "stopped", resume=state, **common)[1])
     held = values(work, "held")
     assert values(work, "stopped") == {step: held[step] for step in (0, 4, 8, 9)}
     good(train(work, "stopped-late", "stop@9", **SETTINGS | HELD)[1])
