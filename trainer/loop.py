@@ -218,11 +218,11 @@ def boundary(t: Training, step: int, losses: deque, usual_s: float, metrics: Met
         else:
             validate_if_due(t, step, metrics)
         return
-    for label, name, *_ in saves:
+    for kind, number, name in saves:
         output = Path(args.output_dir)
         save_lora(t, output / f"{name}.safetensors", step)
         if args.save_state:
-            t.log(f"saving state at {label}")
+            t.log(f"saving state at {kind} {number}")
             save_state(t, output / f"{name}-state", step, losses)
     if step == t.total:
         finish(t, step, losses)
@@ -262,45 +262,42 @@ def save_requested(t: Training, kind: str, step: int, losses: deque, saved: bool
     if kind == "save" and not saved:
         save_lora(t, output / f"{states.step_name(args.output_name, step)}.safetensors", step)
     keep_state(t, step, losses)
-    keep = first(args.save_last_n_steps_state, args.save_last_n_steps)
-    if keep is not None:
-        drop = lambda: states.drop_old(output, args.output_name, "step", step - keep - 1, True, t.log)  # noqa: E731
-        t.saves.then("old states", drop)
+    gone = last_gone(args, "step", step, state=True)
+    t.saves.then("old states", lambda: states.drop_old(output, args.output_name, "step", gone, True, t.log))
     what = "a checkpoint and its LoRA" if kind == "save" else "a checkpoint"
     t.saves.then("the answer to a request", lambda: t.requests.done(kind, step, what))
 
 
 def drop_replaced(t: Training, step: int, saved: str) -> None:
     """Deletes the old LoRAs or states that a numbered save replaces, now that it is on the disk. saved: its name."""
-    output, slug = Path(t.args.output_dir), t.args.output_name
-    for _, name, kind, last_gone, last_state_gone in saves_due(t.args, step, ended(t, step), t.epochs):
-        if saved == f"{name}.safetensors":
-            every = t.args.save_every_n_steps if kind == "step" else None
-            states.drop_old(output, slug, kind, last_gone, False, t.log, every)
-        elif saved == f"{name}-state":
-            states.drop_old(output, slug, kind, last_state_gone, True, t.log)
+    args, output = t.args, Path(t.args.output_dir)
+    for kind, number, name in saves_due(args, step, ended(t, step), t.epochs):
+        if saved in (f"{name}.safetensors", f"{name}-state"):
+            state = saved == f"{name}-state"
+            every = args.save_every_n_steps if kind == "step" and not state else None
+            states.drop_old(output, args.output_name, kind, last_gone(args, kind, number, state), state, t.log, every)
 
 
-def saves_due(args, step: int, epoch: int | None, epochs: int) -> list[tuple[str, str, str, int, int]]:
-    """The numbered saves that are due: (label, file name, kind, newest LoRA to delete, newest state to delete).
+def last_gone(args, kind: str, number: int, state: bool) -> int:
+    """The number of the newest LoRA (with `state`: state) that a save replaces; -1: of none.
 
-    The rules of sd-scripts: `save_last_n_steps` counts steps, `save_last_n_epochs` counts saves. -1: delete none.
+    The rules of sd-scripts: `save_last_n_steps` counts steps, `save_last_n_epochs` counts saves.
     """
-    out: list[tuple[str, str, str, int, int]] = []
-    slug = args.output_name
+    keep = getattr(args, f"save_last_n_{kind}s_state") if state else None
+    keep = getattr(args, f"save_last_n_{kind}s") if keep is None else keep
+    if keep is None:
+        return -1
+    return number - keep - 1 if kind == "step" else number - keep * args.save_every_n_epochs
+
+
+def saves_due(args, step: int, epoch: int | None, epochs: int) -> list[tuple[str, int, str]]:
+    """The numbered saves that are due: ("step" or "epoch", its number, file name)."""
+    out = []
     if args.save_every_n_steps and step % args.save_every_n_steps == 0:
-        keeps = args.save_last_n_steps, first(args.save_last_n_steps_state, args.save_last_n_steps)
-        lora, state = (-1 if keep is None else step - keep - 1 for keep in keeps)
-        out.append((f"step {step}", states.step_name(slug, step), "step", lora, state))
+        out.append(("step", step, states.step_name(args.output_name, step)))
     if epoch and args.save_every_n_epochs and epoch % args.save_every_n_epochs == 0 and epoch < epochs:
-        keeps = args.save_last_n_epochs, first(args.save_last_n_epochs_state, args.save_last_n_epochs)
-        lora, state = (-1 if keep is None else epoch - keep * args.save_every_n_epochs for keep in keeps)
-        out.append((f"epoch {epoch}", f"{slug}-{epoch:06d}", "epoch", lora, state))
+        out.append(("epoch", epoch, f"{args.output_name}-{epoch:06d}"))
     return out
-
-
-def first(value: int | None, otherwise: int | None) -> int | None:
-    return otherwise if value is None else value
 
 
 def ended(t: Training, step: int) -> int | None:

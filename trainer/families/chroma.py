@@ -1,7 +1,5 @@
 """Chroma: FLUX.1's blocks without CLIP and guidance; of the padding of a text, only the first token is seen."""
 
-import functools
-
 import torch
 from torch.utils.checkpoint import checkpoint
 
@@ -18,8 +16,10 @@ def encode(pipe, text: str, args) -> dict:
 def predict(model, noisy: torch.Tensor, level: torch.Tensor, batch: dict, args) -> torch.Tensor:
     _, _, height, width = noisy.shape
     text, mask = batch["t5"], with_image(batch["mask"], height // 2 * (width // 2))
-    if model.gradient_checkpointing:
-        model._gradient_checkpointing_func = functools.partial(checkpointed, mask)
+    if model.gradient_checkpointing:  # diffusers (0.42.1) leaves out the mask of a single block, its last argument
+        model._gradient_checkpointing_func = lambda block, *given: checkpoint(
+            block, *(given if len(given) > 3 else (*given, mask)), use_reentrant=False
+        )
     predicted = model(
         hidden_states=pack(noisy.to(text.dtype)),
         encoder_hidden_states=text,
@@ -30,11 +30,6 @@ def predict(model, noisy: torch.Tensor, level: torch.Tensor, batch: dict, args) 
         return_dict=False,
     )[0]
     return unpack(predicted, height, width).float()
-
-
-def checkpointed(mask: torch.Tensor, block, *given):
-    """A block with gradient checkpointing: diffusers (0.42.1) leaves out the mask of a single block, its last argument."""
-    return checkpoint(block, *(given if len(given) > 3 else (*given, mask)), use_reentrant=False)
 
 
 FAMILY = Family(
