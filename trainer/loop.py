@@ -37,12 +37,17 @@ def run(t: Training) -> str:
     args, metrics, rank_0 = t.args, Metrics.from_env(), t.main
     t.hb.reach("ready")
     step, losses = restore(t)
-    t.saves.redo(step, lambda guard, files: complete_save(t, guard, files))
+    output = Path(args.output_dir)
+    t.saves.redo(step, lambda guard, files: write(t, output / guard["name"], guard["step"], files))
+    if step >= t.total and rank_0:
+        finish(t, step, losses)
     # a snapshot is taken after all that follows its step
     if not (t.args.resume and snapshot_files.is_restored(t.args.resume)):
         validate_if_due(t, step, metrics)
         if rank_0:
             samples_due(t, step, losses, usual_s=0.0)
+        if 0 < step < t.total and stop_requested(t):  # another step would leave a validation behind that the stop ended
+            return stop_here(t, step, losses, None)
     bar = tqdm(total=t.total, initial=step, smoothing=0, mininterval=0, miniters=1, disable=not rank_0, desc="steps")
     durations: deque[float] = deque(maxlen=50)
     t.hb.phase("first_step")
@@ -70,14 +75,10 @@ def run(t: Training) -> str:
             t.saves.check()
             boundary(t, step, losses, sorted(durations)[len(durations) // 2], metrics)
             snapshot(t, step, losses)
-            stop = stop or (t.accelerator.num_processes == 1 and t.hb.request == REQUEST_STOP)
-            if stop and step < t.total:
-                stop_here(t, step, losses)
-                end(t, batches)
-                return "stopped"
+            if (stop or stop_requested(t)) and step < t.total:
+                return stop_here(t, step, losses, batches)
     bar.close()
     t.hb.reach("finished")
-    finish(t, step, losses)
     t.saves.wait()
     end(t, batches)
     return "done"
@@ -217,12 +218,14 @@ def boundary(t: Training, step: int, losses: deque, usual_s: float, metrics: Met
         else:
             validate_if_due(t, step, metrics)
         return
-    for label, name, *_ in saves:
+    for kind, number, name in saves:
         output = Path(args.output_dir)
         save_lora(t, output / f"{name}.safetensors", step)
         if args.save_state:
-            t.log(f"saving state at {label}")
+            t.log(f"saving state at {kind} {number}")
             save_state(t, output / f"{name}-state", step, losses)
+    if step == t.total:
+        finish(t, step, losses)
     validated = validate_if_due(t, step, metrics)
     for kind in requested:
         if kind != "sample":
@@ -234,14 +237,15 @@ def boundary(t: Training, step: int, losses: deque, usual_s: float, metrics: Met
 def validate_if_due(t: Training, step: int, metrics: Metrics) -> bool:
     """Measures the loss of the held-out images where that is due, on rank 0; returns whether it was due.
 
-    A requested stop ends it early: the state of the stop is of this step, and the resumed run measures again.
+    A requested stop ends it early: the state of the stop is of this step, and the resumed run measures again. After the
+    last step everything is saved already, and the run is done once it has measured.
     """
     if not t.validator.due(step, ended(t, step), t.total):
         return False
     if not t.main:
         t.hb.phase("validate", note="waiting for rank 0")
         return True
-    stop = lambda: step > 0 and t.hb.request == REQUEST_STOP  # noqa: E731
+    stop = lambda: 0 < step < t.total and t.hb.request == REQUEST_STOP  # noqa: E731
     with using_final_weights(t):
         value = t.validator.loss(t.transformer, t.hb, t.accelerator.autocast, stop)
     if value is not None:
@@ -257,47 +261,43 @@ def save_requested(t: Training, kind: str, step: int, losses: deque, saved: bool
     args, output = t.args, Path(t.args.output_dir)
     if kind == "save" and not saved:
         save_lora(t, output / f"{states.step_name(args.output_name, step)}.safetensors", step)
-    if t.state is None or t.state[0] != step:
-        save_state_of(t, step, losses)
-    keep = first(args.save_last_n_steps_state, args.save_last_n_steps)
-    if keep is not None:
-        drop = lambda: states.drop_old(output, args.output_name, "step", step - keep - 1, True, t.log)  # noqa: E731
-        t.saves.then("old states", drop)
+    keep_state(t, step, losses)
+    gone = last_gone(args, "step", step, state=True)
+    t.saves.then("old states", lambda: states.drop_old(output, args.output_name, "step", gone, True, t.log))
     what = "a checkpoint and its LoRA" if kind == "save" else "a checkpoint"
     t.saves.then("the answer to a request", lambda: t.requests.done(kind, step, what))
 
 
 def drop_replaced(t: Training, step: int, saved: str) -> None:
     """Deletes the old LoRAs or states that a numbered save replaces, now that it is on the disk. saved: its name."""
-    output, slug = Path(t.args.output_dir), t.args.output_name
-    for _, name, kind, last_gone, last_state_gone in saves_due(t.args, step, ended(t, step), t.epochs):
-        if saved == f"{name}.safetensors":
-            every = t.args.save_every_n_steps if kind == "step" else None
-            states.drop_old(output, slug, kind, last_gone, False, t.log, every)
-        elif saved == f"{name}-state":
-            states.drop_old(output, slug, kind, last_state_gone, True, t.log)
+    args, output = t.args, Path(t.args.output_dir)
+    for kind, number, name in saves_due(args, step, ended(t, step), t.epochs):
+        if saved in (f"{name}.safetensors", f"{name}-state"):
+            state = saved == f"{name}-state"
+            every = args.save_every_n_steps if kind == "step" and not state else None
+            states.drop_old(output, args.output_name, kind, last_gone(args, kind, number, state), state, t.log, every)
 
 
-def saves_due(args, step: int, epoch: int | None, epochs: int) -> list[tuple[str, str, str, int, int]]:
-    """The numbered saves that are due: (label, file name, kind, newest LoRA to delete, newest state to delete).
+def last_gone(args, kind: str, number: int, state: bool) -> int:
+    """The number of the newest LoRA (with `state`: state) that a save replaces; -1: of none.
 
-    The rules of sd-scripts: `save_last_n_steps` counts steps, `save_last_n_epochs` counts saves. -1: delete none.
+    The rules of sd-scripts: `save_last_n_steps` counts steps, `save_last_n_epochs` counts saves.
     """
-    out: list[tuple[str, str, str, int, int]] = []
-    slug = args.output_name
+    keep = getattr(args, f"save_last_n_{kind}s_state") if state else None
+    keep = getattr(args, f"save_last_n_{kind}s") if keep is None else keep
+    if keep is None:
+        return -1
+    return number - keep - 1 if kind == "step" else number - keep * args.save_every_n_epochs
+
+
+def saves_due(args, step: int, epoch: int | None, epochs: int) -> list[tuple[str, int, str]]:
+    """The numbered saves that are due: ("step" or "epoch", its number, file name)."""
+    out = []
     if args.save_every_n_steps and step % args.save_every_n_steps == 0:
-        keeps = args.save_last_n_steps, first(args.save_last_n_steps_state, args.save_last_n_steps)
-        lora, state = (-1 if keep is None else step - keep - 1 for keep in keeps)
-        out.append((f"step {step}", states.step_name(slug, step), "step", lora, state))
+        out.append(("step", step, states.step_name(args.output_name, step)))
     if epoch and args.save_every_n_epochs and epoch % args.save_every_n_epochs == 0 and epoch < epochs:
-        keeps = args.save_last_n_epochs, first(args.save_last_n_epochs_state, args.save_last_n_epochs)
-        lora, state = (-1 if keep is None else epoch - keep * args.save_every_n_epochs for keep in keeps)
-        out.append((f"epoch {epoch}", f"{slug}-{epoch:06d}", "epoch", lora, state))
+        out.append(("epoch", epoch, f"{args.output_name}-{epoch:06d}"))
     return out
-
-
-def first(value: int | None, otherwise: int | None) -> int | None:
-    return otherwise if value is None else value
 
 
 def ended(t: Training, step: int) -> int | None:
@@ -313,7 +313,7 @@ def samples_due(t: Training, step: int, losses: deque, usual_s: float, requested
 
     def honor_stop_request() -> None:
         if t.hb.request == REQUEST_STOP and step and (t.state is None or t.state[0] != step):
-            save_state_of(t, step, losses)
+            keep_state(t, step, losses)
             t.saves.wait()
             t.hb.phase("sample", note="stop requested; the state is saved, the sample images are finished first")
 
@@ -335,16 +335,22 @@ def samples_due(t: Training, step: int, losses: deque, usual_s: float, requested
     return True
 
 
-def stop_here(t: Training, step: int, losses: deque) -> None:
+def stop_requested(t: Training) -> bool:
+    """Whether a stop is requested of the only process. Several agree on it in a step."""
+    return t.accelerator.num_processes == 1 and t.hb.request == REQUEST_STOP
+
+
+def stop_here(t: Training, step: int, losses: deque, batches) -> str:
     """Saves the state of a requested stop unless the step has one. All ranks wait: a rank that exits ends all."""
     if t.main:
-        if t.state is None or t.state[0] != step:
-            save_state_of(t, step, losses)
+        keep_state(t, step, losses)
         t.saves.wait()
-        assert t.state is not None  # save_state sets it
+        assert t.state is not None  # keep_state sets it
         t.log(f"stopped on request at step {step}; its state is {t.state[1]}")
     with world.barrier(limits.seconds("save_s"), "the state of a requested stop"):
         t.accelerator.wait_for_everyone()
+    end(t, batches)
+    return "stopped"
 
 
 def check_finite(t: Training, step: int) -> None:
@@ -359,39 +365,31 @@ def check_finite(t: Training, step: int) -> None:
 
 
 def save_lora(t: Training, path: Path, step: int) -> None:
-    t.hb.phase("save", note=path.name)
-    t.saves.begin(step)
-    check_finite(t, step)
     t.log(f"\nsaving checkpoint: {path}")
-    files = [File(path.name, "safetensors", dict(final_weights(t)))]
-    t.saves.save(path.name, step, step // t.per_epoch, files, lambda files: write_lora(t, path, step, files))
-
-
-def write_lora(t: Training, path: Path, step: int, files: list[File]) -> None:
-    about = lora.describe(t, step)
-    scale = t.args.network_alpha / t.args.network_dim
-    checkpoint.atomic_write(path, lora.to_file(files[0].content, t.family.prefix, scale, t.args.save_precision, about))
-    drop_replaced(t, step, path.name)
+    save(t, path, step, [File(path.name, "safetensors", dict(final_weights(t)))])
 
 
 def save_state(t: Training, folder: Path, step: int, losses: deque) -> None:
-    t.hb.phase("save", note=folder.name)
-    t.saves.begin(step)
-    check_finite(t, step)
-    files = contents(t, step, losses)
-    t.saves.save(folder.name, step, step // t.per_epoch, files, lambda files: write_state(t, folder, step, files))
+    save(t, folder, step, contents(t, step, losses))
     t.state = step, folder
 
 
-def write_state(t: Training, folder: Path, step: int, files: list[File]) -> None:
-    states.save(folder, files, step=step, epoch=step // t.per_epoch, belongs=t.belongs)
-    drop_replaced(t, step, folder.name)
+def save(t: Training, path: Path, step: int, files: list[File]) -> None:
+    """Saves a LoRA, or a state when the name is that of one."""
+    t.hb.phase("save", note=path.name)
+    t.saves.begin(step)
+    check_finite(t, step)
+    t.saves.save(path.name, step, step // t.per_epoch, files, lambda files: write(t, path, step, files))
 
 
-def complete_save(t: Training, guard: dict, files: list[File]) -> None:
-    """Writes what a killed process was saving."""
-    path = Path(t.args.output_dir) / guard["name"]
-    (write_state if path.name.endswith("-state") else write_lora)(t, path, guard["step"], files)
+def write(t: Training, path: Path, step: int, files: list[File]) -> None:
+    if path.name.endswith("-state"):
+        states.save(path, files, step=step, epoch=step // t.per_epoch, belongs=t.belongs)
+    else:
+        scale, about = t.args.network_alpha / t.args.network_dim, lora.describe(t, step)
+        data = lora.to_file(files[0].content, t.family.prefix, scale, t.args.save_precision, about)
+        checkpoint.atomic_write(path, data)
+    drop_replaced(t, step, path.name)
 
 
 def contents(t: Training, step: int, losses: deque) -> list[File]:
@@ -416,19 +414,19 @@ def snapshot(t: Training, step: int, losses: deque) -> None:
         t.snapshots.take(name, step, step // t.per_epoch, contents(t, step, losses), t.belongs)
 
 
-def save_state_of(t: Training, step: int, losses: deque) -> None:
-    """Saves a state that no flag requests, with the name of a save by steps."""
-    save_state(t, Path(t.args.output_dir) / f"{states.step_name(t.args.output_name, step)}-state", step, losses)
+def keep_state(t: Training, step: int, losses: deque) -> None:
+    """Saves a state that no flag requests, with the name of a save by steps, unless this step has one."""
+    if t.state is None or t.state[0] != step:
+        save_state(t, Path(t.args.output_dir) / f"{states.step_name(t.args.output_name, step)}-state", step, losses)
 
 
 def finish(t: Training, step: int, losses: deque) -> None:
-    """The last state and the LoRA under its own name; rank 0 only."""
+    """The last state and the LoRA under its own name."""
     args, output = t.args, Path(t.args.output_dir)
-    if not t.main:
-        return
-    if args.save_state or args.save_state_on_train_end:
+    last = output / f"{args.output_name}-state"
+    if (args.save_state or args.save_state_on_train_end) and t.state != (step, last):
         t.log("saving last state.")
-        save_state(t, output / f"{args.output_name}-state", step, losses)
+        save_state(t, last, step, losses)
     save_lora(t, output / f"{args.output_name}.safetensors", step)
 
 

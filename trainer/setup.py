@@ -12,7 +12,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,6 @@ class Training:
     transformer: Any
     parameters: dict
     average: dict  # of the weights, with --ema_decay; else empty
-    trained: dict  # the weights that are trained, while the model has the final ones; else empty
     optimizer: Any
     sampler: samples.Sampler
     validator: validation.Validator
@@ -54,6 +53,7 @@ class Training:
     requests: StepRequests  # of the user and the monitor
     snapshots: Snapshots  # in memory, for a restart
     saves: StateSaves
+    trained: dict = field(default_factory=dict)  # the weights that are trained, while the model has the final ones
     end_note: str = ""  # what a run that is done reports with its outcome
     state: tuple[int, Path] | None = None  # the newest state that this process saved or loaded: its step and folder
 
@@ -164,7 +164,6 @@ def build(args, hb) -> Training:
         transformer=transformer,
         parameters=parameters,
         average={name: p.data.clone() for name, p in parameters.items()} if args.ema_decay else {},
-        trained={},
         optimizer=optimizer,
         sampler=samples.Sampler(prompts, paths, model, family, args, device, dtypes, log),
         validator=validation.Validator(args, family, held_paths, device, dtype),

@@ -31,24 +31,19 @@ def save(folder: Path, files: list[File], *, step: int, epoch: int, belongs: dic
     """Writes the state folder. An older state with this name is replaced when the new one is complete."""
     with checkpoint.writing(folder, step, epoch, belongs=belongs) as temporary:
         for file in files:
-            path = temporary / file.name
-            if file.kind == "torch":
-                write(path, file.content)
-            elif file.kind == "safetensors":
-                path.write_bytes(
-                    lora.serialize({name: t.detach().cpu() for name, t in file.content.items()}, "F32", {})
-                )
-            else:
-                path.write_bytes(file.content)
+            (temporary / file.name).write_bytes(data_of(file))
 
 
-def write(path: Path, content: dict) -> None:
-    """torch.save through memory: on a full disk, torch's own writer raises an error without the cause."""
-    import torch
+def data_of(file: File) -> bytes | memoryview:
+    if file.kind == "torch":  # through memory: on a full disk, torch's own writer raises an error without the cause
+        import torch
 
-    buffer = io.BytesIO()
-    torch.save(content, buffer)
-    path.write_bytes(buffer.getbuffer())
+        buffer = io.BytesIO()
+        torch.save(file.content, buffer)
+        return buffer.getbuffer()
+    if file.kind == "safetensors":
+        return lora.serialize({name: t.detach().cpu() for name, t in file.content.items()}, "F32", {})
+    return bytes(file.content)
 
 
 def check(folder: Path) -> None:

@@ -149,7 +149,7 @@ def fault(phase: str, step: int, heartbeat) -> None:
     `kill@STEP+SECONDS`  SIGKILL so long after that step; `save@STEP+N`: in the first save from that step on, at the Nth
     fsync from there; `sample@STEP`: SIGKILL in the first sample image from that step on; `fsize@BYTES`: no file may
     become larger; `stop@STEP`: ask for a stop, as the monitor does; `hasty@STEP`: the same in the first denoising step
-    of a sample, and SIGKILL in the next.
+    of a sample, and SIGKILL in the next; `validate@0`: the same in the validation before a process's first step.
     """
     what, _, when = os.environ.get("TEST_FAULT", "").partition("@")
     at, _, more = when.partition("+")
@@ -168,7 +168,7 @@ def fault(phase: str, step: int, heartbeat) -> None:
         os.environ["TEST_DISK"], os.fsync = f"0 kill@{more}", slow_disk.fsync
     elif now in (("sample", "sample", 1), ("hasty", "sample", 2)) and step >= int(at):
         os.kill(os.getpid(), signal.SIGKILL)
-    elif now in (("stop", "step", 0), ("hasty", "sample", 1)) and step == int(at):
+    elif now in (("stop", "step", 0), ("hasty", "sample", 1), ("validate", "validate", 0)) and step == int(at):
         from guards.heartbeat import REQUEST_STOP, set_request
 
         set_request(heartbeat.path, REQUEST_STOP)

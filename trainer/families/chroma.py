@@ -1,6 +1,7 @@
 """Chroma: FLUX.1's blocks without CLIP and guidance; of the padding of a text, only the first token is seen."""
 
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from trainer.families import Family
 from trainer.families.common import image_ids, pack, sampling, scaled, unpack, with_image
@@ -14,14 +15,18 @@ def encode(pipe, text: str, args) -> dict:
 
 def predict(model, noisy: torch.Tensor, level: torch.Tensor, batch: dict, args) -> torch.Tensor:
     _, _, height, width = noisy.shape
-    text = batch["t5"]
+    text, mask = batch["t5"], with_image(batch["mask"], height // 2 * (width // 2))
+    if model.gradient_checkpointing:  # diffusers (0.42.1) leaves out the mask of a single block, its last argument
+        model._gradient_checkpointing_func = lambda block, *given: checkpoint(
+            block, *(given if len(given) > 3 else (*given, mask)), use_reentrant=False
+        )
     predicted = model(
         hidden_states=pack(noisy.to(text.dtype)),
         encoder_hidden_states=text,
         timestep=level.to(text.dtype),
         img_ids=image_ids(height, width, noisy.device),
         txt_ids=torch.zeros(text.shape[1], 3, device=noisy.device),
-        attention_mask=with_image(batch["mask"], height // 2 * (width // 2)),
+        attention_mask=mask,
         return_dict=False,
     )[0]
     return unpack(predicted, height, width).float()

@@ -88,6 +88,9 @@ def test_its_lora_does_in_diffusers_what_it_did_here(made, pipeline, tmp_path):
         there = flow.loss_of(args, family, theirs, batch, 3, CPU, torch.float32)
     assert there.item() == pytest.approx(here.item(), rel=1e-6)
     assert abs(before.item() - here.item()) > 1e-4
+    ours.enable_gradient_checkpointing()
+    checkpointed = flow.loss_of(args, family, ours, batch, 3, CPU, torch.float32)
+    assert checkpointed.item() == pytest.approx(here.item(), rel=1e-6)
 
 
 def test_a_lora_that_sd_scripts_trained_with_sdxl_can_be_begun_with(made, tmp_path):

@@ -88,6 +88,15 @@ def test_a_stop_while_samples_are_made_saves_its_state_before_they_are_done(work
     assert sha(folder / "tiny.safetensors") == sha(undisturbed / "tiny.safetensors")
 
 
+def test_a_kill_in_the_last_samples_costs_no_lora_and_a_longer_run_draws_none_of_them_again(work, samples):
+    common = {**COMMON, **samples, "max_train_steps": 6, "save_every_n_steps": 100}
+    folder, done = train(work, "last", "sample@6", **common)
+    assert done.returncode == -9 and (folder / "tiny.safetensors").is_file()
+    for steps in (6, 8):
+        good(train(work, "last", resume=folder / "tiny-state", **common | {"max_train_steps": steps})[1])
+        assert len(images(folder)) == 2
+
+
 @pytest.mark.journey
 def test_accumulation_and_workers_resume_in_the_middle_of_an_epoch(work):
     """10 batches an epoch, 3 a step: the fourth step of each epoch has one. Killed in it, resumed with workers."""

@@ -28,14 +28,6 @@ def test_ranks_share_the_batches_of_an_epoch_evenly():
     assert [shares[i % 2][i // 2] for i in range(15)] == batches(data, 1, 0)
 
 
-def test_an_epoch_continues_where_it_stopped():
-    order = EpochSampler(images(), 1, 0, 1)
-    order.start_at(3, 0)
-    original = list(order)
-    order.start_at(3, 4)
-    assert list(order) == original[4:]
-
-
 def test_seeds_depend_on_their_parts_alone():
     assert seed_for(42, "noise", 7, 0, 0) == 2413588734058466749  # older states continue with the same numbers
     assert len({seed_for(1, "noise", step, micro) for step in range(100) for micro in range(4)}) == 400
