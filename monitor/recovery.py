@@ -63,6 +63,8 @@ class Run:
         """Raises MonitorError: the saved state cannot be read."""
         self.folder, self.config = folder, config
         self.state = RunState.load(folder)
+        if self.state.problem:
+            folder.log(self.state.problem)
         self.gpus = gpu.Gpus()
         self.queue = GpuQueue(folder.name, folder.spec, self.gpus.listed)
         self.prewarm = next_attempt.Prewarm(folder, config.check.render_s)

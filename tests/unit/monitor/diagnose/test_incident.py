@@ -187,6 +187,9 @@ def test_an_incident_is_read_back_as_it_was_written(tmp_path):
     keys = "id kind cause title explanation phase step resumed_from steps_repeated detect_s recover_s changed"
     assert {*keys.split(), "started_at", "ended_at", "attempt", "outcome"} <= set(values)
     assert values["evidence"]["stalled_s"] == 2.3
+    values["evidence"]["processes"] = [{"pid": 7}]
+    (found.folder / "incident.json").write_text(json.dumps(values))
+    assert Incident.load(found.folder) is None, "no report could be made of it"
     assert opened(tmp_path).number == "0002"
 
 
