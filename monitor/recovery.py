@@ -32,7 +32,7 @@ from monitor.config import Config
 from monitor.detect.progress import Watch
 from monitor.diagnose import causes
 from monitor.diagnose.causes import LORA_DAMAGED, Evidence
-from monitor.diagnose.incident import Incident
+from monitor.diagnose.incident import RESTARTING, Incident
 from monitor.gpu import GpuQueue
 from monitor.phrases import PHASES, count, duration
 from monitor.process import platform
@@ -226,7 +226,9 @@ def load_incident(run: Run) -> None:
         if run.incident is None:
             run.folder.log(f"incident {number} cannot be continued: its incident.json is missing or damaged")
             run.state.failing, run.state.incident = False, ""
-        elif not run.state.failing and run.incident.recover_s is not None:
+        elif run.state.failing:  # it may have been closed for as long as a process could not be killed
+            run.incident.outcome, run.incident.ended_at = RESTARTING, None
+        elif run.incident.recover_s is not None:
             run.incident = None  # closed already
 
 

@@ -12,7 +12,7 @@ from monitor_helpers import events
 
 from guards.heartbeat import REQUEST_TERM
 from monitor import config, recovery
-from monitor.diagnose.incident import Incident
+from monitor.diagnose.incident import RESTARTING, Incident
 from monitor.resume import checkpoints, next_attempt
 from monitor.run_folder import MonitorError
 from monitor.state import Observation, RunState, Shutdown, State, Transition
@@ -156,11 +156,12 @@ def test_the_next_monitor_takes_up_an_open_incident(make_loop, trained):
     number = loop.state.incident
     for failing, recover_s, open_again in ((True, 3.0, True), (False, None, True), (False, 3.0, False)):
         loop.incident.recover_s = recover_s
-        loop.incident.save(loop.folder)
+        loop.incident.close(loop.folder, "a process could not be killed", "now")
         again = make_loop()
         again.state.failing = failing
         recovery.load_incident(again)
         assert (again.incident is not None) is open_again and again.state.failing is failing
+        assert not failing or (again.incident.outcome, again.incident.ended_at) == (RESTARTING, None)
     (loop.incident.folder / "incident.json").write_text("{")
     again.state.failing, again.state.incident = True, number
     recovery.load_incident(again)
