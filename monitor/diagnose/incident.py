@@ -63,6 +63,9 @@ class Incident:
         """A new incident with these fields, saved."""
         try:
             path = folder.new_incident()
+            last = cls.load(path.with_name(f"{int(path.name) - 1:04d}"))
+            if last is not None and (last.attempt, last.outcome) == (attempt, RESTARTING):
+                path = last.folder  # of a monitor that was killed before it had noted the failure
         except OSError:  # the folder cannot be listed; an attempt has one incident at most, so its number is free
             path = folder.folder / "incidents" / f"{attempt:04d}"
         incident = cls(path, evidence, cause, attempt, **known)

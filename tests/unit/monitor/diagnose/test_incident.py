@@ -191,6 +191,8 @@ def test_an_incident_is_read_back_as_it_was_written(tmp_path):
     (found.folder / "incident.json").write_text(json.dumps(values))
     assert Incident.load(found.folder) is None, "no report could be made of it"
     assert opened(tmp_path).number == "0002"
+    assert opened(tmp_path).number == "0002", "the monitor was killed before it had noted the failure"
+    assert opened(tmp_path, attempt=2).number == "0003"
 
 
 def test_after_a_reboot_the_time_of_the_last_progress_comes_from_the_wall_clock(tmp_path, monkeypatch):
