@@ -315,18 +315,6 @@ def wait(seconds: float, message: str) -> Transition:
     return Transition(State.BACKOFF, message, time.monotonic() + seconds)
 
 
-def already_started(run: Run) -> Attempt | None:
-    """The attempt that `start_attempt` had started when an error of the monitor cut it short: it is watched, or its end judged."""
-    record = run.state.current
-    if record is None or record.number != run.state.attempt or run.several:
-        return None
-    attempt = Attempt.adopt(run.folder, record)
-    if attempt is None:
-        return None
-    _report_start(run, attempt, "continues")
-    return attempt
-
-
 def start_attempt(run: Run) -> Attempt | Transition:
     """Start the next attempt from the newest checkpoint that verifies; what the system refuses is tried again.
 
@@ -398,21 +386,20 @@ def _start_attempt(run: Run) -> Attempt | Transition:
     where = "a snapshot in memory" if point.record else point.path.name if point.path else ""
     source = f"from step {point.step} ({where})" if point.path else "from the start"
     how = ", which had been started early" if standby else ""
-    _report_start(run, attempt, source, how, **({"changes": state.changes_at_save} if changes else {}))
+    kind, more = (
+        "started" if run.incident is None else "restarted",
+        {"changes": state.changes_at_save} if changes else {},
+    )
+    message = f"attempt {number} {source}, pid {attempt.pid}{how}"
+    run.folder.event(kind, message, attempt=number, step=point.step, **more)
+    start_tracker(run.folder)
     return attempt
 
 
-def _report_start(run: Run, attempt: Attempt, source: str, how: str = "", **known: Any) -> None:
-    """The event of an attempt that has started, and what begins with it. known: more of the event."""
-    kind, number = "restarted" if run.incident is not None else "started", attempt.record.number
-    message = f"attempt {number} {source}, pid {attempt.pid}{how}"
-    run.folder.event(kind, message, attempt=number, step=run.state.resumed_step, **known)
-    if run.leads and run.folder.spec.get("trackers") == "trackio":
-        start_tracker(run.folder)
-
-
 def start_tracker(folder: RunFolder) -> None:
-    """Start the process that logs the run to trackio. Never raises: a tracker cannot stop a run."""
+    """Start the process that logs the run to trackio, where it asks for that. Never raises: a tracker cannot stop a run."""
+    if folder.machine or folder.spec.get("trackers") != "trackio":
+        return
     try:
         with open(folder.folder / "trackio.log", "ab") as log:
             helper(python("monitor.trackio_feed", str(folder.folder)), log)

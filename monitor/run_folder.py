@@ -229,10 +229,6 @@ class RunFolder:
         except (FileNotFoundError, NotADirectoryError):
             return []
 
-    def new_incident(self) -> Path:
-        """The path of the next incident; whoever writes the incident makes the folder."""
-        return self.own / "incidents" / f"{max(self.incident_numbers(), default=0) + 1:04d}"
-
     def stop_request(self) -> dict[str, Any] | None:
         """The user's request to stop, {} or {"now": true}; None without one."""
         path = f"{self.own}{os.sep}{STOP}"  # a Path would take most of the time of each look

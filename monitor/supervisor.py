@@ -256,7 +256,7 @@ def queued(loop: Loop) -> Transition:
         return Transition(State.QUEUED, loop.queue.message)
     if (store := loop.store) is not None and not store.admitted and (wait := admission(loop, store)) is not None:
         return wait
-    result = recovery.already_started(loop) or recovery.start_attempt(loop)
+    result = recovery.start_attempt(loop)
     if isinstance(result, Attempt):
         loop.attach(result)
         return Transition(State.STARTING, f"Starting from step {loop.state.resumed_step}")

@@ -62,12 +62,13 @@ class Incident:
     def open(cls, folder: RunFolder, evidence: Evidence, cause: Cause, *, attempt: int, **known: Any) -> Incident:
         """A new incident with these fields, saved."""
         try:
-            path = folder.new_incident()
-            last = cls.load(path.with_name(f"{int(path.name) - 1:04d}"))
-            if last is not None and (last.attempt, last.outcome) == (attempt, RESTARTING):
-                path = last.folder  # of a monitor that was killed before it had noted the failure
+            last = max(folder.incident_numbers(), default=0)
         except OSError:  # the folder cannot be listed; an attempt has one incident at most, so its number is free
-            path = folder.folder / "incidents" / f"{attempt:04d}"
+            last = attempt - 1
+        folders = [folder.own / "incidents" / f"{number:04d}" for number in (last, last + 1)]
+        begun = cls.load(folders[0])  # by a monitor that was killed before it had noted the failure
+        again = begun is not None and (begun.attempt, begun.outcome) == (attempt, RESTARTING)
+        path = folders[0] if again else folders[1]
         incident = cls(path, evidence, cause, attempt, **known)
         incident.save(folder)
         return incident

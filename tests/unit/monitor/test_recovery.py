@@ -265,13 +265,12 @@ def test_what_prevents_a_start_is_said_and_a_full_disk_may_pass(make_loop, monke
 
 def test_a_tracker_that_cannot_be_started_costs_the_run_nothing(make_loop, monkeypatch):
     run, commands = make_loop('trackers = "trackio"\n'), []
-    attempt = SimpleNamespace(record=SimpleNamespace(number=1), pid=7)
     monkeypatch.setattr(recovery, "helper", lambda command, log: commands.append((command, log.name)))
-    recovery._report_start(run, attempt, "from the start")
+    recovery.start_tracker(run.folder)
     folder = run.folder.folder
     assert commands == [([sys.executable, "-m", "monitor.trackio_feed", str(folder)], str(folder / "trackio.log"))]
     monkeypatch.setattr(recovery, "helper", lambda *_: (_ for _ in ()).throw(OSError(12, "Cannot allocate memory")))
     recovery.start_tracker(run.folder)
     assert "trackio could not be started: Cannot allocate memory" in (folder / "monitor.log").read_text()
-    recovery._report_start(make_loop(), attempt, "from the start")
+    recovery.start_tracker(make_loop().folder)
     assert len(commands) == 1

@@ -230,7 +230,7 @@ def test_a_folder_that_cannot_be_made_is_made_later_and_one_that_cannot_be_liste
     assert "cannot write" in capfd.readouterr().err
     (tmp_path / "incidents").unlink()
     assert found.save(RunFolder(tmp_path)) and Incident.load(found.folder) is not None
-    monkeypatch.setattr(RunFolder, "new_incident", Mock(side_effect=OSError(5, "Input/output error")))
+    monkeypatch.setattr(RunFolder, "incident_numbers", Mock(side_effect=OSError(5, "Input/output error")))
     assert opened(tmp_path, attempt=3).number == "0003"
 
 
