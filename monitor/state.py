@@ -297,13 +297,10 @@ class RunState:
             values = json.loads(read_bytes(folder.own / STATE))
             if values["version"] != VERSION:
                 return cls()
-            loaded: RunState = typed(
-                cls, {key: value for key, value in values.items() if key != "ledger" and value is not None}
-            )
-            names = [change["name"] for change in loaded.changes if isinstance(change["sentence"], str)]
-            if len(names) < len(loaded.changes) or not all(
-                name.isidentifier() for name in names + loaded.changes_at_save
-            ):
+            known = {key: value for key, value in values.items() if value is not None}
+            loaded: RunState = typed(cls, {**known, "ledger": {}})
+            names = [change["name"] for change in loaded.changes if change["sentence"]] + loaded.changes_at_save
+            if not all(name.isidentifier() for name in names):
                 raise ValueError("a mitigation has an invalid name")
         except FileNotFoundError:
             return cls()

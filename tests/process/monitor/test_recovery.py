@@ -100,7 +100,7 @@ def test_the_first_attempt_starts_at_step_0_and_a_script_that_cannot_run_is_trie
 def test_without_trackio_an_event_says_how_to_install_it(make_loop, tmp_path, monkeypatch):
     (tmp_path / "trackio.py").write_text("raise ImportError('No module named trackio')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    run = make_loop("")
+    run = make_loop('trackers = "trackio"\n')
     recovery.start_tracker(run.folder)
     wait_for(lambda: "pip install trackio" in (run.folder.folder / "events.jsonl").read_text(), what="the event")
 
