@@ -158,7 +158,7 @@ def recover(run: Run, attempt: Attempt, evidence: Evidence | None, progress_s: f
         result = Transition(State.FAILED, _close_given_up(run, incident, stop), code=code)
     else:
         restarting = f"restarting in {wait_s:.0f} s" if wait_s else "restarting"
-        result = wait(wait_s, f"{cause.title}; {restarting}")
+        result = Transition(State.BACKOFF, f"{cause.title}; {restarting}", time.monotonic() + wait_s)
         if run.several:
             result = Transition(State.PREEMPTED, f"{result.message} with all machines", code=EXIT_AGAIN)
         if change:
@@ -308,11 +308,6 @@ def _fetch_lora(run: Run) -> None:
 
 
 # ---- the start of an attempt ----
-
-
-def wait(seconds: float, message: str) -> Transition:
-    """The next start comes after so many seconds."""
-    return Transition(State.BACKOFF, message, time.monotonic() + seconds)
 
 
 def start_attempt(run: Run) -> Attempt | Transition:
@@ -469,4 +464,4 @@ def _try_again(run: Run, message: str, limit_s: float, code: int | None = None) 
     run.tries += 1
     if (waited_s := now_s - run.failing_since_s) >= limit_s:
         return Transition(State.FAILED, f"{message} (tried {run.tries} times in {duration(waited_s)})", code=code)
-    return wait(min(FIRST_WAIT_S * 2 ** (run.tries - 1), LAST_WAIT_S), message)
+    return Transition(State.BACKOFF, message, now_s + min(FIRST_WAIT_S * 2 ** (run.tries - 1), LAST_WAIT_S))
