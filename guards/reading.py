@@ -59,7 +59,7 @@ def json_object(text: bytes | str) -> dict[str, Any] | None:
     """The JSON object in a text; None when it is incomplete or something else."""
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
 

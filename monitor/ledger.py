@@ -25,6 +25,7 @@ from typing import Any
 
 from monitor.phrases import count, duration
 from monitor.process import platform
+from monitor.run_folder import SENSIBLE, typed
 
 STATES = ("training", "loading", "waiting", "recovering", "lost")
 RESERVE_SHARE = 0.1  # of a spend limit: kept for the checkpoint at the end, where that takes longer
@@ -58,22 +59,16 @@ class Ledger:
 
     @classmethod
     def of(cls, values: dict[str, Any] | None) -> Ledger:
-        """The ledger in the values of `status.json` or `monitor.json`; an empty one without. A file that came from a store
-        can hold anything: what is no sensible value is left out."""
-        found, known = cls(), (values or {}).get("ledger")
-        known = known if isinstance(known, dict) else {}
-        for name, default in vars(found).items():
-            value = known.get(name, default)
-            if isinstance(default, dict):
-                value = {state: amount(value.get(state)) for state in STATES} if isinstance(value, dict) else default
-            elif isinstance(default, float):
-                value = amount(value)
-            elif type(default) is int:
-                value = int(amount(value))
-            elif type(value) is not type(default):
-                value = default
-            setattr(found, name, value)
-        found.state = found.state if found.state in STATES else ""
+        """The ledger in the values of `status.json` or `monitor.json`; an empty one without, and where it is
+        damaged: a file that came from a store can hold anything."""
+        try:
+            found: Ledger = typed(cls, (values or {}).get("ledger") or {})
+        except (TypeError, ValueError):
+            return cls()
+        numbers = [*vars(found).values(), *found.seconds.values()]
+        if found.state not in ("", *STATES) or any(isinstance(one, int | float) and one < 0 for one in numbers):
+            return cls()
+        found.seconds = {state: found.seconds.get(state, 0.0) for state in STATES}
         return found
 
     # ---- the monitor writes it ----
@@ -234,5 +229,5 @@ class Ledger:
 
 def amount(value: object) -> float:
     """A number above 0 of a sensible size; 0.0 for all else: JSON from elsewhere can hold 1e999 and a thousand digits."""
-    number = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e15
+    number = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < SENSIBLE
     return float(value) if number else 0.0  # type: ignore[arg-type]

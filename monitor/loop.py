@@ -283,8 +283,8 @@ class Loop(Run):
             reason = f"{reason}; {unkept}"
         if missing := self.flush_store():
             reason = f"{reason}; {missing}"
-        goes_on = [State.UNKILLABLE, *[State.PREEMPTED] * self.several]  # the next monitor takes up its incident
-        if (incident := self.incident) is not None and end.state not in goes_on:
+        goes_on = self.several and end.state is State.PREEMPTED  # the next monitor takes up its incident
+        if (incident := self.incident) is not None and not goes_on:
             ended = "completed" if end.state is State.COMPLETED else f"ended before it recovered: {reason}"
             outcome = f"the run {ended}" if incident.outcome == RESTARTING else incident.outcome
             incident.close(self.folder, outcome, platform.now().utc)

@@ -32,7 +32,7 @@ from monitor.config import Config
 from monitor.detect.progress import Watch
 from monitor.diagnose import causes
 from monitor.diagnose.causes import LORA_DAMAGED, Evidence
-from monitor.diagnose.incident import Incident
+from monitor.diagnose.incident import RESTARTING, Incident
 from monitor.gpu import GpuQueue
 from monitor.phrases import PHASES, count, duration
 from monitor.process import platform
@@ -63,6 +63,8 @@ class Run:
         """Raises MonitorError: the saved state cannot be read."""
         self.folder, self.config = folder, config
         self.state = RunState.load(folder)
+        if self.state.problem:
+            folder.log(self.state.problem)
         self.gpus = gpu.Gpus()
         self.queue = GpuQueue(folder.name, folder.spec, self.gpus.listed)
         self.prewarm = next_attempt.Prewarm(folder, config.check.render_s)
@@ -156,7 +158,7 @@ def recover(run: Run, attempt: Attempt, evidence: Evidence | None, progress_s: f
         result = Transition(State.FAILED, _close_given_up(run, incident, stop), code=code)
     else:
         restarting = f"restarting in {wait_s:.0f} s" if wait_s else "restarting"
-        result = wait(wait_s, f"{cause.title}; {restarting}")
+        result = Transition(State.BACKOFF, f"{cause.title}; {restarting}", time.monotonic() + wait_s)
         if run.several:
             result = Transition(State.PREEMPTED, f"{result.message} with all machines", code=EXIT_AGAIN)
         if change:
@@ -224,7 +226,9 @@ def load_incident(run: Run) -> None:
         if run.incident is None:
             run.folder.log(f"incident {number} cannot be continued: its incident.json is missing or damaged")
             run.state.failing, run.state.incident = False, ""
-        elif not run.state.failing and run.incident.recover_s is not None:
+        elif run.state.failing:  # it may have been closed for as long as a process could not be killed
+            run.incident.outcome, run.incident.ended_at = RESTARTING, None
+        elif run.incident.recover_s is not None:
             run.incident = None  # closed already
 
 
@@ -306,23 +310,6 @@ def _fetch_lora(run: Run) -> None:
 # ---- the start of an attempt ----
 
 
-def wait(seconds: float, message: str) -> Transition:
-    """The next start comes after so many seconds."""
-    return Transition(State.BACKOFF, message, time.monotonic() + seconds)
-
-
-def already_started(run: Run) -> Attempt | None:
-    """The attempt that `start_attempt` had started when an error of the monitor cut it short: it is watched, or its end judged."""
-    record = run.state.current
-    if record is None or record.number != run.state.attempt or run.several:
-        return None
-    attempt = Attempt.adopt(run.folder, record)
-    if attempt is None:
-        return None
-    _report_start(run, attempt, "continues")
-    return attempt
-
-
 def start_attempt(run: Run) -> Attempt | Transition:
     """Start the next attempt from the newest checkpoint that verifies; what the system refuses is tried again.
 
@@ -394,21 +381,20 @@ def _start_attempt(run: Run) -> Attempt | Transition:
     where = "a snapshot in memory" if point.record else point.path.name if point.path else ""
     source = f"from step {point.step} ({where})" if point.path else "from the start"
     how = ", which had been started early" if standby else ""
-    _report_start(run, attempt, source, how, **({"changes": state.changes_at_save} if changes else {}))
+    kind, more = (
+        "started" if run.incident is None else "restarted",
+        {"changes": state.changes_at_save} if changes else {},
+    )
+    message = f"attempt {number} {source}, pid {attempt.pid}{how}"
+    run.folder.event(kind, message, attempt=number, step=point.step, **more)
+    start_tracker(run.folder)
     return attempt
 
 
-def _report_start(run: Run, attempt: Attempt, source: str, how: str = "", **known: Any) -> None:
-    """The event of an attempt that has started, and what begins with it. known: more of the event."""
-    kind, number = "restarted" if run.incident is not None else "started", attempt.record.number
-    message = f"attempt {number} {source}, pid {attempt.pid}{how}"
-    run.folder.event(kind, message, attempt=number, step=run.state.resumed_step, **known)
-    if run.leads and run.folder.spec.get("trackers") == "trackio":
-        start_tracker(run.folder)
-
-
 def start_tracker(folder: RunFolder) -> None:
-    """Start the process that logs the run to trackio. Never raises: a tracker cannot stop a run."""
+    """Start the process that logs the run to trackio, where it asks for that. Never raises: a tracker cannot stop a run."""
+    if folder.machine or folder.spec.get("trackers") != "trackio":
+        return
     try:
         with open(folder.folder / "trackio.log", "ab") as log:
             helper(python("monitor.trackio_feed", str(folder.folder)), log)
@@ -478,4 +464,4 @@ def _try_again(run: Run, message: str, limit_s: float, code: int | None = None) 
     run.tries += 1
     if (waited_s := now_s - run.failing_since_s) >= limit_s:
         return Transition(State.FAILED, f"{message} (tried {run.tries} times in {duration(waited_s)})", code=code)
-    return wait(min(FIRST_WAIT_S * 2 ** (run.tries - 1), LAST_WAIT_S), message)
+    return Transition(State.BACKOFF, message, now_s + min(FIRST_WAIT_S * 2 ** (run.tries - 1), LAST_WAIT_S))

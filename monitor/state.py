@@ -36,13 +36,14 @@ from monitor.config import Section
 from monitor.ledger import Ledger, amount
 from monitor.process import platform
 from monitor.process.platform import LOCK, is_held
-from monitor.run_folder import JOB, STATE, STATUS, MonitorError, RunFolder, read_json
+from monitor.run_folder import JOB, STATE, STATUS, MonitorError, RunFolder, read_json, typed
 from runs.files import checksum
 
 VERSION = 2
 LEARNED = ".learned.json"  # beside the runs: durations that completed runs recorded
-COUNTS = ("attempt", "restarts", "best_step", "planned")  # with the others, what a run takes along to another machine
-CARRIED = (*COUNTS, "started_at", "gpu", "changes", "changes_at_save", "cause_counts", "ledger")
+CARRIED = (  # to another machine
+    "attempt", "restarts", "best_step", "planned", "started_at", "gpu", "changes", "changes_at_save", "cause_counts", "ledger",
+)  # fmt: skip
 STALE_S = 30.0  # status.json is written once a second
 
 
@@ -282,32 +283,33 @@ class RunState:
     ledger: Ledger = field(default_factory=Ledger)
     folder: str = ""  # where this was saved
     unsaved = ""  # the text that the disk refused; no field, so it is not saved itself
+    problem = ""  # why a file that is there was not used; neither is this
 
     @classmethod
     def load(cls, folder: RunFolder) -> RunState:
-        """The saved state of this run; a new one without any, or where another version of this program wrote it.
+        """The saved state of this run; a new one without any, where another version of this program wrote it, or where
+        it is damaged, with the `problem`.
 
         Raises:
             MonitorError: it is there and cannot be read. A new state would forget a training that runs.
         """
         try:
             values = json.loads(read_bytes(folder.own / STATE))
-        except (FileNotFoundError, ValueError):
-            values = {}
+            if values["version"] != VERSION:
+                return cls()
+            known = {key: value for key, value in values.items() if value is not None}
+            loaded: RunState = typed(cls, {**known, "ledger": {}})
+            names = [change["name"] for change in loaded.changes if change["sentence"]] + loaded.changes_at_save
+            if not all(name.isidentifier() for name in names):
+                raise ValueError("a mitigation has an invalid name")
+        except FileNotFoundError:
+            return cls()
         except OSError as error:
             raise MonitorError(f"{folder.own / STATE} cannot be read: {error.strerror}; try again") from error
-        values = values if isinstance(values, dict) else {}
-        if values.get("version") != VERSION:
-            return cls()
-        try:
-            loaded = cls(**{key: value for key, value in values.items() if key in cls.__dataclass_fields__})
-            loaded.state, loaded.history = State(loaded.state), History(**values.get("history", {}))
-            if current := values.get("current"):
-                root = tuple(current["root"]) if current["root"] else None
-                loaded.current = AttemptRecord(**{**current, "root": root})
-            loaded.shutdown = Shutdown(**values["shutdown"]) if values.get("shutdown") else None
-        except (KeyError, TypeError, ValueError):
-            return cls()
+        except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
+            damaged = cls()
+            damaged.problem = f"{STATE} is damaged, and what it had is not used: {error}"
+            return damaged
         loaded.ledger = Ledger.of(values)
         other = Path(loaded.folder or folder.own)
         try:
@@ -336,15 +338,9 @@ class RunState:
 
         What depends on a machine (its attempt, its durations, its failures) is left behind.
         """
-        try:
-            before = RunState.load(folder)
-            names = [change["name"] for change in before.changes] + before.changes_at_save
-            if not all(name.isidentifier() for name in names):
-                raise ValueError("a mitigation has an invalid name")
-            if not all(isinstance(getattr(before, name), int) for name in COUNTS):
-                raise ValueError("a count is not a number")
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            folder.log(f"the monitor.json in the store cannot be used and is ignored: {error}")
+        before = RunState.load(folder)
+        if before.problem:
+            folder.log(before.problem)
             return ""
         for name in CARRIED:
             setattr(self, name, getattr(before, name))
@@ -408,8 +404,8 @@ def read_status(folder: str | Path) -> dict[str, Any] | None:
     (or `resume-all`) continues it.
     """
     alive = is_held(Path(folder) / LOCK)  # first: a monitor that ends now writes the last status before it lets go
-    values = read_json(Path(folder) / STATUS)
-    return None if values is None else with_age({**values, "alive": alive})
+    values = read_json(Path(folder) / STATUS) or {}
+    return with_age({**values, "alive": alive}) if isinstance(values.get("state"), str) else None
 
 
 def with_age(status: dict[str, Any]) -> dict[str, Any]:
@@ -419,7 +415,7 @@ def with_age(status: dict[str, Any]) -> dict[str, Any]:
     for a status of a version before November 2026.
     """
     now, age_s = platform.now(), 0.0
-    with contextlib.suppress(TypeError, ValueError):
+    with contextlib.suppress(KeyError, TypeError, ValueError):
         if status.get("boot") == platform.boot_id()[:8]:
             age_s = max(0.0, now.mono_s - float(status["updated_mono_s"]))
         else:
@@ -444,7 +440,10 @@ def learned_key(spec: dict[str, Any]) -> str:
 
 def load_learned(folder: Path, spec: dict[str, Any]) -> dict[str, dict[str, float]]:
     """Durations that earlier runs of this kind recorded beside the run in `folder`; {} for the first."""
-    return (read_json(folder.parent / LEARNED) or {}).get(learned_key(spec), {})
+    with contextlib.suppress(TypeError, ValueError):
+        known = (read_json(folder.parent / LEARNED) or {}).get(learned_key(spec), {})
+        return typed(dict[str, dict[str, float]], known)
+    return {}
 
 
 def store_learned(folder: RunFolder, durations: dict[str, dict[str, float]]) -> None:

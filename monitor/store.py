@@ -26,7 +26,7 @@ from guards import step_requests
 from monitor import config
 from monitor.process import platform
 from monitor.process.spawned import helper, python
-from monitor.run_folder import LOG, RunFolder, read_json
+from monitor.run_folder import LOG, RunFolder, read_json, typed
 
 STORE = "store.json"  # written by the agent
 CLOSE_WAIT_S = 1.0  # for an agent that was killed
@@ -188,9 +188,8 @@ class StoreAgent:
         if values is None or self._popen is None or values.get("pid") != self._popen.pid:
             return  # an earlier agent's
         try:
-            known = {key: value for key, value in values.items() if key in StoreView.__dataclass_fields__}
-            view = StoreView(**known | {"lease": LeaseState(str(values.get("lease")))})
-        except ValueError:
+            view = typed(StoreView, values)
+        except (TypeError, ValueError):
             return  # another version of this program wrote the file
         self._changed_ns, before, self.view = changed_ns, self.view, view
         if view.step is not None and before.step is None:

@@ -204,8 +204,10 @@ def opening(loop: Loop) -> Transition:
     state, record = loop.state, loop.state.current
     attempt = Attempt.adopt(loop.folder, record) if record is not None else None
     living = attempt is not None and bool(attempt.tree.members)
-    if attempt is not None and loop.several and not living:
-        loop.folder.log(f"attempt {attempt.record.number} ended with this machine's monitor; all machines start again")
+    begun = attempt is not None and (attempt.pid is not None or (attempt.heartbeats / "pid").exists())
+    if attempt is not None and not living and (loop.several or not begun):
+        how = "ended with this machine's monitor; all machines start again" if begun else "had not begun yet"
+        loop.folder.log(f"attempt {attempt.record.number} {how}")
         attempt.close()
         attempt, state.current, state.failing = None, None, False
     again = loop.several and state.state is State.PREEMPTED  # the group starts again, and its failures still count
@@ -254,7 +256,7 @@ def queued(loop: Loop) -> Transition:
         return Transition(State.QUEUED, loop.queue.message)
     if (store := loop.store) is not None and not store.admitted and (wait := admission(loop, store)) is not None:
         return wait
-    result = recovery.already_started(loop) or recovery.start_attempt(loop)
+    result = recovery.start_attempt(loop)
     if isinstance(result, Attempt):
         loop.attach(result)
         return Transition(State.STARTING, f"Starting from step {loop.state.resumed_step}")

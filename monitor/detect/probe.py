@@ -184,6 +184,8 @@ COPYING_BYTES_S = 1 << 20  # through read and write calls, from the page cache a
 STARVED = 0.3  # of the time, runnable without a core
 PAGES_S = 100  # swapped in or out, whole machine
 FAULTS_S = 10  # major faults of the run
+# On the stack only while torch.compile compiles, which it does again for each new size of images
+_COMPILES = re.compile(r'/torch/(_dynamo/convert_frame|_inductor/(graph|async_compile))\.py"')
 BUSY_DISK = 0.5  # of the time
 BUSY_GPU = 50  # percent
 # Kernel functions that wait for a local disk. A frozen file system, a dead mount or a driver waits in others.
@@ -330,6 +332,8 @@ def compare(first: Sample, second: Sample, ranks: Collection[int], enough_cpu: b
             slow.append(f"GPU {i} is throttled ({gpu['throttle']})")
         if gpu.get("spill") and (gpu.get("memory_used") or 0) >= 0.98 * (gpu.get("memory_total") or 1):
             slow.append(f"GPU {i}'s memory is full and spills to the host's")
+    if cpu >= COMPUTES and _COMPILES.search(second.stacks):
+        slow.append("torch compiles the model, as for each new size of images")
     if cpu >= COMPUTES:
         busy.append(f"it computes: {cpu:.1f} processor cores in use")
     if busy_gpus:

@@ -98,7 +98,7 @@ class Durations:
         if max(self.seen, before) < max(watch.min_sample_count, 1):
             return min(phase.ceiling_s, max(early_s, OF_MEDIAN * max(self._recent, default=0.0)))
         known, factor = (self.known(), 1) if self.seen >= watch.min_sample_count else (self._prior, OF_PRIOR)
-        wanted = factor * max(known["usual"], OF_MEDIAN * known["median"], OF_LONGEST * self.longest)
+        wanted = factor * max(known.get("usual", 0.0), OF_MEDIAN * known.get("median", 0.0), OF_LONGEST * self.longest)
         floor_s = phase.floor_s
         if self.seen + before < watch.warm_sample_count:
             floor_s = max(floor_s, min(watch.warmup_floor_s, phase.ceiling_s))

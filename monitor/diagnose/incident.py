@@ -11,7 +11,7 @@ import contextlib
 import json
 import os
 import re
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from monitor.diagnose.causes import LORA_DAMAGED, Cause, Evidence, log_lines
 from monitor.diagnose.ranks import UNKNOWN
 from monitor.phrases import PHASES, STATES, count, duration, moment, printable
 from monitor.process import platform
-from monitor.run_folder import RunFolder, read_json
+from monitor.run_folder import RunFolder, read_json, typed
 from monitor.state import Signals
 
 TAIL, WIDTH = 15, 200  # lines of the log in the report, characters of such a line
@@ -62,9 +62,13 @@ class Incident:
     def open(cls, folder: RunFolder, evidence: Evidence, cause: Cause, *, attempt: int, **known: Any) -> Incident:
         """A new incident with these fields, saved."""
         try:
-            path = folder.new_incident()
+            last = max(folder.incident_numbers(), default=0)
         except OSError:  # the folder cannot be listed; an attempt has one incident at most, so its number is free
-            path = folder.folder / "incidents" / f"{attempt:04d}"
+            last = attempt - 1
+        folders = [folder.own / "incidents" / f"{number:04d}" for number in (last, last + 1)]
+        begun = cls.load(folders[0])  # by a monitor that was killed before it had noted the failure
+        again = begun is not None and (begun.attempt, begun.outcome) == (attempt, RESTARTING)
+        path = folders[0] if again else folders[1]
         incident = cls(path, evidence, cause, attempt, **known)
         incident.save(folder)
         return incident
@@ -74,19 +78,18 @@ class Incident:
         """The incident in folder `path`, None when its incident.json is missing or damaged."""
         values = read_json(path / "incident.json") or {}
         try:
-            own = [f.name for f in fields(cls) if f.name not in ("folder", "evidence", "cause")]
-            known = {name: values[name] for name in own if name in values}
             # "--- process 7\nstack\n--- process 8\n…" -> ["", "7", "stack", "8", …]
             parts = re.split(rf"^{_PROCESS}(\d+)\n", read_text(path / "stacks.txt"), flags=re.M)
             stacks = {int(pid): stack.strip() for pid, stack in zip(parts[1::2], parts[2::2], strict=True)}
-            evidence = Evidence(**values["evidence"], stacks=stacks, log_tail=read_text(path / "log_tail.txt"))
-            evidence.ranks = [UNKNOWN | rank for rank in evidence.ranks]
-            incident = cls(path, evidence, Cause(**values["diagnosis"]), **known)
+            incident: Incident = typed(cls, {**values, "folder": path, "cause": values["diagnosis"]})
+            incident.evidence.stacks, incident.evidence.log_tail = stacks, read_text(path / "log_tail.txt")
+            incident.evidence.ranks = [UNKNOWN | rank for rank in incident.evidence.ranks]
+            report(incident, "")  # it can be written again
             if values["boot_id"] != platform.boot_id():  # a monotonic time of before the reboot: only the UTC is left
                 now = platform.now()
                 incident.progress_s = now.mono_s - now.wall_s + datetime.fromisoformat(incident.started_at).timestamp()
             return incident
-        except (KeyError, TypeError, ValueError):
+        except (AttributeError, LookupError, TypeError, ValueError):
             return None  # written by another version
 
     def close(self, folder: RunFolder, outcome: str, ended_at: str) -> None:

@@ -29,6 +29,7 @@ from monitor import gpu
 from monitor.attempt import Attempt
 from monitor.detect.probe import Missing, ProcessSample, Sample, growths, take
 from monitor.detect.progress import MIN_STEPS, OVER, Pace, Watch
+from monitor.ledger import amount
 from monitor.phrases import duration
 from monitor.process import platform
 from monitor.process.platform import ProcessInfo
@@ -249,7 +250,7 @@ class Slowdown:
         """Another attempt is watched: its pace is expected to be that of the last one, unless the run was changed."""
         self._report_over("the attempt ended")
         known = self.run.state.pace
-        usual_s = float(known.get("usual_s", 0.0)) if known.get("changes", []) == self._names() else 0.0
+        usual_s = amount(known.get("usual_s")) if known.get("changes", []) == self._names() else 0.0
         first = not usual_s and not self._names()
         self._pace = Pace(self._window_s, _rehearsed_s(self.run.folder.folder) if first else usual_s)
         self._begin()
@@ -389,7 +390,7 @@ class Slowdown:
     def _tried(self, under_way_s: float) -> Changes | None:
         """Judge the change that was tried, once enough steps are known; the changes without it if it did not help."""
         known = self.run.state.pace
-        before_s, tried = float(known.get("slow_s", 0.0)), known.get("tried")
+        before_s, tried = amount(known.get("slow_s")), known.get("tried")
         if not before_s or tried not in self._names() or len(self._pace.window) < MIN_STEPS:
             return None
         step_s = self._pace.now_s(under_way_s)
@@ -411,6 +412,6 @@ def _rehearsed_s(folder: Path) -> float:
     try:
         if (folder / "run.toml").stat().st_mtime > rehearsal.stat().st_mtime:
             return 0.0
-        return float((read_json(rehearsal) or {}).get("measured", {}).get("step_s") or 0.0)
-    except (OSError, TypeError, ValueError):
+        return amount((read_json(rehearsal) or {})["measured"]["step_s"])
+    except (OSError, LookupError, TypeError):
         return 0.0

@@ -26,8 +26,8 @@ def test_a_shortage_is_tried_again_and_another_error_is_not(tmp_path, monkeypatc
 def test_what_cannot_be_read_is_empty_and_what_is_no_object_is_none(tmp_path):
     file = tmp_path / "x.json"
     assert (reading.read_text(file), reading.read_json(file)) == ("", None)
-    for data, text, value in ((b"[1]", "[1]", None), (b'{"a"', '{"a"', None), (b'{"a": 1}', '{"a": 1}', {"a": 1})):
-        file.write_bytes(data)
+    for text, value in (("[1]", None), ("[" * 9999, None), ('{"a"', None), ('{"a": 1}', {"a": 1})):
+        file.write_text(text)
         assert (reading.read_text(file), reading.read_json(file)) == (text, value)
     file.write_bytes(b"a\xff")
     assert reading.read_text(file) == "a\ufffd" and reading.read_json(file) is None

@@ -54,7 +54,7 @@ def test_each_state_has_its_activity_and_pace(make_loop, monkeypatch, state, due
 
 def test_a_process_that_cannot_be_killed_is_waited_for_and_then_named(make_loop):
     run = make_loop()
-    run.at, run.state.failing = Transition(State.RUNNING), True
+    run.at, run.state.failing, open_one = Transition(State.RUNNING), True, open_incident(run)
     first = run.unkillable("python (7)")
     assert first.state is State.RECOVERING and first.message.startswith("cannot be killed: python (7)")
     assert first.give_up_s == pytest.approx(first.due_s + END.unkillable_s)
@@ -63,7 +63,9 @@ def test_a_process_that_cannot_be_killed_is_waited_for_and_then_named(make_loop)
     again = run.unkillable("python (7)")
     assert again.give_up_s == first.give_up_s and again.due_s >= first.due_s
     run.at = Transition(State.RECOVERING, give_up_s=time.monotonic() - 1)
-    assert run.unkillable("python (7)").state is State.UNKILLABLE and len(events(run.folder.folder, "crash")) == 1
+    end = run.finish(run.unkillable("python (7)"))
+    assert end.state is State.UNKILLABLE and len(events(run.folder.folder, "crash")) == 1 and run.state.failing
+    assert "before it recovered: cannot be killed: python (7)" in (open_one.folder / "report.md").read_text()
     run.state.shutdown = Shutdown("preempted", gone_by_s=time.monotonic() + 5)
     assert run.unkillable("python (7)").message.startswith("preempted; cannot be killed")
 

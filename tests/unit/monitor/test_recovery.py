@@ -12,7 +12,7 @@ from monitor_helpers import events
 
 from guards.heartbeat import REQUEST_TERM
 from monitor import config, recovery
-from monitor.diagnose.incident import Incident
+from monitor.diagnose.incident import RESTARTING, Incident
 from monitor.resume import checkpoints, next_attempt
 from monitor.run_folder import MonitorError
 from monitor.state import Observation, RunState, Shutdown, State, Transition
@@ -156,11 +156,12 @@ def test_the_next_monitor_takes_up_an_open_incident(make_loop, trained):
     number = loop.state.incident
     for failing, recover_s, open_again in ((True, 3.0, True), (False, None, True), (False, 3.0, False)):
         loop.incident.recover_s = recover_s
-        loop.incident.save(loop.folder)
+        loop.incident.close(loop.folder, "a process could not be killed", "now")
         again = make_loop()
         again.state.failing = failing
         recovery.load_incident(again)
         assert (again.incident is not None) is open_again and again.state.failing is failing
+        assert not failing or (again.incident.outcome, again.incident.ended_at) == (RESTARTING, None)
     (loop.incident.folder / "incident.json").write_text("{")
     again.state.failing, again.state.incident = True, number
     recovery.load_incident(again)
@@ -264,13 +265,12 @@ def test_what_prevents_a_start_is_said_and_a_full_disk_may_pass(make_loop, monke
 
 def test_a_tracker_that_cannot_be_started_costs_the_run_nothing(make_loop, monkeypatch):
     run, commands = make_loop('trackers = "trackio"\n'), []
-    attempt = SimpleNamespace(record=SimpleNamespace(number=1), pid=7)
     monkeypatch.setattr(recovery, "helper", lambda command, log: commands.append((command, log.name)))
-    recovery._report_start(run, attempt, "from the start")
+    recovery.start_tracker(run.folder)
     folder = run.folder.folder
     assert commands == [([sys.executable, "-m", "monitor.trackio_feed", str(folder)], str(folder / "trackio.log"))]
     monkeypatch.setattr(recovery, "helper", lambda *_: (_ for _ in ()).throw(OSError(12, "Cannot allocate memory")))
     recovery.start_tracker(run.folder)
     assert "trackio could not be started: Cannot allocate memory" in (folder / "monitor.log").read_text()
-    recovery._report_start(make_loop(), attempt, "from the start")
+    recovery.start_tracker(make_loop().folder)
     assert len(commands) == 1

@@ -50,7 +50,8 @@ def test_another_machine_writes_into_a_folder_of_its_own_and_has_neither_store_n
         other.log("here")
         other.write_status({"state": "running", "step": number, "secret": "x"})
         assert not other.spec["store"] and not other.spec["spend_limit"]
-        assert other.new_incident() == other.own / "incidents" / "0001"
+        (other.own / "incidents" / "0001").mkdir(parents=True)
+        assert other.incident_numbers() == [1] and not first.incident_numbers()
     assert not (tmp_path / "status.json").exists() and (tmp_path / "machines" / "2" / "monitor.log").is_file()
     found = machines(tmp_path)
     assert [(one["machine"], one["step"]) for one in found] == [("2", 2), ("10", 10)]

@@ -8,6 +8,7 @@ from copy import deepcopy
 import pytest
 
 from monitor import config
+from monitor.diagnose import slow
 from monitor.process import platform
 from monitor.run_folder import MonitorError, RunFolder
 from monitor.state import (
@@ -18,6 +19,8 @@ from monitor.state import (
     Shutdown,
     State,
     is_abandoned,
+    learned_key,
+    load_learned,
     nothing_left,
     spec_edited,
     spec_hash,
@@ -26,6 +29,7 @@ from monitor.state import (
 from runs.files import checksum
 
 RESTART = config.load().restart
+CHANGE = {"name": "workers_0", "sentence": "no workers"}
 
 
 def test_the_state_is_the_same_after_it_was_saved_and_loaded(tmp_path):
@@ -86,10 +90,15 @@ def test_whether_an_attempt_has_completed_the_training(code, outcome, trained, d
 
 
 def test_a_state_that_cannot_be_read_is_no_new_run_and_one_of_another_version_is(tmp_path):
-    newer = ('"state": "thawing"', '"history": null', '"current": {"pid": 7}', '"shutdown": {"how": "gently"}')
-    for text in ('{"version": 1, "attempt": 7}', "[1]", "{", *(f'{{"version": 2, {one}}}' for one in newer)):
+    (tmp_path / "monitor.json").write_text('{"version": 1, "attempt": 7}')
+    assert RunState.load(RunFolder(tmp_path)) == RunState() and not RunState.load(RunFolder(tmp_path)).problem
+    wrong = ('"state": "thawing"', '"history": []', '"current": {"pid": 7}', '"shutdown": {"how": "gently"}',
+             '"planned": {}', '"save_dir": 1e999', '"attempt": true', '"durations": {"step": 5}', '"changes": [{"name": "x"}]',
+             '"changes_at_save": "x"', '"failing": 1', f'"best_step": {10**30}')  # fmt: skip
+    for text in ("[1]", "{", "[" * 9999, "", *(f'{{"version": 2, {one}}}' for one in wrong)):
         (tmp_path / "monitor.json").write_text(text)
-        assert RunState.load(RunFolder(tmp_path)) == RunState()
+        found = RunState.load(RunFolder(tmp_path))
+        assert found == RunState() and found.problem.startswith("monitor.json is damaged"), text
     (tmp_path / "monitor.json").unlink()
     (tmp_path / "monitor.json").mkdir()
     state = RunState(attempt=7)
@@ -101,12 +110,28 @@ def test_a_state_that_cannot_be_read_is_no_new_run_and_one_of_another_version_is
     assert state.save_again(RunFolder(tmp_path)) and RunState.load(RunFolder(tmp_path)).attempt == 7, "as it was then"
 
 
+def test_what_earlier_runs_or_a_rehearsal_took_is_not_used_where_it_is_damaged(tmp_path):
+    key = learned_key({})
+    for known, found in (
+        ({"step": {"n": 3}}, {"step": {"n": 3.0}}),
+        (None, {}),
+        ({"step": 5}, {}),
+        ({"step": {"n": "x"}}, {}),
+    ):
+        (tmp_path / ".learned.json").write_text(json.dumps({key: known}))
+        assert load_learned(tmp_path / "run", {}) == found
+    for text, step_s in (('{"step_s": 2}', 2.0), ('{"step_s": NaN}', 0.0), ("5", 0.0), ("{}", 0.0)):
+        (tmp_path / "run.toml").touch()
+        (tmp_path / "rehearsal.json").write_text(f'{{"measured": {text}}}')
+        assert slow._rehearsed_s(tmp_path) == step_s
+
+
 def test_a_completed_run_has_work_to_do_once_it_was_made_again(tmp_path):
     assert spec_hash(tmp_path) == "" and not spec_edited(tmp_path)
     (tmp_path / "run.toml").write_text("x = 1\n")
     known = checksum(b"x = 1\n")
     assert spec_hash(tmp_path) == known and not spec_edited(tmp_path)
-    state = RunState(State.COMPLETED, best_step=40, spec_hash=known, cause_counts={"oom": 1}, changes=[{"name": "x"}])
+    state = RunState(State.COMPLETED, best_step=40, spec_hash=known, cause_counts={"oom": 1}, changes=[CHANGE])
     state.save(RunFolder(tmp_path))
     assert nothing_left(tmp_path) == ""
     (tmp_path / f"{tmp_path.name}.safetensors").touch()
@@ -149,9 +174,9 @@ def test_failures_are_answered_at_once_then_after_longer_and_the_last_ends_the_r
 
 def test_the_state_of_another_machine_is_continued_without_what_depends_on_that_machine(make_loop):
     there = make_loop()
-    folder, change = there.folder.folder, {"name": "workers_0", "sentence": "no workers"}
+    folder = there.folder.folder
     before = RunState(
-        State.FAILED, attempt=3, restarts=2, best_step=40, changes=[change], changes_at_save=["batch_1"], failing=True,
+        State.FAILED, attempt=3, restarts=2, best_step=40, changes=[CHANGE], changes_at_save=["batch_1"], failing=True,
         spec_hash=spec_hash(folder), durations={"step": {"n": 3}}, cause_counts={"oom": 1},
     )  # fmt: skip
     before.ledger.steps, before.ledger.price_per_hour = 40, 9.0
@@ -166,7 +191,7 @@ def test_the_state_of_another_machine_is_continued_without_what_depends_on_that_
 
     reason, state = adopted()
     assert reason == "" and (state.attempt, state.restarts, state.best_step, state.best_before) == (3, 2, 40, 40)
-    assert state.changes == [change] and state.cause_counts == {"oom": 1}
+    assert state.changes == [CHANGE] and state.cause_counts == {"oom": 1}
     assert state.ledger.steps == 40 and state.ledger.price_per_hour == 0.0, "the price is that of this machine"
     assert not state.durations and not state.failing
     (folder / "toy.safetensors").write_bytes(b"x")
@@ -177,4 +202,4 @@ def test_the_state_of_another_machine_is_continued_without_what_depends_on_that_
     for wrong in ({"best_step": "x"}, {"best_step": 40, "changes_at_save": ["$(rm)"]}):
         reason, state = adopted(**wrong)
         assert reason == "" and state.best_step == 0
-    assert "cannot be used and is ignored" in (folder / "monitor.log").read_text()
+    assert "monitor.json is damaged, and what it had is not used" in (folder / "monitor.log").read_text()

@@ -280,17 +280,23 @@ def test_a_suspicion_is_looked_into_once_and_progress_ends_it(make_loop, trained
          State.QUEUED, "preparing the start"),
         ({"state": State.FAILED, "current": True}, None, None, State.QUEUED, "preparing the start"),
         ({"state": State.RUNNING, "current": True}, 1, {"x": 1}, State.QUEUED, "preparing the start"),
+        ({"state": State.QUEUED, "current": "not begun"}, None, {"x": 1}, State.QUEUED, "preparing the start"),
     ],
 )  # fmt: skip
 def test_a_new_monitor_continues_what_was_under_way(make_loop, trained, saved, machine, kept, state, words):
     run = make_loop("nodes = 2\n" if machine is not None else "", machine=machine)
     run.state.history = replace(run.state.history, failures={"x": 1})
     for name, value in saved.items():
-        setattr(run if name == "anew" else run.state, name, trained(run).record if name == "current" else value)
+        if name == "current":
+            made = trained(run)
+            if value is True:
+                (made.heartbeats / "pid").write_text("x")
+            value = made.record
+        setattr(run if name == "anew" else run.state, name, value)
     result = turn(run)
     assert result.state is state and result.message.startswith(words)
     assert (run.state.history.failures or None) == kept
-    attached = bool(saved.get("current")) and kept is not None and machine is None
+    attached = saved.get("current") is True and kept is not None and machine is None
     assert (run.attempt is not None) is attached
     if state is State.QUEUED:
         assert run.state.started_at and run.state.spec_hash and run.state.reason is run.state.shutdown is None

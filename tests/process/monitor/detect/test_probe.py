@@ -160,6 +160,7 @@ RUNS, RAN = sample(0, one("R")), one("R", cpu=2.0)
 HOT = {"utilization": 99, "throttle": "too hot"}
 SPILLED = {"utilization": 99, "spill": True, "memory_used": 99, "memory_total": 100}
 BUSY = sample(2, one("R", cpu=0.8, starved_s=1.2))
+TORCH = '  File "/x/site-packages/torch/'
 PROVES = {  # two samples: the kind of evidence, and what it says
     "asleep": (sample(0, one()), sample(2, one()), "stuck", "same stack twice"),
     "asleep on changing stacks": (sample(0, one()), sample(2, one(), stacks="other"), None, ""),
@@ -170,6 +171,13 @@ PROVES = {  # two samples: the kind of evidence, and what it says
     "swaps": (RUNS, sample(2, one("R", cpu=1.0, faults=500), swapped_pages=5000), "slow", "swapping"),
     "throttled": (RUNS, sample(2, RAN, gpu=(HOT,)), "slow", "throttled"),
     "spills": (RUNS, sample(2, RAN, gpu=(SPILLED,)), "slow", "spills"),
+    "compiles": (
+        RUNS,
+        sample(2, RAN, stacks=TORCH + '_inductor/graph.py", line 9 in run'),
+        "slow",
+        "compiles the model",
+    ),
+    "runs what is compiled": (RUNS, sample(2, RAN, stacks=TORCH + '_dynamo/eval_frame.py", line 9'), "busy", "in use"),
     "a busy machine": (RUNS, BUSY, "slow", "keep the processor busy"),
 }
 

@@ -187,7 +187,12 @@ def test_an_incident_is_read_back_as_it_was_written(tmp_path):
     keys = "id kind cause title explanation phase step resumed_from steps_repeated detect_s recover_s changed"
     assert {*keys.split(), "started_at", "ended_at", "attempt", "outcome"} <= set(values)
     assert values["evidence"]["stalled_s"] == 2.3
+    values["evidence"]["processes"] = [{"pid": 7}]
+    (found.folder / "incident.json").write_text(json.dumps(values))
+    assert Incident.load(found.folder) is None, "no report could be made of it"
     assert opened(tmp_path).number == "0002"
+    assert opened(tmp_path).number == "0002", "the monitor was killed before it had noted the failure"
+    assert opened(tmp_path, attempt=2).number == "0003"
 
 
 def test_after_a_reboot_the_time_of_the_last_progress_comes_from_the_wall_clock(tmp_path, monkeypatch):
@@ -225,7 +230,7 @@ def test_a_folder_that_cannot_be_made_is_made_later_and_one_that_cannot_be_liste
     assert "cannot write" in capfd.readouterr().err
     (tmp_path / "incidents").unlink()
     assert found.save(RunFolder(tmp_path)) and Incident.load(found.folder) is not None
-    monkeypatch.setattr(RunFolder, "new_incident", Mock(side_effect=OSError(5, "Input/output error")))
+    monkeypatch.setattr(RunFolder, "incident_numbers", Mock(side_effect=OSError(5, "Input/output error")))
     assert opened(tmp_path, attempt=3).number == "0003"
 
 
