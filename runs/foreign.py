@@ -203,8 +203,10 @@ def _read_one(out: Settings, name: str, text: str) -> bool:
         return True
     elif not short:
         raise RunError(f"larger than {MAX_SCRIPT // 1000} kB, so it is no script of a training")
-    elif re.search(r"(^|\s)--[A-Za-z]", text) and (found := _commands("", f"train_network.py {text.strip()}")):
-        read_command(out, found[0])
+    elif re.search(r"(^|\s)--[A-Za-z]", text):
+        if other := re.search(r"[\w.-]+\.py\b", text):
+            raise RunError(f"{other[0]} is no script that Hangproof reads; its options may mean something else")
+        read_command(out, _commands("", f"train_network.py {text.strip()}")[0])
         out.script = ""
     else:
         return False
@@ -443,6 +445,10 @@ def read_job(out: Settings, table: Mapping[str, Any]) -> None:
     first = found[0] if isinstance(found := config.get("process"), list) and found else None
     if not isinstance(first, dict):
         raise RunError("no job of ai-toolkit; it has a table “config” with a list “process”")
+    if not isinstance(first.get("network"), dict) or not str(first.get("type", "trainer")).endswith("trainer"):
+        raise RunError(
+            f"the process {shown(first.get('type'))} of this job trains no LoRA; choose a job with a “network”"
+        )
     out.kind = "a job of ai-toolkit"
     out.add("output_name", config.get("name"), "name")
     parts = {name: part for name, part in first.items() if isinstance(name, str) and isinstance(part, dict)}
@@ -454,7 +460,8 @@ def read_job(out: Settings, table: Mapping[str, Any]) -> None:
         if key in parts.get(name, {}) and flag not in out.flags:
             value = parts[name][key]
             out.add(flag, JOB["precisions"].get(str(value)) if flag == "mixed_precision" else value, place)
-    out.script = _job_script(parts.get("model", {}))
+    out.script, *kind = _job_script(parts.get("model", {})).split()
+    out.add("model_type", " ".join(kind), "model.arch")
     given = found if isinstance(found := parts.get("sample", {}).get("prompts"), list) else []
     texts = (one.get("prompt") if isinstance(one, dict) else one for one in given)
     word = str(first.get("trigger_word") or "[trigger]")  # which stands for it in a prompt
@@ -488,12 +495,9 @@ def _job_folders(out: Settings, datasets: list[dict[str, Any]], trigger: object)
 
 
 def _job_script(model: Mapping[str, Any]) -> str:
-    """The training script of a base model. RunError: it is of a kind that Hangproof does not train."""
-    scripts, arch = JOB["architectures"], model.get("arch")
-    known = arch if isinstance(arch, str) else next((key for key in scripts if model.get(f"is_{key}")), None)
-    if known is None:
-        return "train_network.py"
-    script = str(scripts.get(known.partition(":")[0].lower(), ""))
-    if known and not script:
+    """The training script of a base model, and its model_type. RunError: Hangproof does not train this kind."""
+    arch, named = model.get("arch"), [str(key)[3:] for key, on in model.items() if on and str(key).startswith("is_")]
+    known = arch if isinstance(arch, str) else (named or ["sd1"])[0]
+    if not (script := JOB["architectures"].get(known.partition(":")[0].lower())):
         raise RunError(f"model.arch: Hangproof has no base model of the kind {shown(known)}")
-    return script
+    return str(script)

@@ -104,6 +104,12 @@ def _model(out: Settings) -> tuple[str, str]:
         elif not _exists(given):
             which = f"Base model: {model['name']}. " if main else ""
             out.take(flag, "changed", f"{which}This file is not on this machine; the one of {model['name']} is used")
+    for flag, value in _kinds(key, backend).items():
+        if out.flags.get(flag, [value]) != [value] and not out.flags.keys() & {*MAIN_FLAGS}:
+            given = " ".join(out.flags[flag])
+            raise RunError(
+                f"--{flag} {given} cannot be imported: Hangproof has no such base model, nor this machine its file"
+            )
     if left := [flag for flag in needs if flag in out.flags]:
         out.notes.append(f"Base model: {model['name']}, with your own files for {', '.join(left)}.")
     return key, backend
@@ -119,12 +125,16 @@ def _score(out: Settings, key: str, backend: str) -> int:
     named = _is_file_of(key, main, (flags.get(main) or [""])[0])
     if model["generated"] and not named:
         return 0
-    own = {**trainer["flags"], **model["flags"]}
-    kinds = own.keys() & {"model_type", "model_version", "task"}
-    same = any(flags.get(flag) == [number(own[flag])] for flag in kinds)
+    same = sum(2 if flags.get(flag) == [value] else -1 for flag, value in _kinds(key, backend).items())
     files = sum(1 if flag in flags else -1 for flag in needs) if any(flag in flags for flag in needs) else 0
     module = flags.get("network_module") == [trainer["network_module"]]
-    return max(1, 20 + 10 * named + 3 * module + 2 * same + files)
+    return max(1, 20 + 10 * named + 3 * module + same + files)
+
+
+def _kinds(key: str, backend: str) -> dict[str, str]:
+    """The flags that tell a base model from others with the same script."""
+    own = {**presets.trainer_of(key, backend)["flags"], **presets.models()[key]["flags"]}
+    return {flag: number(own[flag]) for flag in ("model_type", "model_version", "task") if flag in own}
 
 
 def _stem(path: str) -> str:
