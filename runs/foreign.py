@@ -164,19 +164,17 @@ def read(files: Sequence[tuple[str, str]]) -> Settings:
         raise RunError(f"There is nothing to import. Paste or choose {READ}")
     if len(files) > MAX_FILES:
         raise RunError(f"{len(files)} files are too many; choose at most {MAX_FILES}")
-    out, texts = Settings(), []
+    out = Settings()
     # Scripts before data sets and prompts: they say what the kind is, and the name of the prompts, which have options.
     for name, text in sorted(files, key=lambda one: (DATA_SET.search(one[1]) is not None, one[0].endswith(".txt"))):
         try:
-            if _is_prompts(out, name) or not _read_one(out, name, text.lstrip("\ufeff")):
-                texts.append((name, text))
+            if _is_prompts(out, name):
+                out.prompts = lines_of(text)
+            elif not _read_one(out, name, text.lstrip("\ufeff")):
+                raise RunError(f"this is not {READ}. Check that it is complete")
         except (RunError, RecursionError) as error:
             why = error if isinstance(error, RunError) else "nested too deeply, so it is no configuration"
             raise RunError(f"{name}: {why}") from error
-    for name, text in texts:
-        if not _is_prompts(out, name):
-            raise RunError(f"{name}: this is not {READ}. Check that it is complete")
-        out.prompts = lines_of(text)
     if not out.kind:
         raise RunError(f"The file has no settings of a training. Choose {READ}")
     return out
@@ -203,10 +201,10 @@ def _read_one(out: Settings, name: str, text: str) -> bool:
         return True
     elif not short:
         raise RunError(f"larger than {MAX_SCRIPT // 1000} kB, so it is no script of a training")
-    elif re.search(r"(^|\s)--[A-Za-z]", text):
+    elif re.search(r"(^|\s)--[A-Za-z]", text) and (found := _commands("", f"train_network.py {text.strip()}")):
         if other := re.search(r"[\w.-]+\.py\b", text):
             raise RunError(f"{other[0]} is no script that Hangproof reads; its options may mean something else")
-        read_command(out, _commands("", f"train_network.py {text.strip()}")[0])
+        read_command(out, found[0])
         out.script = ""
     else:
         return False

@@ -90,7 +90,8 @@ def _model(out: Settings) -> tuple[str, str]:
     key, backend = max(able, key=lambda one: _score(out, *one))
     if not _score(out, key, backend):
         raise RunError(
-            f"{out.script or 'The file'} cannot be imported: Hangproof trains LoRAs, and has no base model for this script"
+            f"{out.script or 'The file'} cannot be imported: Hangproof trains LoRAs, and has no base model for this script, "
+            "or for its --task or --model_version"
         )
     model, needs = presets.models()[key], presets.trainer_of(key, backend)["needs"]
     for flag in needs:
@@ -104,12 +105,6 @@ def _model(out: Settings) -> tuple[str, str]:
         elif not _exists(given):
             which = f"Base model: {model['name']}. " if main else ""
             out.take(flag, "changed", f"{which}This file is not on this machine; the one of {model['name']} is used")
-    for flag, value in _kinds(key, backend).items():
-        if out.flags.get(flag, [value]) != [value] and not out.flags.keys() & {*MAIN_FLAGS}:
-            given = " ".join(out.flags[flag])
-            raise RunError(
-                f"--{flag} {given} cannot be imported: Hangproof has no such base model, nor this machine its file"
-            )
     if left := [flag for flag in needs if flag in out.flags]:
         out.notes.append(f"Base model: {model['name']}, with your own files for {', '.join(left)}.")
     return key, backend
@@ -122,19 +117,16 @@ def _score(out: Settings, key: str, backend: str) -> int:
     if (out.script == "trainer") != (backend == "diffusers") or out.script not in ("", "trainer", trainer["script"]):
         return 0
     main = "dit" if "dit" in needs else MAIN_FLAGS[0]
-    named = _is_file_of(key, main, (flags.get(main) or [""])[0])
-    if model["generated"] and not named:
+    path, own = (flags.get(main) or [""])[0], {**trainer["flags"], **model["flags"]}
+    named = _is_file_of(key, main, path)
+    kinds = {flag: [number(own[flag])] for flag in ("model_type", "model_version", "task") if flag in own}
+    another = any(flags.get(flag, value) != value for flag, value in kinds.items()) and not _exists(path)
+    if another or (model["generated"] and not named):
         return 0
-    same = sum(2 if flags.get(flag) == [value] else -1 for flag, value in _kinds(key, backend).items())
+    same = sum(2 if flags.get(flag) == value else -1 for flag, value in kinds.items())
     files = sum(1 if flag in flags else -1 for flag in needs) if any(flag in flags for flag in needs) else 0
     module = flags.get("network_module") == [trainer["network_module"]]
     return max(1, 20 + 10 * named + 3 * module + same + files)
-
-
-def _kinds(key: str, backend: str) -> dict[str, str]:
-    """The flags that tell a base model from others with the same script."""
-    own = {**presets.trainer_of(key, backend)["flags"], **presets.models()[key]["flags"]}
-    return {flag: number(own[flag]) for flag in ("model_type", "model_version", "task") if flag in own}
 
 
 def _stem(path: str) -> str:

@@ -61,7 +61,7 @@ def test_what_cannot_be_imported_says_why():
         ),
         (
             "python wan_train_network.py --dit wan2.1.safetensors --task t2v-1.3B --network_dim 4",
-            "--task t2v-1.3B cannot",
+            "or for its --task",
         ),
         ("python train_db.py --learning_rate 1", "no base model for this script"),
         (runs.dumps(runs.make({"name": "cat"})), "Choose the train.sh and dataset.toml beside it"),
