@@ -168,10 +168,11 @@ def read(files: Sequence[tuple[str, str]]) -> Settings:
     # Scripts before data sets and prompts: they say what the kind is, and the name of the prompts, which have options.
     for name, text in sorted(files, key=lambda one: (DATA_SET.search(one[1]) is not None, one[0].endswith(".txt"))):
         try:
-            if _is_prompts(out, name):
+            prompts = file_name((out.flags.get("sample_prompts") or ["sample_prompts.txt"])[0])  # by default as ours
+            if file_name(name) == prompts and not name.endswith((".json", ".toml")):  # of tables, for kohya's trainers
                 out.prompts = lines_of(text)
-            elif not _read_one(out, name, text.lstrip("\ufeff")):
-                raise RunError(f"this is not {READ}. Check that it is complete")
+            else:
+                _read_one(out, name, text.lstrip("\ufeff"))
         except (RunError, RecursionError) as error:
             why = error if isinstance(error, RunError) else "nested too deeply, so it is no configuration"
             raise RunError(f"{name}: {why}") from error
@@ -180,13 +181,8 @@ def read(files: Sequence[tuple[str, str]]) -> Settings:
     return out
 
 
-def _is_prompts(out: Settings, name: str) -> bool:  # by its name: the one in the script, else FluxGym's and ours
-    wanted = file_name((out.flags.get("sample_prompts") or ["sample_prompts.txt"])[0])
-    return file_name(name) == wanted and not name.endswith((".json", ".toml"))  # of tables, for kohya's trainers
-
-
-def _read_one(out: Settings, name: str, text: str) -> bool:
-    """Add what one file sets; False for a text of an unknown kind."""
+def _read_one(out: Settings, name: str, text: str) -> None:
+    """Add what one file sets. RunError: it is of an unknown kind, or damaged."""
     short = len(text) <= MAX_SCRIPT
     if len(text) > MAX_BYTES:
         raise RunError(f"larger than {MAX_BYTES // 1000} kB, so it is no configuration")
@@ -198,7 +194,7 @@ def _read_one(out: Settings, name: str, text: str) -> bool:
         if len(found) > 1:
             out.notes.append(f"{name} has {len(found)} training commands; the first is imported.")
     elif _read_table(out, name, text):
-        return True
+        return
     elif not short:
         raise RunError(f"larger than {MAX_SCRIPT // 1000} kB, so it is no script of a training")
     elif re.search(r"(^|\s)--[A-Za-z]", text) and (found := _commands("", f"train_network.py {text.strip()}")):
@@ -207,8 +203,7 @@ def _read_one(out: Settings, name: str, text: str) -> bool:
         read_command(out, found[0])
         out.script = ""
     else:
-        return False
-    return True
+        raise RunError(f"this is not {READ}. Check that it is complete")
 
 
 def _commands(name: str, text: str) -> list[Training]:
@@ -444,9 +439,7 @@ def read_job(out: Settings, table: Mapping[str, Any]) -> None:
     if not isinstance(first, dict):
         raise RunError("no job of ai-toolkit; it has a table “config” with a list “process”")
     if not isinstance(first.get("network"), dict) or not str(first.get("type", "trainer")).endswith("trainer"):
-        raise RunError(
-            f"the process {shown(first.get('type'))} of this job trains no LoRA; choose a job with a “network”"
-        )
+        raise RunError(f"this job trains no LoRA ({shown(first.get('type'))}); choose one with a “network”")
     out.kind = "a job of ai-toolkit"
     out.add("output_name", config.get("name"), "name")
     parts = {name: part for name, part in first.items() if isinstance(name, str) and isinstance(part, dict)}

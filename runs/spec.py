@@ -20,8 +20,6 @@ from runs import env_file
 from runs.files import Fault, RunError, atomic_write
 from runs.paths import slug
 
-NO_TEXT, NUL = re.compile("[\0\ud800-\udfff]"), "Contains a NUL character, or bytes that are not UTF-8; remove it"
-
 
 def _no_nul(text: str) -> str:
     if NO_TEXT.search(text):
@@ -29,6 +27,7 @@ def _no_nul(text: str) -> str:
     return text
 
 
+NO_TEXT, NUL = re.compile("[\0\ud800-\udfff]"), "Contains a NUL character, or bytes that are not UTF-8; remove it"
 DEFAULTS = presets.defaults()["run"]
 Text = Annotated[str, AfterValidator(_no_nul)]
 Value = bool | int | float | str | list[str]

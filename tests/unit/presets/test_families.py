@@ -24,7 +24,6 @@ from presets.training import commands
 from runs.command import commands as commands_of
 from runs.paths import CHECKOUTS, datasets_dir
 from runs.sanity import judge
-from trainer.arguments import problem
 
 
 def scripts(models=FAMILIES, platforms=PLATFORMS) -> Iterator[tuple["runs.RunSpec", str, str]]:
@@ -70,8 +69,6 @@ def test_every_tier_says_what_it_does_and_where_its_figures_come_from(model, bac
         assert 0 < row["needs_gb"] <= max(row["vram_gb"], 24 if name == "20G" else 0)
         assert ("swapped" in row["note"] and "time limit" in row["note"]) == ("blocks_to_swap" in row["flags"])
         assert "blocks_to_swap" not in row["flags"] or backend == "musubi"
-        if backend == "diffusers":
-            assert problem(runs.arguments(made(model, backend, name), Path("/out"))) == "", "the trainer starts it"
     assert fitting(model, backend), "no tier holds it"
     held = list(rows)[list(rows).index(fitting(model, backend)[0]) :]
     assert held == fitting(model, backend), "a larger GPU holds it as well"

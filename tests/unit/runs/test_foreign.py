@@ -54,7 +54,7 @@ def test_what_cannot_be_imported_says_why():
         ("config: {process: [{network: {}, model: {arch: unheard-of}}]}", "no base model"),
         ("config: {process: [{network: {}, model: {is_pixart: true}}]}", "of the kind pixart"),
         ("config: {process: [{model: {is_flux: true}}]}", "trains no LoRA"),
-        ("config: {process: [{type: slider, network: {}}]}", "the process slider of this job trains no LoRA"),
+        ("config: {process: [{type: slider, network: {}}]}", "trains no LoRA (slider)"),
         (
             "accelerate launch train_dreambooth_lora_flux.py --rank 4 --learning_rate 1",
             "train_dreambooth_lora_flux.py is no",
