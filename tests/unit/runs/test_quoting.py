@@ -149,16 +149,6 @@ def test_what_no_command_line_can_hold_is_refused():
         quote("a\0b")
 
 
-def test_the_batch_script_is_whole(data):
-    made = spec(prompts=["100% & more"], sample_every_n_steps=5, extra={"training_comment": 'say "50%" & ^go'})
-    lines = runs.script(made, Path("C:/out dir"), platform="win32").split("\r\n")
-    start = next(i for i, line in enumerate(lines) if line.startswith('"%python%"'))
-    end = next(i for i, line in enumerate(lines) if i >= start and not line.endswith("^")) + 1
-    words = cmd_words(" ".join(line.removesuffix("^") for line in lines[start:end]).replace('"%python%"', "x"))[1:]
-    assert words == intended(made, Path("C:/out dir"), None, "win32")
-    assert lines[-2] == "exit /b %ERRORLEVEL%" and not any("\n" in line for line in lines)
-
-
 def test_a_control_character_is_an_escape_so_that_each_flag_stays_on_one_line():
     quoted = [quote(f"it's{chr(number)}\\ 写真") for number in (*range(1, 32), 127)]
     assert list(map(quote, ("a b", "it's", "a/b.c=1", ""))) == ["'a b'", "'it'\\''s'", "a/b.c=1", "''"]
