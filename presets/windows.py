@@ -44,12 +44,8 @@ def batch(text: str) -> list[Command]:
     """The commands of a batch file, in order."""
     once, loops, variables = _once(CMD_SETS, text), set(CMD_LOOPS.findall(text)), dict[str, str]()
     out, line, depth, quoted = list[Command](), list[Char](), 0, False
-    at, start, looked = (
-        int(text.startswith("\ufeff")),
-        True,
-        False,
-    )  # looked: from the space before, which is passed over
-    head = ""  # the first five characters of the line's words
+    # looked: from the space before, which is passed over; head: the first five characters of the line's words
+    at, start, looked, head = int(text.startswith("\ufeff")), True, False, ""
 
     def known(name: str | None) -> str:
         return variables.get((name or "").lower(), UNKNOWN)
