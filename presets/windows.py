@@ -44,13 +44,14 @@ def batch(text: str) -> list[Command]:
     """The commands of a batch file, in order."""
     once, loops, variables = _once(CMD_SETS, text), set(CMD_LOOPS.findall(text)), dict[str, str]()
     out, line, depth, quoted = list[Command](), list[Char](), 0, False
-    at, start = int(text.startswith("\ufeff")), True
+    # looked: from the space before, which is passed over; head: the first five characters of the line's words
+    at, start, looked, head = int(text.startswith("\ufeff")), True, False, ""
 
     def known(name: str | None) -> str:
         return variables.get((name or "").lower(), UNKNOWN)
 
     while at < len(text):
-        if start and (found := CMD_REMARK.match(text, at) or CMD_SET.match(text, at)):
+        if start and not looked and (found := CMD_REMARK.match(text, at) or CMD_SET.match(text, at)):
             if found.re is CMD_SET and found[2].lower() in once and not depth:
                 value = re.sub(r"%%|%(\w+)%", lambda one: known(one[1]) if one[1] else "%", found[3].rstrip("\r"))
                 variables |= {found[2].lower(): value} if UNKNOWN not in value else {}
@@ -58,15 +59,15 @@ def batch(text: str) -> list[Command]:
             continue
         piece = CMD.match(text, at)
         assert piece is not None, "any character matches"
+        looked = piece[0] in (" ", "\t")
         kind, end, value = piece.lastgroup or "", piece.end(), text[at]
         if quoted and (kind in ("next", "caret", "into", "bracket") or piece[0] in "&|"):
             kind, end = "plain", at + 1
-        first = "".join(char for char, *_ in line).split()[:1]
-        opens = not first or first[0].lower() in ("if", "for", "else")
+        opens = not head or head.split()[0].lower() in ("if", "for", "else")
         if kind == "end" or (kind == "bracket" and (depth > 0 if value == ")" else opens)):
             depth += {"(": 1, ")": -1}.get(value, 0)
             out += _runtime_words(line)
-            line, quoted, start, at = [], False, value == "\n", end
+            line, head, quoted, start, at = [], "", False, value == "\n", end
             continue
         if kind == "caret":
             value = piece["caret"]
@@ -77,8 +78,9 @@ def batch(text: str) -> list[Command]:
         elif kind in ("name", "odd") and piece[0] != "%":
             value = known(piece["name"])
         quoted = quoted != (kind != "caret" and value.count('"') % 2 == 1)
-        if not (value == "@" and not first):
+        if not (value == "@" and not head):
             line += [(char, at, end) for char in value]
+            head = f"{head}{value}".lstrip()[:5]
         start = start and value.isspace()
         at = end
     return out + _runtime_words(line)
@@ -90,7 +92,7 @@ def _runtime_words(line: list[Char]) -> list[Command]:
     opaque, inside, target, begin = False, False, False, 0
     word: str | None = None
     text = "".join(char for char, *_ in line) + " "
-    for piece in re.finditer(r'(\\*)"|(?s:.)', text):
+    for piece in re.finditer(r'(\\*)"|\\+|(?s:.)', text):
         if piece[0] == INTO or (piece[0] in " \t\r" and (not inside or piece.end() == len(text))):
             if word is not None and not target:
                 words.append((word, begin, line[piece.start() - 1][2]))

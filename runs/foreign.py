@@ -164,31 +164,25 @@ def read(files: Sequence[tuple[str, str]]) -> Settings:
         raise RunError(f"There is nothing to import. Paste or choose {READ}")
     if len(files) > MAX_FILES:
         raise RunError(f"{len(files)} files are too many; choose at most {MAX_FILES}")
-    out, texts = Settings(), []
+    out = Settings()
     # Scripts before data sets and prompts: they say what the kind is, and the name of the prompts, which have options.
     for name, text in sorted(files, key=lambda one: (DATA_SET.search(one[1]) is not None, one[0].endswith(".txt"))):
         try:
-            if _is_prompts(out, name) or not _read_one(out, name, text.lstrip("\ufeff")):
-                texts.append((name, text))
+            prompts = file_name((out.flags.get("sample_prompts") or ["sample_prompts.txt"])[0])  # by default as ours
+            if file_name(name) == prompts and not name.endswith((".json", ".toml")):  # of tables, for kohya's trainers
+                out.prompts = lines_of(text)
+            else:
+                _read_one(out, name, text.lstrip("\ufeff"))
         except (RunError, RecursionError) as error:
             why = error if isinstance(error, RunError) else "nested too deeply, so it is no configuration"
             raise RunError(f"{name}: {why}") from error
-    for name, text in texts:
-        if not _is_prompts(out, name):
-            raise RunError(f"{name}: this is not {READ}. Check that it is complete")
-        out.prompts = lines_of(text)
     if not out.kind:
         raise RunError(f"The file has no settings of a training. Choose {READ}")
     return out
 
 
-def _is_prompts(out: Settings, name: str) -> bool:  # by its name: the one in the script, else FluxGym's and ours
-    wanted = file_name((out.flags.get("sample_prompts") or ["sample_prompts.txt"])[0])
-    return file_name(name) == wanted and not name.endswith((".json", ".toml"))  # of tables, for kohya's trainers
-
-
-def _read_one(out: Settings, name: str, text: str) -> bool:
-    """Add what one file sets; False for a text of an unknown kind."""
+def _read_one(out: Settings, name: str, text: str) -> None:
+    """Add what one file sets. RunError: it is of an unknown kind, or damaged."""
     short = len(text) <= MAX_SCRIPT
     if len(text) > MAX_BYTES:
         raise RunError(f"larger than {MAX_BYTES // 1000} kB, so it is no configuration")
@@ -200,15 +194,16 @@ def _read_one(out: Settings, name: str, text: str) -> bool:
         if len(found) > 1:
             out.notes.append(f"{name} has {len(found)} training commands; the first is imported.")
     elif _read_table(out, name, text):
-        return True
+        return
     elif not short:
         raise RunError(f"larger than {MAX_SCRIPT // 1000} kB, so it is no script of a training")
     elif re.search(r"(^|\s)--[A-Za-z]", text) and (found := _commands("", f"train_network.py {text.strip()}")):
+        if other := re.search(r"[\w.-]+\.py\b", text):
+            raise RunError(f"{other[0]} is no script that Hangproof reads; its options may mean something else")
         read_command(out, found[0])
         out.script = ""
     else:
-        return False
-    return True
+        raise RunError(f"this is not {READ}. Check that it is complete")
 
 
 def _commands(name: str, text: str) -> list[Training]:
@@ -443,6 +438,8 @@ def read_job(out: Settings, table: Mapping[str, Any]) -> None:
     first = found[0] if isinstance(found := config.get("process"), list) and found else None
     if not isinstance(first, dict):
         raise RunError("no job of ai-toolkit; it has a table “config” with a list “process”")
+    if not isinstance(first.get("network"), dict) or not str(first.get("type", "trainer")).endswith("trainer"):
+        raise RunError(f"this job trains no LoRA ({shown(first.get('type'))}); choose one with a “network”")
     out.kind = "a job of ai-toolkit"
     out.add("output_name", config.get("name"), "name")
     parts = {name: part for name, part in first.items() if isinstance(name, str) and isinstance(part, dict)}
@@ -454,7 +451,8 @@ def read_job(out: Settings, table: Mapping[str, Any]) -> None:
         if key in parts.get(name, {}) and flag not in out.flags:
             value = parts[name][key]
             out.add(flag, JOB["precisions"].get(str(value)) if flag == "mixed_precision" else value, place)
-    out.script = _job_script(parts.get("model", {}))
+    out.script, *kind = _job_script(parts.get("model", {})).split()
+    out.add("model_type", " ".join(kind), "model.arch")
     given = found if isinstance(found := parts.get("sample", {}).get("prompts"), list) else []
     texts = (one.get("prompt") if isinstance(one, dict) else one for one in given)
     word = str(first.get("trigger_word") or "[trigger]")  # which stands for it in a prompt
@@ -488,12 +486,9 @@ def _job_folders(out: Settings, datasets: list[dict[str, Any]], trigger: object)
 
 
 def _job_script(model: Mapping[str, Any]) -> str:
-    """The training script of a base model. RunError: it is of a kind that Hangproof does not train."""
-    scripts, arch = JOB["architectures"], model.get("arch")
-    known = arch if isinstance(arch, str) else next((key for key in scripts if model.get(f"is_{key}")), None)
-    if known is None:
-        return "train_network.py"
-    script = str(scripts.get(known.partition(":")[0].lower(), ""))
-    if known and not script:
+    """The training script of a base model, and its model_type. RunError: Hangproof does not train this kind."""
+    arch, named = model.get("arch"), [str(key)[3:] for key, on in model.items() if on and str(key).startswith("is_")]
+    known = arch if isinstance(arch, str) else (named or ["sd1"])[0]
+    if not (script := JOB["architectures"].get(known.partition(":")[0].lower())):
         raise RunError(f"model.arch: Hangproof has no base model of the kind {shown(known)}")
-    return script
+    return str(script)

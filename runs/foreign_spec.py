@@ -90,7 +90,8 @@ def _model(out: Settings) -> tuple[str, str]:
     key, backend = max(able, key=lambda one: _score(out, *one))
     if not _score(out, key, backend):
         raise RunError(
-            f"{out.script or 'The file'} cannot be imported: Hangproof trains LoRAs, and has no base model for this script"
+            f"{out.script or 'The file'} cannot be imported: Hangproof trains LoRAs, and has no base model for this script, "
+            "or for its --task or --model_version"
         )
     model, needs = presets.models()[key], presets.trainer_of(key, backend)["needs"]
     for flag in needs:
@@ -116,15 +117,16 @@ def _score(out: Settings, key: str, backend: str) -> int:
     if (out.script == "trainer") != (backend == "diffusers") or out.script not in ("", "trainer", trainer["script"]):
         return 0
     main = "dit" if "dit" in needs else MAIN_FLAGS[0]
-    named = _is_file_of(key, main, (flags.get(main) or [""])[0])
-    if model["generated"] and not named:
+    path, own = (flags.get(main) or [""])[0], {**trainer["flags"], **model["flags"]}
+    named = _is_file_of(key, main, path)
+    kinds = {flag: [number(own[flag])] for flag in ("model_type", "model_version", "task") if flag in own}
+    another = any(flags.get(flag, value) != value for flag, value in kinds.items()) and not _exists(path)
+    if another or (model["generated"] and not named):
         return 0
-    own = {**trainer["flags"], **model["flags"]}
-    kinds = own.keys() & {"model_type", "model_version", "task"}
-    same = any(flags.get(flag) == [number(own[flag])] for flag in kinds)
+    same = sum(2 if flags.get(flag) == value else -1 for flag, value in kinds.items())
     files = sum(1 if flag in flags else -1 for flag in needs) if any(flag in flags for flag in needs) else 0
     module = flags.get("network_module") == [trainer["network_module"]]
-    return max(1, 20 + 10 * named + 3 * module + 2 * same + files)
+    return max(1, 20 + 10 * named + 3 * module + same + files)
 
 
 def _stem(path: str) -> str:

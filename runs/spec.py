@@ -22,11 +22,12 @@ from runs.paths import slug
 
 
 def _no_nul(text: str) -> str:
-    if "\0" in text:
-        raise ValueError("Contains a NUL character; remove it")
+    if NO_TEXT.search(text):
+        raise ValueError(NUL)
     return text
 
 
+NO_TEXT, NUL = re.compile("[\0\ud800-\udfff]"), "Contains a NUL character, or bytes that are not UTF-8; remove it"
 DEFAULTS = presets.defaults()["run"]
 Text = Annotated[str, AfterValidator(_no_nul)]
 Value = bool | int | float | str | list[str]
@@ -283,8 +284,8 @@ class RunSpec(BaseModel):
             if flag in RESERVED_FLAGS:
                 raise ValueError(f"{flag}: The run's folder determines this flag; remove it")
             values = value if isinstance(value, list) else [value]
-            if any(isinstance(v, str) and "\0" in v for v in values):
-                raise ValueError(f"{flag}: Contains a NUL character; remove it")
+            if any(isinstance(v, str) and NO_TEXT.search(v) for v in values):
+                raise ValueError(f"{flag}: {NUL}")
             if isinstance(value, list) and any(v.startswith("-") for v in value):
                 raise ValueError(f"{flag}: A value in a list cannot start with a dash; change {value}")
         return extra

@@ -22,6 +22,9 @@ def test_the_command_line_reports_and_fixes(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["train.sh"]
     done = call("presets", "lint", tmp_path / "gone.sh")
     assert done.returncode == 1 and "No such file" in done.stderr
+    script.write_bytes("python sd/train_network.py\n".encode("utf-16"))
+    code, printed, _ = lint(script)
+    assert code == 1 and "UTF-16" in printed and "UTF-8" in printed, "which the shell cannot read"
 
 
 def test_list_prints_tiers_and_models():
@@ -32,9 +35,3 @@ def test_list_prints_tiers_and_models():
     assert row["needs_gb"] <= 8 and row["basis"] and row["source"] and row["flags"]["blocks_to_swap"]
     shown = call("presets", "list").stdout
     assert "FLUX.1-dev" in shown and "GPU memory with kohya's sd-scripts: 8G -, 12G 10.8 GB" in shown
-
-
-def test_utf_16_is_refused_where_the_shell_cannot_read_it(tmp_path):
-    (tmp_path / "train.sh").write_bytes("python sd/train_network.py\n".encode("utf-16"))
-    code, printed, _ = lint(tmp_path / "train.sh")
-    assert code == 1 and "UTF-16" in printed and "UTF-8" in printed

@@ -7,6 +7,7 @@ import pytest
 import tiny_sd_scripts
 import tomlkit
 import tomllib
+from families import MODELS, fitting, made
 from lint_corpus import FLUXGYM
 from runs_helpers import spec
 
@@ -63,8 +64,9 @@ def test_every_rendered_flag_is_one_of_its_parser(backend):
         "prompts": ["a"], "sample_every_n_steps": 5, "trackers": "wandb", "gpus": 2, "gradient_accumulation": 2,
         "max_train_steps": 9, "workers": 0, "extra": {"network_dropout": 0.1, "training_comment": "-with a dash"},
     }  # fmt: skip
-    for tier in TIERS:
-        check_extra(spec(backend=backend, tier=tier, **everything))
+    for model in (model for model, able in MODELS if able == backend):
+        for tier in fitting(model, backend):
+            check_extra(made(model, backend, tier, **everything))
 
 
 def test_extra_flags_win_false_takes_a_flag_away_and_float32_has_no_fp8():

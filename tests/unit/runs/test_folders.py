@@ -45,7 +45,11 @@ def nothing_made(root: Path) -> bool:
     return not list(root.glob("*/*"))
 
 
-def test_bad_input_leaves_nothing(tmp_path, data):
+def test_bad_input_and_ctrl_c_in_the_middle_leave_nothing(tmp_path, data, monkeypatch):
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("runs.pin.write", Mock(side_effect=KeyboardInterrupt))
+        runs.create(spec(), pictures(tmp_path / "in"))
+    assert nothing_made(data)
     text = tmp_path / "words.png"
     text.write_text("words")
     for images, match in (
@@ -133,13 +137,6 @@ def test_a_full_disk_is_an_error_and_leaves_nothing(tmp_path, monkeypatch):
         with pytest.raises(runs.RunError, match="the disk is full"):
             runs.train_longer(made, 99)
         assert contents(made) == before and runs.read_captions("my-lora") == {"noise-0.bmp": "ohwx"}
-
-
-def test_ctrl_c_in_the_middle_leaves_nothing(tmp_path, data, monkeypatch):
-    monkeypatch.setattr("runs.pin.write", Mock(side_effect=KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
-        runs.create(spec(), pictures(tmp_path / "in"))
-    assert nothing_made(data)
 
 
 def test_missing_model_files_are_named_before_a_start(tmp_path, data, monkeypatch):

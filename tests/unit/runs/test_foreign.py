@@ -51,7 +51,17 @@ def test_what_cannot_be_imported_says_why():
         ('{"train_data_dir": "x"}', "trains no LoRA"),
         ('{"LoRA_type": "Standard", "v2": true}', "Stable Diffusion 2"),
         ("[[datasets]\n", "not valid TOML"),
-        ("config: {process: [{model: {arch: unheard-of}}]}", "no base model"),
+        ("config: {process: [{network: {}, model: {is_pixart: true}}]}", "of the kind pixart"),
+        ("config: {process: [{model: {is_flux: true}}]}", "trains no LoRA"),
+        ("config: {process: [{type: slider, network: {}}]}", "trains no LoRA (slider)"),
+        (
+            "accelerate launch train_dreambooth_lora_flux.py --rank 4 --learning_rate 1",
+            "train_dreambooth_lora_flux.py is no",
+        ),
+        (
+            "python wan_train_network.py --dit wan2.1.safetensors --task t2v-1.3B --network_dim 4",
+            "or for its --task",
+        ),
         ("python train_db.py --learning_rate 1", "no base model for this script"),
         (runs.dumps(runs.make({"name": "cat"})), "Choose the train.sh and dataset.toml beside it"),
         ("x\0y", "NUL"),
@@ -68,7 +78,7 @@ def test_what_cannot_be_imported_says_why():
 def test_references_of_yaml_that_multiply_cost_nothing():
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 12)]
-    job = "{network: *a11, train: {lr: *a11, steps: 5, x: *a11}, model: {is_flux: true}}"
+    job = "{network: {linear: *a11}, train: {lr: *a11, steps: 5, x: *a11}, model: {is_flux: true}}"
     text = "\n".join([*lines, f"config: {{name: *a11, process: [{job}]}}"])
     assert imported(("", text)).fields["max_train_steps"] == "5"
 
@@ -134,8 +144,13 @@ def test_a_job_of_ai_toolkit_gives_its_length_prompts_and_resolution():
     assert row(one, "train.ema_config").outcome == row(one, "datasets.shuffle_tokens").outcome == "unsupported"
     assert "encode captions once" in row(one, "datasets.caption_dropout_rate").text
     assert row(one, "datasets.is_reg").value == "/path/to/others" and len(one.folders) == 1
-    job = "{trigger_word: p3r5on, model: {is_flux: true}, sample: {prompts: ['a [trigger] b']}}"
-    assert imported(("", f"config: {{process: [{job}]}}")).prompts == ["a p3r5on b"], "as ai-toolkit fills it in"
+    job = "{trigger_word: p3r5on, network: {rank: 8}, model: {is_flux: true, name_or_path: a/b}, sample: {prompts: ['a [trigger] b']}}"
+    one = imported(("", f"config: {{process: [{job}]}}"))
+    assert one.prompts == ["a p3r5on b"], "as ai-toolkit fills it in"
+    assert (one.fields["model"], one.fields["rank"]) == ("flux-dev", "8"), "a file of one's own is no Chroma"
+    for arch, model in (("is_v3: true", "sd35-large"), ("arch: chroma", "chroma"), ("", "sd15")):
+        text = f"config: {{process: [{{network: {{}}, model: {{{arch}}}}}]}}"
+        assert imported(("", text)).fields["model"] == model
 
 
 def test_a_value_is_shown_in_one_short_line_a_secret_not_at_all():

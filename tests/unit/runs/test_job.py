@@ -52,15 +52,6 @@ def old_tables(folder: Path) -> jobs.Job:
     return write(folder, pinned(folder).patched(patch))
 
 
-def test_a_longer_training_keeps_what_the_tables_said_when_the_run_was_made(tmp_path, data):
-    folder = folder_of(tmp_path, epochs=2)
-    old_tables(folder)
-    runs.train_longer(folder, 5)
-    job = pinned(folder)
-    assert job.flags["optimizer_type"] == "older" and job.flags["max_train_epochs"] == 5 == runs.load(folder).epochs
-    assert "--max_train_epochs 5" in (folder / "train.sh").read_text() and not spec_edited(folder)
-
-
 def test_neither_an_update_nor_an_edit_changes_an_attempt_until_the_run_is_made_again(tmp_path, data):
     folder = folder_of(tmp_path)
     before = old_tables(folder)
@@ -98,9 +89,13 @@ def test_a_bundle_trains_what_the_run_trained(tmp_path, data, monkeypatch):
     assert "--optimizer_type older" in (there / "train.sh").read_text() and not spec_edited(there)
 
 
-def test_a_mitigation_starts_from_the_job_and_touches_nothing_else(tmp_path, data):
-    folder = folder_of(tmp_path, batch_size=2, tier="20G")
-    job = old_tables(folder)
+def test_a_longer_training_and_a_mitigation_start_from_the_job_and_touch_nothing_else(tmp_path, data):
+    folder = folder_of(tmp_path, batch_size=2, tier="20G", epochs=2)
+    old_tables(folder)
+    runs.train_longer(folder, 5)
+    job = pinned(folder)
+    assert job.flags["optimizer_type"] == "older" and job.flags["max_train_epochs"] == 5 == runs.load(folder).epochs
+    assert "--max_train_epochs 5" in (folder / "train.sh").read_text() and not spec_edited(folder)
     runs.save(folder, runs.load(folder).changed(batch_size=1))
     patch, sentence = mitigate.change(job, "batch_1")
     after = job.patched(patch)

@@ -213,7 +213,8 @@ def test_a_batch_file_copies_under_another_name_first():
     assert 'in ("D:\\local 100%%\\x\\*")' in lora
     assert 'copy /b /y "%%F" "C:\\x\\.%%~nxF.tmp"' in lora and 'move /y "C:\\x\\.%%~nxF.tmp" "C:\\x\\%%~nxF"' in lora
     assert 'xcopy /e /i /y /q "D:\\local 100%%\\x\\%~1" "C:\\x\\.%~1.tmp" >nul || exit /b 1' in lines
-    assert lines[lines.index(":copy_state") - 2] == "exit /b %code%"
+    assert lines[lines.index(":copy_state") - 2] == "exit /b %code%" and not any("\n" in line for line in lines)
+    assert runs.script(spec(), Path("C:/x"), platform="win32").endswith("\r\nexit /b %ERRORLEVEL%\r\n")
 
 
 def test_one_gpu_keeps_the_machines_and_the_effective_batch():

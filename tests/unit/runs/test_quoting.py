@@ -142,24 +142,11 @@ def test_a_batch_file_hands_over_exactly_the_intended_arguments(values):
     assert cmd_words(" ".join(map(quote_cmd, values))) == values
 
 
-def test_what_no_command_line_can_hold_is_refused():
+def test_what_no_command_line_can_hold_is_refused_and_a_control_character_is_an_escape_on_the_flags_line():
     with pytest.raises(runs.RunError, match="batch file"):
         quote_cmd("two\nlines")
     with pytest.raises(runs.RunError, match="NUL"):
         quote("a\0b")
-
-
-def test_the_batch_script_is_whole(data):
-    made = spec(prompts=["100% & more"], sample_every_n_steps=5, extra={"training_comment": 'say "50%" & ^go'})
-    lines = runs.script(made, Path("C:/out dir"), platform="win32").split("\r\n")
-    start = next(i for i, line in enumerate(lines) if line.startswith('"%python%"'))
-    end = next(i for i, line in enumerate(lines) if i >= start and not line.endswith("^")) + 1
-    words = cmd_words(" ".join(line.removesuffix("^") for line in lines[start:end]).replace('"%python%"', "x"))[1:]
-    assert words == intended(made, Path("C:/out dir"), None, "win32")
-    assert lines[-2] == "exit /b %ERRORLEVEL%" and not any("\n" in line for line in lines)
-
-
-def test_a_control_character_is_an_escape_so_that_each_flag_stays_on_one_line():
     quoted = [quote(f"it's{chr(number)}\\ 写真") for number in (*range(1, 32), 127)]
     assert list(map(quote, ("a b", "it's", "a/b.c=1", ""))) == ["'a b'", "'it'\\''s'", "a/b.c=1", "''"]
     assert all(one.isprintable() and one.startswith("$'") for one in quoted)

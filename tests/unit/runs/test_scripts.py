@@ -47,16 +47,13 @@ def test_several_machines_take_their_number_and_the_first_ones_address_from_the_
         assert f"{missing} is not set: this run trains on 3 machines" in result.stderr.decode()
 
 
-def test_several_machines_are_refused_under_windows(tmp_path):
+def test_several_machines_are_refused_under_windows_and_musubis_caches_are_made_by_one_process(tmp_path):
     with pytest.raises(runs.RunError, match="under Linux only; set nodes to 1"):
         script(spec(nodes=2), tmp_path, platform="win32")
     assert "--multi_gpu" in script(spec(gpus=2), tmp_path, platform="win32")
     assert quote(Variable("HANGPROOF_NODE")) == '"$HANGPROOF_NODE"'
     with pytest.raises(runs.RunError, match="not the name of an environment variable"):
         quote(Variable('A"; rm -rf x #'))
-
-
-def test_the_caches_of_musubi_are_made_by_one_process(tmp_path):
     text = script(spec(model="z-image", backend="musubi", gpus=4), tmp_path, platform="linux")
     caching, training = text.split("# Trains.")
     assert caching.count('\n"$python" -m sd_scripts_patches') == 2 and "--num_processes" not in caching

@@ -8,7 +8,7 @@ from runs_helpers import spec
 from seeds import ANY_VALUE
 
 import runs
-from runs.spec import NUMBER, UNKNOWN, VALUE, WHOLE, RunSpec, may_be_none
+from runs.spec import NUL, NUMBER, UNKNOWN, VALUE, WHOLE, RunSpec, may_be_none
 
 PYDANTIC = re.compile(
     r"Input should|unable to parse|[Vv]alue error|[Ff]ield required|Extra inputs"
@@ -20,7 +20,6 @@ TAKEN = "cannot be set; use letters, digits and _, and no variable that Hangproo
 EMPTY = "captions once; leave this empty"
 OWN = "You can add your own to models.toml"
 DASH = "A value in a list cannot start with a dash; change"
-NUL = "Contains a NUL character; remove it"
 
 
 def test_a_value_is_refused_in_one_line_and_each_wrong_field_has_its_own():
@@ -52,6 +51,7 @@ def test_a_value_is_refused_in_one_line_and_each_wrong_field_has_its_own():
          f"tier: Must be one of 8G, 12G, 16G, 20G\nrank: Must be 1 or more\nalpha: {NUMBER}"),
         ({"extra": {"network_args": ["-x"]}}, f"extra: network_args: {DASH} ['-x']"),
         ({"trigger": "a\0b"}, f"trigger: {NUL}"),
+        ({"control_dir": "\udcff"}, f"control_dir: {NUL}"),
         ({"prompts": ["a", "a\0b"]}, f"prompts: Prompt 2: {NUL}"),
         ({"environment": {"A": "a\0b"}}, f"environment: A: {NUL}"),
         ({"extra": {"b": ["a\0b"]}}, f"extra: b: {NUL}"),
