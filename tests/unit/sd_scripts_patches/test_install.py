@@ -185,7 +185,6 @@ def test_a_second_start_installs_nothing(tmp_path, interpreter):
     shutil.copy(ROOT / "setup.sh", root)
     (root / "requirements.txt").write_text("# nothing\n")
     command = ["bash", "-c", ". ./setup.sh && set_up requirements.txt"]
-    (tmp_path / "my python").mkdir()
     executable(tmp_path / "my python" / "python3", f'#!/bin/sh\ntouch {tmp_path / "used"}\nexec {interpreter} "$@"\n')
     environment = {**os.environ, "PYTHON": str(tmp_path / "my python" / "python3")}
 
