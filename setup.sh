@@ -14,11 +14,22 @@ python_for_venv() {
     return 1
 }
 
-# The command `hangproof` of the environment. The folder may have been moved since it was written.
+# The command `hangproof` of the environment. Where the folder was moved since it was written, the other programs of the environments,
+# such as hf and accelerate, get its new path as well: they name their Python by it.
 console_script() {
-    local text
+    local text was
     text=$(printf '#!/bin/sh\nexec "%s/.venv/bin/python" "%s/hangproof.py" "$@"' "$PWD" "$PWD")
     if [ -d .venv/bin ] && [ "$(cat .venv/bin/hangproof 2>/dev/null)" != "$text" ]; then
+        was=$(sed -n 's|^exec "\(.*\)/\.venv/bin/python" .*|\1|p' .venv/bin/hangproof 2>/dev/null) || true
+        [ -z "$was" ] || .venv/bin/python - "$was" "$PWD" <<'EOF' || true
+import os, pathlib, re, sys
+old, new = (os.fsencode(folder) + b"/.venv" for folder in sys.argv[1:])
+for path in pathlib.Path().glob(".venv*/bin/*"):
+    if path.is_file() and not path.is_symlink() and old in (data := path.read_bytes()):
+        # As pip does it for a path with spaces: lines for a shell, which are a text for Python.
+        data = re.sub(rb"\A#!(%s.*)\n" % re.escape(old), rb"""#!/bin/sh\n'''exec' "\1" "$0" "$@"\n' '''\n""", data)
+        path.write_bytes(data.replace(old, new))
+EOF
         printf '%s\n' "$text" >.venv/bin/hangproof && chmod +x .venv/bin/hangproof || true
     fi
 }
@@ -29,14 +40,40 @@ usable() {
     version=$(.venv/bin/python -V 2>/dev/null) && [ -d ".venv/lib/python${version:7:4}/site-packages" ]
 }
 
+# Waits while another start installs, because two would remove each other's files. The lock is on descriptor 9 of this shell, which its
+# installer has, too: one that outlives it keeps the lock.
+lock() {
+    exec 9<>setup.sh && "$1" - <<'EOF' || true
+import fcntl, sys
+try:
+    fcntl.flock(9, fcntl.LOCK_EX | fcntl.LOCK_NB)
+except BlockingIOError:
+    print("Hangproof: another start installs; waiting until it ends …", file=sys.stderr)
+    fcntl.flock(9, fcntl.LOCK_EX)
+EOF
+}
+
 # set_up REQUIREMENTS: installs REQUIREMENTS into .venv. A stamp with the file's checksum is written last.
 set_up() {
-    local requirements=$1 stamp=.venv/.installed wanted python
+    local requirements=$1 stamp wanted python
+    stamp=.venv/.installed-$(basename "$requirements")
     wanted=$(cat requirements.txt "$requirements" | cksum)
-    if [ "$(cat "$stamp-$(basename "$requirements")" 2>/dev/null)" = "$wanted" ] && usable; then
-        console_script
-        return 0
+    if ! installed; then
+        python=.venv/bin/python
+        usable || python=$(python_for_venv) || return 1
+        lock "$python"
+        installed || install_requirements || return 1
+        exec 9>&-
     fi
+    console_script
+}
+
+# These two use the variables of set_up.
+installed() {
+    [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && usable
+}
+
+install_requirements() {
     if ! usable || ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
         python=$(python_for_venv) || return 1
         echo "Hangproof: creating .venv with $("$python" --version) …" >&2
@@ -51,8 +88,7 @@ set_up() {
         echo "Hangproof: installing $requirements failed, see above; fix the error, then run the command again" >&2
         return 1
     }
-    echo "$wanted" >"$stamp-$(basename "$requirements")"
-    console_script
+    echo "$wanted" >"$stamp"
     # Compile now, so that the first start is as fast as later ones.
     .venv/bin/python -m compileall -q app.py ui runs presets monitor guards >&2 || true
 }

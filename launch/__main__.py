@@ -9,6 +9,7 @@ import argparse
 import importlib
 import sys
 
+from launch.common import LaunchError, add_arguments
 from presets import terminal
 
 # name: (module, what it does)
@@ -38,13 +39,10 @@ def main(argv: list[str] | None = None) -> int:
     for name, (module, text) in COMMANDS.items():
         command = choices.add_parser(name, help=text, description=text)
         if [name] == words[:1]:
-            from launch.common import add_arguments
-
             add_arguments(command, importlib.import_module(module))
             command.add_argument("--json", action="store_true", help="print one line of JSON at the end")
     args = top.parse_args(words)
 
-    from launch.common import LaunchError
     from monitor.run_folder import MonitorError
     from presets import PresetError
     from runs.files import RunError

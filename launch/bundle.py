@@ -26,17 +26,12 @@ from runs.spec import RunSpec, dumps
 PACKAGES = ("guards", "launch", "monitor", "presets", "runs")
 TRAINERS = {"diffusers": ("trainer",)}  # of the others: sd_scripts_patches
 SUFFIXES = (".py", ".toml", ".sh", ".bat", ".sbatch", ".md")
+CONTROL = "control/{}"  # control images, below the bundle's folder
 PAGE_ONLY = ("gradio", "markdown-it-py", "pillow-heif", "apprise")  # pins of requirements.txt that no training needs
 PACKED = (".png", ".jpg", ".jpeg", ".webp", ".safetensors", ".whl")  # a ZIP does not make them smaller
 # What must be importable: by the monitor, and by the built-in trainer.
 MODULES = ("pydantic", "psutil", "slugify", "tomlkit", "jinja2", "rich", "numpy", "PIL")
 TRAINING_MODULES = ("torch", "accelerate", "diffusers", "peft", "safetensors", "transformers")
-
-README = """Trains the LoRA {slug} with Hangproof: run `bash train.sh` (Linux, macOS) or train.bat (Windows) here.
-It needs Python 3.11 to 3.14 with the packages of requirements.txt{trainer}; a base model that is missing is downloaded.
-The LoRA is then outputs/{slug}/{slug}.safetensors, the images are in datasets/{slug}, the settings in
-outputs/{slug}/run.toml (after a change: python -m runs render {slug}).
-"""
 
 
 def entries(spec: RunSpec, wheels: Path | None, models: bool) -> Iterator[tuple[str, bytes | Path]]:
@@ -62,7 +57,7 @@ def entries(spec: RunSpec, wheels: Path | None, models: bool) -> Iterator[tuple[
     yield f"outputs/{spec.slug}/job.json", jobs.dumps(job).encode("utf-8", "surrogateescape")
     folders = [(datasets_dir() / spec.slug, f"datasets/{spec.slug}")]
     if spec.control_dir:
-        folders.append((Path(spec.control_dir).expanduser().absolute(), _control(spec)))
+        folders.append((Path(spec.control_dir).expanduser().absolute(), CONTROL.format(spec.slug)))
     if wheels is not None:
         folders.append((wheels, "wheels"))
     for folder, name in folders:
@@ -79,30 +74,26 @@ def entries(spec: RunSpec, wheels: Path | None, models: bool) -> Iterator[tuple[
             yield f"models/{part}", path
 
 
-def _control(spec: RunSpec) -> str:
-    return f"control/{spec.slug}"
-
-
 def portable(spec: RunSpec) -> RunSpec:
     """The spec without the folders of this machine. A relative folder is one of the bundle, where the monitor runs."""
     store = "" if travel.own_folder(spec.store) else spec.store
-    return spec.changed(save_dir="", store=store, control_dir=_control(spec) if spec.control_dir else "")
+    return spec.changed(save_dir="", store=store, control_dir=CONTROL.format(spec.slug) if spec.control_dir else "")
 
 
 def portable_job(spec: RunSpec, run_toml: bytes) -> jobs.Job:
     """The run's job with the bundle's folder instead of this machine's; `train.sh` writes it again for where it is."""
     folder = outputs_dir() / spec.slug
     job = runs.pinned(folder)
-    control = str(presets.data_root() / _control(spec)) if spec.control_dir else ""
+    control = str(presets.data_root() / CONTROL.format(spec.slug)) if spec.control_dir else ""
     job = jobs.respecified(job, portable(job.run_spec()).changed(control_dir=control), run_toml)
     here = {"run": f"./outputs/{spec.slug}", "data": f"./datasets/{spec.slug}", "models": "./models", "root": "."}
     return jobs.moved(job, here)
 
 
 def readme(spec: RunSpec) -> str:
-    trainer = "" if spec.backend in TRAINERS else f" and kohya's trainer (./start.sh {spec.backend})"
-    named = f"Set these variables before: {', '.join(spec.secrets)}. Their values are not in this file.\n"
-    return README.format(slug=spec.slug, trainer=trainer) + (named if spec.secrets else "")
+    """The text of the bundle's README.txt."""
+    parts = ["trainer"] * (spec.backend not in TRAINERS) + ["secrets"] * bool(spec.secrets)
+    return common.fill("bundle.txt", *parts, slug=spec.slug, trainer=spec.backend, secrets=", ".join(spec.secrets))
 
 
 def script(spec: RunSpec, template: str) -> str:
@@ -144,6 +135,7 @@ OPTIONS = (
 
 
 def run(args: argparse.Namespace) -> int:
+    """Write the ZIP. Raises LaunchError, RunError: something that belongs into it is missing; it cannot be written."""
     spec = runs.load(runs.run_folder(args.run))
     path = Path(args.output or f"{spec.slug}.zip").absolute()
     with explained(f"write {path}"):

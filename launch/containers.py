@@ -33,6 +33,7 @@ HEAD = """# Trains {name} in a container. Written by `python -m launch docker`; 
 
 
 def document(spec: RunSpec, folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """The compose file as a dict, for the run in `folder` here. Raises LaunchError: --secret is no name."""
     # The number of this user has no name in the image, and libraries ask for one.
     variables = {"HOME": HOME, "USER": "hangproof", "HF_HOME": f"{DATA}/cache", **travel.variables(spec)}
     given = [*(f"{name}={value}" for name, value in variables.items()), *travel.secrets(spec, args)]
@@ -71,12 +72,13 @@ def mounts(spec: RunSpec, folder: Path) -> list[tuple[Path, str, bool]]:
 
 
 def submit(path: Path, secrets: list[str]) -> None:
+    """Start the compose file. Raises LaunchError: docker or a secret is missing, or docker refuses."""
     if shutil.which("docker") is None:
         raise LaunchError("docker is not installed; install it, or start the compose file where it is")
     env = travel.environment(path.parent, secrets)
     command = ["docker", "compose", "--file", str(path), "up", "--detach"]
     if subprocess.run(command, stdout=sys.stderr, env=env, check=False).returncode:
-        raise LaunchError("docker did not start the container; see its message above")
+        raise LaunchError("docker did not start the container (it needs the compose plugin); see its message above")
 
 
 OPTIONS = (
@@ -88,6 +90,7 @@ OPTIONS = (
 
 
 def run(args: argparse.Namespace) -> int:
+    """Write docker.yaml; with --submit, start the container."""
     folder = runs.run_folder(args.run)
     spec = runs.load(folder)
     travel.one_machine(spec, "docker")

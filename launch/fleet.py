@@ -100,18 +100,16 @@ def read_run(place: Place, slug: str) -> dict[str, Any] | None:
     """
     run: dict[str, Any] = {"slug": slug, "name": slug, "state": "unknown", "problem": "", "updated_at": None}
     run |= {"holder": "", "held": False, "stop_requested": False}
-    has_status = True
+    found: dict[str, Any] = {}
     try:
-        try:
-            run |= status(place.read("status.json", STATUS_BYTES), slug)
-        except NotFound:
-            has_status = False
+        with contextlib.suppress(NotFound):
+            run |= (found := status(place.read("status.json", STATUS_BYTES), slug))
         if claim := lease.current(place):
             run |= {"holder": one_line(claim.owner.text()), "held": claim.held and not claim.released}
         run["stop_requested"] = "requests/stop.json" in place.list("requests")
     except StoreError as error:
         run["problem"] = run["problem"] or one_line(error, 500)
-    return run if has_status or run["holder"] or run["problem"] else None
+    return run if found or run["holder"] or run["problem"] else None
 
 
 def status(data: bytes, slug: str) -> dict[str, Any]:

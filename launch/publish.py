@@ -55,6 +55,7 @@ OPTIONS = (
 
 
 def run(args: argparse.Namespace) -> int:
+    """Publish the LoRA; with --preview, print its card. Raises LaunchError, RunError."""
     folder = runs.run_folder(args.run)
     if args.preview:
         text = preview(folder, vars(args))

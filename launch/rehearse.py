@@ -108,6 +108,7 @@ class Rehearsal:
     forecast: dict[str, Any] = field(default_factory=dict)
 
     def stage(self, key: str) -> Stage:
+        """The stage `key` of STAGES."""
         return next(stage for stage in self.stages if stage.key == key)
 
 

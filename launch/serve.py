@@ -245,6 +245,7 @@ def endings(names: set[str]) -> list[str]:
 
 
 def say(text: str) -> None:
+    """Write a line to standard error, which is the container's log."""
     print(f"hangproof: {text}", file=sys.stderr, flush=True)
 
 
@@ -252,4 +253,5 @@ OPTIONS = (("--port N", 7860, "port of the page (default: 7860)"),)
 
 
 def run(args: argparse.Namespace) -> int:
+    """Serve until SIGTERM or SIGINT. Exit code 1: a run was not saved in time."""
     return Container(args.port).serve()

@@ -51,6 +51,7 @@ OPTIONS = (
 
 
 def run(args: argparse.Namespace) -> int:
+    """Write train.sbatch; with --submit, submit it, unless the run has a job. Raises LaunchError, RunError."""
     folder = find(args.run)
     # Without run.toml, the folder only has a script of the user's own.
     spec = load(folder) if (folder / "run.toml").is_file() else None

@@ -116,8 +116,7 @@ def environment(folder: Path, secrets: list[str]) -> dict[str, str]:
 
 def variables(spec: RunSpec) -> dict[str, str]:
     """The variables that are no secret."""
-    known = {name: os.environ[name] for name in STORE_SETTINGS if os.environ.get(name)}
-    found = {name: value for name, value in known.items() if not is_secret(name, value)}
+    found = {name: v for name in STORE_SETTINGS if (v := os.environ.get(name)) and not is_secret(name, v)}
     return found | ({NEEDS_GPU: "1"} if needed_gb(spec) else {})
 
 

@@ -256,6 +256,15 @@ class RunSpec(BaseModel):
             raise ValueError(f"Must be one of {', '.join(presets.tiers())}")
         return tier
 
+    @field_validator("store")
+    @classmethod
+    def _store_holds_no_secret(cls, store: str) -> str:
+        if env_file.is_secret("", store):
+            raise ValueError(
+                "An address with a password or key would be shown and saved; set variables, or log in there"
+            )
+        return store
+
     @field_validator("prompts")
     @classmethod
     def _prompts(cls, prompts: list[str]) -> list[str]:

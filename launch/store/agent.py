@@ -285,6 +285,7 @@ class Agent:
         return None
 
     def restoring(self, done: int, total: int) -> None:
+        """Show how far a restore is, in bytes."""
         self.moved_s = time.monotonic()
         self.report.set(message=f"restoring from the store: {done / 1e6:.0f} of {total / 1e6:.0f} MB")
 

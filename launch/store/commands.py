@@ -13,6 +13,7 @@ from runs.paths import outputs_dir, slug
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the actions and their arguments."""
     choices = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     for name, text in (
         ("restore", "fetch a run to an empty machine, or bring this machine's copy up to date; then `monitor run RUN`"),

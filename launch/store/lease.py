@@ -90,6 +90,7 @@ class Claim:
     period_s: float = PERIOD_S
 
     def dumps(self) -> bytes:
+        """As JSON, for `parse_claim`."""
         return json.dumps({"version": 1, **asdict(self)}, ensure_ascii=False, indent=1).encode()
 
 
@@ -107,6 +108,7 @@ def parse_claim(data: bytes) -> Claim | None:
 
 
 def name_of(number: int) -> str:
+    """The name of a claim in the store."""
     return f"{FOLDER}/{number:06}.json"
 
 

@@ -14,9 +14,8 @@ import netns
 import psutil
 from monitor_helpers import ROOT, environment, toy_run, wait_for
 from run_facts import status
-from runs_helpers import pictures
 
-import runs
+from benchmarks import trial
 from trainer import tiny_flux
 
 STEPS, EVERY = 30, 5
@@ -69,10 +68,8 @@ def create(root: Path, monkeypatch, nodes: int) -> Path:
     """A run of the tiny model under this data root; its folder."""
     monkeypatch.setenv("HANGPROOF_DATA", str(root))
     tiny_flux.ensure(root / "models" / "tiny-flux")
-    settings = {"resolution": 64, "repeats": 10, "rank": 4, "workers": 0, "max_train_steps": STEPS, "trigger": "ohwx"}
-    settings |= {"save_every_n_steps": EVERY, "save_every_n_epochs": 0, "sample_every_n_steps": 0}
-    settings |= {"name": "pair", "model": "tiny-flux", "backend": "diffusers", "mixed_precision": "no", "nodes": nodes}
-    return runs.create(runs.make(settings), pictures(root / "pictures", 6))
+    settings = {"resolution": 64, "repeats": 10, "rank": 4, "max_train_steps": STEPS, "save_every_n_steps": EVERY}
+    return trial.create(root, name="pair", mixed_precision="no", sample_every_n_steps=0, nodes=nodes, **settings)
 
 
 @contextlib.contextmanager

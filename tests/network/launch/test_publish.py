@@ -62,13 +62,22 @@ def _publish(folder, repo="me/cat", public=False, replace_card=False, **options)
 
 
 def test_the_lora_its_card_and_its_samples_are_published_privately_in_one_commit(hub, folder, tmp_path, capsys):
-    result = _publish(folder)
+    """The hub can read the card, which shows markup as text."""
+    result = _publish(folder, description="My **own** words.")
     repo = hub.repositories["me/cat"]
     assert repo.private and len(repo.commits) == 1
     assert set(repo.files) == {"README.md", "My-cat.safetensors", "images/sample-01.png", "images/sample-02.png"}
     assert result["url"].endswith("/me/cat") and publish.published(folder) == result
     assert not (folder / ".publish").exists() and "\nSending 4 files" in capsys.readouterr().out
     assert repo.files["images/sample-01.png"] == next((folder / "sample").glob("*000040_00_*")).read_bytes()
+    text = repo.files["README.md"].decode()
+    data = ModelCard(text).data
+    assert data.base_model == "black-forest-labs/FLUX.1-dev" and data.license == "other"
+    assert data.license_name == "flux-1-dev-non-commercial-license" and data.instance_prompt == "mycat"
+    assert [one["text"] for one in data.widget] == ["a photo of mycat", "a <b>drawing</b>"]
+    assert "template:diffusion-lora" in data.tags
+    assert "# My &lt;cat\\>" in text and "My **own** words." in text and 'load_lora_weights("me/cat"' in text
+    assert str(folder.parent) not in text
     path = tmp_path / "published.safetensors"
     path.write_bytes(repo.files["My-cat.safetensors"])
     with safe_open(path, framework="np") as file:
@@ -81,18 +90,6 @@ def test_the_lora_its_card_and_its_samples_are_published_privately_in_one_commit
     repo = hub.repositories["me/My-cat"]
     assert not repo.private and b"license: apache-2.0" in repo.files["README.md"]
     assert repo.files["images/sample-01.png"] == next((folder / "sample").glob("*000020_00_*")).read_bytes()
-
-
-def test_the_card_can_be_read_by_the_hub_and_shows_markup_as_text(hub, folder):
-    _publish(folder, description="My **own** words.")
-    text = hub.repositories["me/cat"].files["README.md"].decode()
-    data = ModelCard(text).data
-    assert data.base_model == "black-forest-labs/FLUX.1-dev" and data.license == "other"
-    assert data.license_name == "flux-1-dev-non-commercial-license" and data.instance_prompt == "mycat"
-    assert [one["text"] for one in data.widget] == ["a photo of mycat", "a <b>drawing</b>"]
-    assert "template:diffusion-lora" in data.tags
-    assert "# My &lt;cat\\>" in text and "My **own** words." in text and 'load_lora_weights("me/cat"' in text
-    assert str(folder.parent) not in text
 
 
 @pytest.mark.parametrize(
@@ -134,6 +131,12 @@ def test_a_card_that_somebody_else_wrote_and_a_public_repository_are_left_alone(
 
 def test_an_upload_that_fails_is_tried_again_and_a_refusal_says_what_to_do(hub, folder, monkeypatch):
     monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: None)
+    with monkeypatch.context() as impatient, pytest.raises(LaunchError, match="cannot be reached or does not answer"):
+        impatient.setattr(publish, "REQUEST_S", 0.5)
+        hub.stall_put.set()
+        _publish(folder)
+    assert publish.published(folder) is None
+    hub.stall_put.clear()
     hub.answers = [503]
     _publish(folder)
     assert hub.repositories["me/cat"].files["My-cat.safetensors"]
@@ -144,15 +147,6 @@ def test_an_upload_that_fails_is_tried_again_and_a_refusal_says_what_to_do(hub, 
     with pytest.raises(LaunchError, match="not logged in") as caught:
         _publish(folder)
     assert "hf_" not in str(caught.value)
-
-
-def test_a_server_that_does_not_answer_ends_with_the_reason(hub, folder, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: None)
-    monkeypatch.setattr(publish, "REQUEST_S", 0.5)
-    hub.stall_put.set()
-    with pytest.raises(LaunchError, match="cannot be reached or does not answer"):
-        _publish(folder)
-    assert publish.published(folder) is None
 
 
 @pytest.mark.slow

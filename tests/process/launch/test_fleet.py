@@ -110,8 +110,7 @@ def test_the_command_prints_every_store_and_fails_when_none_answers(data, tmp_pa
     code, (first, second) = run(f"--store={tmp_path / 'store'}", f"--store={tmp_path / 'file'}")
     assert code == 0 and [row["slug"] for row in first["runs"]] == ["far-cat"]
     assert second["runs"] == []
-    code, _ = run(f"--store={tmp_path / 'store'}", "--stop=far-cat")
-    assert code == 0
+    assert run(f"--store={tmp_path / 'store'}", "--stop=far-cat")[0] == 0
     assert json.loads((tmp_path / "store/far-cat/requests/stop.json").read_text())["now"] is False
     assert fleet.read_store(str(tmp_path / "store"))[0]["stop_requested"]
     assert run("--store=ftp://x/y")[0] == 1 and run("--stop=far-cat")[0] == 1

@@ -50,7 +50,7 @@ def test_a_skypilot_job_of_several_nodes_and_one_of_an_image(clean):
 
 @pytest.mark.parametrize(("failures", "waits", "code"), [(0, [], 0), (2, [30, 60], 0), (9, [30, 60, 120, 240, 450], 1)])
 def test_the_job_waits_for_a_store_that_does_not_answer_and_not_for_ever(tmp_path, failures, waits, code):
-    (tmp_path / ".venv" / "bin").mkdir(parents=True), (tmp_path / "data").mkdir()
+    (tmp_path / "data").mkdir()
     answers = 'echo "$@" >> asked; [ "$2" = monitor ] || [ "$(wc -l < asked)" -gt "$FAILURES" ]'
     executable(tmp_path / ".venv" / "bin" / "python", f"#!/bin/sh\n{answers}\n")
     executable(tmp_path / "sleep", '#!/bin/sh\necho "$1" >> slept\n')
@@ -87,7 +87,6 @@ def test_skypilot_is_submitted_once_the_run_is_in_its_store(data, tmp_path, clea
     store = tmp_path / "store"
     folder = a_run(data, store=str(store))
     monkeypatch.setattr(travel, "address", lambda made: str(store))
-    (tmp_path / "venv" / "bin").mkdir(parents=True)
     executable(tmp_path / "venv" / "bin" / "sky", SKY)
     monkeypatch.setenv("SKYPILOT_VENV", str(tmp_path / "venv"))
     monkeypatch.setenv("HOME", str(tmp_path))

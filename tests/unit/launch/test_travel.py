@@ -97,8 +97,10 @@ def test_a_secret_is_a_name_only(clean, monkeypatch):
 
 def test_the_compose_file_mounts_what_the_run_uses_and_docker_alone_has_its_secrets(data, tmp_path, clean, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_sesame")
-    (tmp_path / "bin").mkdir()
-    executable(tmp_path / "bin" / "docker", '#!/usr/bin/env bash\nprintf \'%s\\n\' "$MY_KEY" "$@" > "$WORDS"\n')
+    executable(
+        tmp_path / "bin" / "docker",
+        '#!/usr/bin/env bash\nprintf \'%s\\n\' "$MY_KEY" "$@" > "$WORDS"\nexit "${CODE:-0}"\n',
+    )
     store = tmp_path / "my $HOME, store"
     control = pictures(tmp_path / "control")
     more = {"control_dir": str(control), "environment": {"MY_KEY": "of the run"}}
@@ -126,6 +128,8 @@ def test_the_compose_file_mounts_what_the_run_uses_and_docker_alone_has_its_secr
     assert [one["target"] for one in service["volumes"] if one.get("read_only")] == [own_models, str(control)]
     assert 'TRAINERS=""' in text and json.loads(done.stdout.splitlines()[-1])["submitted"] is True
     assert store.is_dir() and (data / "models").is_dir()  # docker would make them as root
+    refused = call("launch", "docker", folder.name, "--submit", CODE="125", **env)
+    assert refused.returncode == 1 and "docker did not start the container (it needs the compose" in refused.stderr
 
 
 @pytest.mark.parametrize("store", ["file://{}/home/kept", "~/kept"])
@@ -136,13 +140,3 @@ def test_a_store_is_the_same_folder_in_the_container(data, tmp_path, monkeypatch
     for home in (str(tmp_path / "home"), containers.HOME):
         monkeypatch.setenv("HOME", home)
         assert mounts[open_place(runs.load(folder).store).address] == tmp_path / "home" / "kept"
-
-
-def test_a_container_that_docker_does_not_start_is_a_failure(data, tmp_path, clean):
-    folder = a_run(data)
-    (tmp_path / "bin").mkdir()
-    executable(tmp_path / "bin" / "docker", "#!/bin/sh\nexit 125\n")
-    env = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
-    keys = dict.fromkeys(("HF_TOKEN", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), "x")
-    done = call("launch", "docker", folder.name, "--submit", **env, **keys)
-    assert done.returncode == 1 and "docker did not start the container" in done.stderr

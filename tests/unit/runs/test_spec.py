@@ -36,6 +36,8 @@ def test_a_value_is_refused_in_one_line_and_each_wrong_field_has_its_own():
         ({"tier": "9g+"}, "tier: Must be one of 8G, 12G, 16G, 20G"),
         ({"validation_split": 0.75}, "validation_split: Must be 0.5 or less"),
         ({"alpha": 0}, "alpha: Must be more than 0"),
+        ({"store": "s3://me:sesame@bucket/x"}, "store: An address with a password or key would be shown and saved; "
+         "set variables, or log in there"),
         ({"backend": "kohya"}, "backend: Must be one of sd-scripts, diffusers, musubi"),
         ({"environment": {"PYTHONPATH": "1"}}, f"environment: 'PYTHONPATH' {TAKEN}"),
         ({"caption_dropout": 0.1, "backend": "sd-scripts"}, f"caption_dropout: kohya's trainers encode {EMPTY}"),

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pip
@@ -177,24 +178,35 @@ def test_start_sh_knows_the_trainer(tmp_path, key):
 
 @pytest.mark.slow
 def test_a_second_start_installs_nothing(tmp_path, interpreter):
-    """setup.sh in its own folder, with an empty requirements file."""
-    (tmp_path / "setup.sh").write_bytes((ROOT / "setup.sh").read_bytes())
-    (tmp_path / "requirements.txt").write_text("# nothing\n")
-    command = ["bash", "-c", f"cd '{tmp_path}' && . ./setup.sh && set_up requirements.txt"]
-    (tmp_path / "my python").mkdir()
+    """setup.sh in its own folder, with an empty requirements file; also one that starts while the first one installs, and
+    one in a folder that was moved meanwhile."""
+    root = tmp_path / "root"
+    root.mkdir()
+    shutil.copy(ROOT / "setup.sh", root)
+    (root / "requirements.txt").write_text("# nothing\n")
+    command = ["bash", "-c", ". ./setup.sh && set_up requirements.txt"]
     executable(tmp_path / "my python" / "python3", f'#!/bin/sh\ntouch {tmp_path / "used"}\nexec {interpreter} "$@"\n')
     environment = {**os.environ, "PYTHON": str(tmp_path / "my python" / "python3")}
 
     def started():
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400, check=False)
+        return subprocess.run(
+            command, cwd=root, env=environment, capture_output=True, text=True, timeout=400, check=False
+        )
 
-    first, second = started(), started()
+    with ThreadPoolExecutor() as pool:
+        both = [pool.submit(started) for _ in range(2)]
+    early, first = sorted((one.result() for one in both), key=lambda done: "creating" in done.stderr)
+    assert (early.returncode, early.stderr) == (0, "Hangproof: another start installs; waiting until it ends …\n")
+    second = started()
     assert first.returncode == 0 and "installing" in first.stderr and first.stdout == "", first.stderr
     assert (second.returncode, second.stdout, second.stderr) == (0, "", "") and (tmp_path / "used").exists()
-    (tmp_path / "requirements.txt").write_text("# changed\n")
+    (root / "requirements.txt").write_text("# changed\n")
     assert "installing" in started().stderr
-    (library,) = (tmp_path / ".venv" / "lib").iterdir()
+    (library,) = (root / ".venv" / "lib").iterdir()
     library.rename(library.with_name("python3.9"))
     after = started()
     assert after.returncode == 0 and "creating .venv" in after.stderr, "the system has another Python now"
     assert library.is_dir() and started().stderr == ""
+    executable(root / ".venv/bin/hf", f"#!{root}/.venv/bin/python\nprint('logged in')\n")
+    root = root.rename(tmp_path / "moved here")
+    assert started().stderr == "" and subprocess.check_output([root / ".venv/bin/hf"]) == b"logged in\n"

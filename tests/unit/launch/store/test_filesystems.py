@@ -69,6 +69,8 @@ def caused(text: str, levels: int) -> Exception:
 
 ANSWER = Exception("x")
 ANSWER.response = SimpleNamespace(status_code=403)
+LATE = PermissionError("The difference between the request time and the current time is too large.")
+LATE.__cause__ = RuntimeError("An error occurred (RequestTimeTooSkewed) when calling the PutObject operation: …")
 
 
 @pytest.mark.parametrize(
@@ -76,6 +78,7 @@ ANSWER.response = SimpleNamespace(status_code=403)
     [
         (PermissionError(errno.EACCES, "no"), "no permission"),
         (ANSWER, "no permission"),
+        (LATE, "this machine's clock is wrong"),
         (OSError(errno.ENOSPC, "x"), "no space is left"),
         (OSError(errno.EROFS, "x"), "read-only"),
         (caused("the specified NOSUCHBUCKET", 4), "no such bucket"),
