@@ -21,11 +21,11 @@ console_script() {
     text=$(printf '#!/bin/sh\nexec "%s/.venv/bin/python" "%s/hangproof.py" "$@"' "$PWD" "$PWD")
     if [ -d .venv/bin ] && [ "$(cat .venv/bin/hangproof 2>/dev/null)" != "$text" ]; then
         was=$(sed -n 's|^exec "\(.*\)/\.venv/bin/python" .*|\1|p' .venv/bin/hangproof 2>/dev/null) || true
-        [ -z "$was" ] || .venv/bin/python - "$was" "$PWD" <<'EOF' || true
+        [ -z "$was" ] || [ -L .venv ] || .venv/bin/python - "$was" "$PWD" <<'EOF' || true
 import os, pathlib, re, sys
 old, new = (os.fsencode(folder) + b"/.venv" for folder in sys.argv[1:])
 for path in pathlib.Path().glob(".venv*/bin/*"):
-    if path.is_file() and not path.is_symlink() and old in (data := path.read_bytes()):
+    if path.is_file() and not path.is_symlink() and (data := path.read_bytes())[:1] == b"#" and old in data:
         # As pip does it for a path with spaces: lines for a shell, which are a text for Python.
         data = re.sub(rb"\A#!(%s.*)\n" % re.escape(old), rb"""#!/bin/sh\n'''exec' "\1" "$0" "$@"\n' '''\n""", data)
         path.write_bytes(data.replace(old, new))
