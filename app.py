@@ -12,6 +12,8 @@ import contextlib
 import ctypes
 import errno
 import gc
+import importlib.metadata
+import importlib.util
 import os
 import signal
 import socket
@@ -198,6 +200,13 @@ def token_of(args: argparse.Namespace, auth: tuple[str, str] | None) -> str | No
     return None
 
 
+def check_mcp() -> None:
+    """Check that the MCP server can run. Raises RunError: its package is missing."""
+    if importlib.util.find_spec("mcp") is None:
+        package = f"gradio[mcp]=={importlib.metadata.version('gradio')}"
+        raise RunError(f"--mcp needs the package mcp; install it with: .venv/bin/python -m pip install '{package}'")
+
+
 def serve(args: argparse.Namespace) -> str:
     """Check, build and launch the page; returns the address to open after the page has responded.
 
@@ -211,8 +220,6 @@ def serve(args: argparse.Namespace) -> str:
     check_folders()
     token = token_of(args, auth)
     if args.mcp:
-        from ui.api.server import check_mcp
-
         check_mcp()
     os.environ.update(GRADIO_ENV)
     gc.disable()  # collections find nothing in what is imported and built here, and take a tenth of the start

@@ -204,7 +204,8 @@ class Guard:
         except RuntimeError as error:
             if not (outgoing.started and isinstance(error.__cause__, HTTPException)):
                 raise
-            # Gradio's stream of answers (queue/data) ends like this where its page was left meanwhile.
+            # Gradio's streams of answers (queue/data, call) end like this where the page was left or the event is unknown.
+            await outgoing.send({"type": "http.response.body", "body": b"", "more_body": False})
         if body.too_large and not outgoing.started:
             await _too_large(body.limit)(scope, receive, _Outgoing(send, "", False, None).send)
 
