@@ -185,7 +185,7 @@ class Guard:
             await self._http(scope, receive, send)
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = _Body(receive, self._most(scope["path"]))
+        body = _Body(receive, self._most(scope["path"]), scope["path"] in UPLOADS)
         request = Request(scope, body.receive)
         outgoing = _Outgoing(send, scope["path"], self.login is not None, body)
         try:
@@ -277,8 +277,8 @@ def _too_large(limit: int) -> Response:
 class _Body:
     """Counts the bytes of a request's body, whether or not its length was announced."""
 
-    def __init__(self, receive: Receive, limit: int) -> None:
-        self.inner, self.limit = receive, limit
+    def __init__(self, receive: Receive, limit: int, upload: bool) -> None:
+        self.inner, self.limit, self.upload = receive, limit, upload
         self.bytes = 0
         self.too_large = False
 
@@ -289,6 +289,8 @@ class _Body:
             if self.bytes > self.limit:
                 self.too_large = True
                 raise TooLarge(f"This is too large: at most {self.limit} bytes")
+        elif self.upload:
+            raise MultiPartException("The browser left")  # as in TooLarge: what came so far is removed
         return message
 
 
