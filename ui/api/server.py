@@ -12,6 +12,7 @@ from typing import Any
 
 import gradio as gr
 from fastapi import FastAPI
+from gradio.processing_utils import async_move_files_to_cache
 from gradio.route_utils import FnIndexInferError
 from pydantic import ValidationError, validate_call
 from starlette.requests import Request
@@ -88,13 +89,13 @@ UNUSABLE = dict.fromkeys((FnIndexInferError, LookupError, TypeError, ValueError)
 class Endpoints(gr.Blocks):
     """The Gradio app of the API."""
 
-    async def preprocess_data(self, block_fn: Any, inputs: list[Any], *more: Any) -> list[Any]:
+    async def preprocess_data(self, block_fn: Any, inputs: list[Any], *_: Any) -> list[Any]:
         """The arguments of a call, with the defaults of those that it leaves out, which only Gradio's own clients add."""
         signature = inspect.signature(block_fn.fn)
         try:
             given = signature.bind(*inputs)
             given.apply_defaults()
-            return await super().preprocess_data(block_fn, list(given.args), *more)
+            return await async_move_files_to_cache(list(given.args), self.children[0], check_in_upload_folder=True)
         except (TypeError, ValueError, OSError) as error:  # such as a file that was not uploaded
             raise gr.Error(f"{block_fn.fn.__name__}{signature}: {error}", print_exception=False) from error
 

@@ -1,14 +1,12 @@
 """Waits after wrong passwords, sessions, host names and size limits, as functions with clocks of their own."""
 
 import asyncio
-import contextlib
 import itertools
 import os
 from unittest.mock import AsyncMock, Mock
 
 import pytest
 from hypothesis import given, settings, strategies as st
-from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException
 
 import app
@@ -194,22 +192,6 @@ def test_a_body_is_counted_whatever_it_announces(answers, monkeypatch):
     assert post("/gradio_api/queue/join", 500, announced="10")[0] == 413
     status, text = post("/gradio_api/upload", 2000)
     assert status == 413 and b"Drop fewer or smaller files" in text
-
-
-@pytest.mark.parametrize(("begun", "cause", "raises"), [
-    (True, HTTPException(404), False), (False, HTTPException(404), True), (True, ValueError(), True),
-])  # fmt: skip
-def test_a_stream_whose_page_was_left_ends_without_a_traceback(begun, cause, raises):
-    async def inner(scope, receive, send):
-        if begun:
-            await send({"type": "http.response.start", "status": 200, "headers": []})
-        raise RuntimeError("the response already started") from cause
-
-    scope = {"type": "http", "method": "GET", "path": "/gradio_api/queue/data", "query_string": b"", "scheme": "http"}
-    guard = Guard(inner, Hosts(False), 1)
-    answer = guard({**scope, "headers": [(b"host", b"localhost")]}, AsyncMock(), AsyncMock())
-    with pytest.raises(RuntimeError) if raises else contextlib.nullcontext():
-        asyncio.run(answer)
 
 
 def test_ctrl_c_is_noticed_within_a_slice():

@@ -101,7 +101,7 @@ def test_a_wrong_value_or_a_file_outside_the_uploads_is_refused_with_a_sentence(
     ("path", "values", "status", "message"),
     [
         ("run/run_log", {"data": ["cat"]}, 500, "There is no run 'cat'"),  # its other parameters have defaults
-        ("run/run_log", {"data": []}, 500, "missing a required argument: 'run'"),
+        ("run/run_log", {"data": []}, 500, "= 200) -> list[str]: missing a required argument: 'run'"),
         ("run/run_status", {"data": ["a", "b"]}, 500, "run_status(run: str) -> dict[str, typing.Any]: too many"),
         ("run/add_images", {"data": ["a", [{"path": "/etc/a", "meta": {"_type": "gradio.FileData"}}]]}, 500, "/etc/a"),
         ("call/run_lag", {"data": []}, 400, "/call/run_lag cannot take this request: Could not infer"),
