@@ -61,13 +61,14 @@ def test_what_is_asked_of_a_run_that_cannot_do_it_is_refused_with_the_reason(tmp
     with pytest.raises(MonitorError, match="2026: nothing of it runs"):  # a run, not the process of that number
         commands.diagnose(argparse.Namespace(run=year.name))
     folder = toy_run(tmp_path / "toy")
-    with pytest.raises(MonitorError, match="toy: a checkpoint can be made while it trains, but it is never started"):
-        commands.request(folder, "save")
     with pytest.raises(MonitorError, match=r"nothing of it runs, and no monitor watches it \(never started\)"):
         commands.ask_to_end(folder, {})
-    (folder / "status.json").write_text('{"state": "stopped"}')
-    with pytest.raises(MonitorError, match=r"watches it \(stopped: no reason is recorded\)"):
-        commands.ask_to_end(folder, {})
+    for state in ("stopped", "running"):  # of the latter, the monitor died
+        (folder / "status.json").write_text(json.dumps({"state": state}))
+        with pytest.raises(
+            MonitorError, match=rf"watches it \({state}: no reason is recorded\); a checkpoint can be made"
+        ):
+            commands.request(folder, "save")
     (folder / "status.json").unlink()
     prompts = folder / "sample_prompts.txt"
     prompts.write_text(" \n")
