@@ -200,13 +200,6 @@ def token_of(args: argparse.Namespace, auth: tuple[str, str] | None) -> str | No
     return None
 
 
-def check_mcp() -> None:
-    """Check that the MCP server can run. Raises RunError: its package is missing."""
-    if importlib.util.find_spec("mcp") is None:
-        package = f"gradio[mcp]=={importlib.metadata.version('gradio')}"
-        raise RunError(f"--mcp needs the package mcp; install it with: .venv/bin/python -m pip install '{package}'")
-
-
 def serve(args: argparse.Namespace) -> str:
     """Check, build and launch the page; returns the address to open after the page has responded.
 
@@ -219,8 +212,9 @@ def serve(args: argparse.Namespace) -> str:
     check_port(host, args.port)
     check_folders()
     token = token_of(args, auth)
-    if args.mcp:
-        check_mcp()
+    if args.mcp and importlib.util.find_spec("mcp") is None:
+        package = f"gradio[mcp]=={importlib.metadata.version('gradio')}"
+        raise RunError(f"--mcp needs the package mcp; install it with: .venv/bin/python -m pip install '{package}'")
     os.environ.update(GRADIO_ENV)
     gc.disable()  # collections find nothing in what is imported and built here, and take a tenth of the start
     from ui.dataset.draft import delete_expired, uploads_dir

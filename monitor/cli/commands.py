@@ -242,10 +242,8 @@ def request(folder: Path, kind: str) -> str:
     """
     status = read_status(folder)
     if status is None or not status["alive"] or status["state"] in FINAL:
-        how = (
-            f"{step_requests.KINDS[kind]} can be made while it trains; start it: python -m monitor start {folder.name}"
-        )
-        raise MonitorError(f"{_not_running(folder)}; {how}")
+        what = f"{step_requests.KINDS[kind]} can be made while it trains"
+        raise MonitorError(f"{_not_running(folder)}; {what}; start it: python -m monitor start {folder.name}")
     if status["state"] == State.STOPPING:
         raise MonitorError(f"{folder.name} is stopping: {status['message']}")
     spec = RunFolder(folder).spec

@@ -415,10 +415,8 @@ def save(draft_id: str, changes: Mapping[str, Any], typed: bool = False) -> None
     """
     if wrong := sorted(str(key) for key in changes if key not in KEYS):
         raise RunError(f"There is no setting {wrong[0][:100]!r}; use some of {', '.join(KEYS)}")
-    for (
-        key,
-        value,
-    ) in changes.items():  # an answer of Gradio has no number of more than 64 bits: the draft would never open again
+    for key, value in changes.items():
+        # An answer of Gradio has no number of more than 64 bits: the draft would never open again.
         if not isinstance(value, str | int | float | None) or (isinstance(value, int) and value.bit_length() > 63):
             raise RunError(f"{key}: a setting is a text, a number of at most 18 digits, or null")
     with contextlib.suppress(presets.PresetError):  # `current` reports it
