@@ -104,10 +104,8 @@ def endpoints() -> dict[str, Callable[..., Any]]:
     """The public functions of ui/api/runs.py and drafts.py by name."""
     from ui.api import drafts, runs
 
-    found = [
-        (module.__name__, one) for module in (runs, drafts) for one in vars(module).values() if inspect.isfunction(one)
-    ]
-    own = [one for module, one in found if one.__module__ == module and one.__name__[0] != "_"]
+    found = [one for module in (runs, drafts) for one in vars(module).values() if inspect.isfunction(one)]
+    own = [one for one in found if one.__module__ in (runs.__name__, drafts.__name__) and one.__name__[0] != "_"]
     return {one.__name__: checked(one) for one in own}
 
 
