@@ -22,6 +22,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
+from importlib import metadata, util
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -210,10 +211,9 @@ def serve(args: argparse.Namespace) -> str:
     check_port(host, args.port)
     check_folders()
     token = token_of(args, auth)
-    if args.mcp:
-        from ui.api.server import check_mcp
-
-        check_mcp()
+    if args.mcp and util.find_spec("mcp") is None:
+        package = f"gradio[mcp]=={metadata.version('gradio')}"
+        raise RunError(f"--mcp needs the package mcp; install it with: .venv/bin/python -m pip install '{package}'")
     os.environ.update(GRADIO_ENV)
     gc.disable()  # collections find nothing in what is imported and built here, and take a tenth of the start
     from ui.dataset.draft import delete_expired, uploads_dir

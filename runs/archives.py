@@ -6,7 +6,6 @@ are counted while an entry is read, because a header can lie. A bad entry costs 
 
 import errno
 import io
-import lzma
 import stat
 import struct
 import zipfile
@@ -26,8 +25,10 @@ BLOCK = 1 << 18
 DIRECTORY_BYTES_PER_ENTRY = 400  # of the ZIP's directory: 46 and the name, some more for extra fields
 MAX_MESSAGES = 20
 TOLD = 200  # characters of an error: zipfile's text can repeat a name of 65,535
-# zipfile and its decompressors raise these on damaged data; they have no common class.
-DAMAGE = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, ValueError, NotImplementedError, struct.error)
+# zipfile and zlib raise these on damaged data; they have no common class.
+DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError, struct.error)
+# zipfile unpacks all that follows in one piece where it is bzip2 or LZMA: 4 kB can take 4 GB of memory.
+METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 
 @dataclass(frozen=True)
@@ -143,6 +144,8 @@ def _check(info: zipfile.ZipInfo, inside: str) -> None:
         raise RunError("neither an image nor a caption")
     if info.flag_bits & 1:
         raise RunError("encrypted with a password; unpack the ZIP, then drop its folder")
+    if info.compress_type not in METHODS:
+        raise RunError("not packed with Deflate; unpack the ZIP, then drop its folder")
 
 
 def _copy(archive: zipfile.ZipFile, info: zipfile.ZipInfo, target: Path, left: int) -> int:
@@ -157,8 +160,8 @@ def _copy(archive: zipfile.ZipFile, info: zipfile.ZipInfo, target: Path, left: i
                 out.write(block)
                 size += len(block)
     except (*DAMAGE, RuntimeError, OSError) as error:
-        # An OSError of this disk is not the file's fault; that of bz2 has no number, a place before the start EINVAL.
-        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
+        # An OSError of this disk is not the file's fault; that of a place before its start is EINVAL.
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:
             target.unlink(missing_ok=True)
             raise
         refused = f"the file is damaged ({str(error)[:TOLD]}); pack the ZIP again"

@@ -19,6 +19,7 @@ import doctor
 from monitor.cli.explain import checked
 from monitor.process.spawned import Subjob, python
 from monitor.run_folder import MonitorError
+from runs import env_file
 from runs.files import RunError
 from runs.paths import data_root
 from ui import jobs
@@ -31,9 +32,6 @@ QUICK_S, FULL_S, EXPLAIN_S, LINT_S = 600.0, 3600.0, 60.0, 30.0
 DRILL, DRILL_S = "drill", 600.0  # the time is for its start alone: its run, one of the list, goes on without the page
 MOST_TEXT = 100_000  # characters of the stacks of a process
 SCRIPT_BYTES = 200_000
-SECRET = re.compile(
-    r"\b(hf_[A-Za-z0-9]{10,}|sk-[A-Za-z0-9_-]{10,}|gh[pousr]_[A-Za-z0-9]{10,}|rpa_[A-Za-z0-9]{10,}|AKIA[A-Z0-9]{12,})"
-)
 PASSWORD = re.compile(r"(://)[^/\s@]+@")
 SHELLS = [("bash (Linux, macOS)", "train.sh"), ("batch (Windows)", "train.bat"), ("PowerShell (Windows)", "train.ps1")]
 ABOUT_DRILL = (
@@ -109,7 +107,7 @@ def without_secrets(text: str) -> str:
     home = str(Path.home())
     if len(home) > 1:
         text = text.replace(home, "~")
-    return SECRET.sub("(hidden)", PASSWORD.sub(r"\1", text))
+    return env_file.VALUE.sub("(hidden)", PASSWORD.sub(r"\1", text))
 
 
 # What is shown --------------------------------------------------------------------------------------------------------------

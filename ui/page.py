@@ -3,6 +3,7 @@
 import copy
 import json
 from typing import Any
+from urllib.parse import quote
 
 import gradio as gr
 
@@ -25,9 +26,7 @@ HEADER = (
 LOG_OUT = (
     '<form class="hp-logout" method="post" action="logout"><button class="hp-button hp-quiet">Log out</button></form>'
 )
-ICON = "data:image/svg+xml," + MARK.replace("<svg ", "<svg xmlns='http://www.w3.org/2000/svg' ").replace(
-    '"', "'"
-).replace("#", "%23").replace("<", "%3C").replace(">", "%3E")
+ICON = "data:image/svg+xml," + quote(MARK.replace("<svg ", "<svg xmlns='http://www.w3.org/2000/svg' "))
 PAGE_HEAD = f'<link rel="icon" href="{ICON}">'
 
 
@@ -129,14 +128,9 @@ class Page(gr.Blocks):
         """What Gradio sends for the values that an event returned. Gradio makes the component of each `gr.skip()` anew,
         and the page's timer skips nearly all of them each second; here such an output costs nothing."""
         outputs = block_fn.outputs
-        several = isinstance(predictions, list | tuple) and len(predictions) == len(outputs) > 1
-        kept = (
-            [n for n, one in enumerate(predictions) if not (isinstance(one, dict) and one == SKIPPED)]
-            if several
-            else []
-        )
-        if not several or block_fn.batch or len(kept) == len(outputs):
+        if block_fn.batch or not (isinstance(predictions, list | tuple) and len(predictions) == len(outputs) > 1):
             return await super().postprocess_data(block_fn, predictions, state)
+        kept = [n for n, one in enumerate(predictions) if not (isinstance(one, dict) and one == SKIPPED)]
         data: list[Any] = [None if block.stateful else gr.skip() for block in outputs]
         if kept:
             part, values = copy.copy(block_fn), [predictions[n] for n in kept]

@@ -165,10 +165,6 @@ def methods_of(path: str, mcp: bool = False) -> set[str]:
     return EXACT.get(path) or next((found for prefix, found in PREFIXES.items() if path.startswith(prefix)), set())
 
 
-class TooLarge(MultiPartException):
-    """A body exceeds its limit. Gradio's parser removes its temporary files when it gets this kind of exception."""
-
-
 class Guard:
     """ASGI application in front of the page."""
 
@@ -185,7 +181,7 @@ class Guard:
             await self._http(scope, receive, send)
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = _Body(receive, self._most(scope["path"]))
+        body = _Body(receive, self._most(scope["path"]), scope["path"] in UPLOADS)
         request = Request(scope, body.receive)
         outgoing = _Outgoing(send, scope["path"], self.login is not None, body)
         try:
@@ -197,14 +193,15 @@ class Guard:
                 kept = [(key, value) for key, value in scope["headers"] if key != b"origin"]
                 passed = {**scope, "headers": kept}
                 await self.app(self.login.hidden(passed) if self.login else passed, body.receive, outgoing.send)
-        except TooLarge:
-            pass  # answered below
+        except MultiPartException:
+            pass  # answered below, where the body is too large
         except ClientDisconnect:
             return
         except RuntimeError as error:
             if not (outgoing.started and isinstance(error.__cause__, HTTPException)):
                 raise
-            # Gradio's stream of answers (queue/data) ends like this where its page was left meanwhile.
+            # Gradio's streams of answers (queue/data, call) end like this where the page was left or the event is unknown.
+            await outgoing.send({"type": "http.response.body", "body": b"", "more_body": False})
         if body.too_large and not outgoing.started:
             await _too_large(body.limit)(scope, receive, _Outgoing(send, "", False, None).send)
 
@@ -227,7 +224,7 @@ class Guard:
             return PlainTextResponse("Hangproof has no such page.", 404)
         if request.method not in methods:
             return PlainTextResponse("This method is not allowed here.", 405, {"allow": ", ".join(sorted(methods))})
-        if not _fits(headers, self._most(path)):
+        if int(headers.get("content-length", "0")) > self._most(path):  # uvicorn has refused what is no number
             return _too_large(self._most(path))
         return self.login.without_token(request) if self.login else None
 
@@ -259,13 +256,6 @@ class Guard:
         return f"Hangproof does not know this host name. If it is a name of this machine, start Hangproof with {how}."
 
 
-def _fits(headers: Headers, limit: int) -> bool:
-    try:
-        return 0 <= int(headers.get("content-length", "0")) <= limit
-    except ValueError:
-        return False
-
-
 def _too_large(limit: int) -> Response:
     return PlainTextResponse(
         f"This is too large: Hangproof accepts at most {limit / 1e6:,.0f} MB in one upload. Drop fewer or smaller files.",
@@ -274,10 +264,11 @@ def _too_large(limit: int) -> Response:
 
 
 class _Body:
-    """Counts the bytes of a request's body, whether or not its length was announced."""
+    """Counts the bytes of a request's body, whether or not its length was announced. Gradio's parser removes its temporary
+    files when it gets the exception."""
 
-    def __init__(self, receive: Receive, limit: int) -> None:
-        self.inner, self.limit = receive, limit
+    def __init__(self, receive: Receive, limit: int, upload: bool) -> None:
+        self.inner, self.limit, self.upload = receive, limit, upload
         self.bytes = 0
         self.too_large = False
 
@@ -287,7 +278,9 @@ class _Body:
             self.bytes += len(message.get("body", b""))
             if self.bytes > self.limit:
                 self.too_large = True
-                raise TooLarge(f"This is too large: at most {self.limit} bytes")
+                raise MultiPartException(f"This is too large: at most {self.limit} bytes")
+        elif self.upload:
+            raise MultiPartException("The browser left")
         return message
 
 

@@ -16,6 +16,7 @@ from urllib.parse import quote
 import anyio
 from starlette.requests import Request
 from starlette.responses import FileResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.staticfiles import NotModifiedResponse
 
 from runs import env_file
 from runs.files import RunError
@@ -43,7 +44,7 @@ DOWNLOADS = {
 # The ZIPs that the page made of drafts (ui/new/export.py).
 EXPORT = re.compile(r"\.drafts/[0-9a-f]{24}/export/[A-Za-z0-9_-]+\.zip")
 # The hidden folders whose images the page shows: those of a draft. `.uploads` is not among them.
-DRAFT = re.compile(r"\.drafts/[0-9a-f]{24}/[A-Za-z0-9_-]+/.*")
+DRAFT = re.compile(r"\.drafts/[0-9a-f]{24}/[A-Za-z0-9_-]+(/[^./][^/]*)+")
 KINDS = {"outputs": {**IMAGES, **DOWNLOADS}, "datasets": IMAGES}
 
 
@@ -71,9 +72,7 @@ def find(text: str) -> tuple[Path, str, os.stat_result] | None:
     if kind is None or not stat.S_ISREG(found.st_mode):
         return None
     inside = path.relative_to(roots[kind]).as_posix()
-    if re.search(r"(^|/)\.", inside) and not (
-        kind == "datasets" and DRAFT.fullmatch(inside) and not re.search(r"/\.", inside)
-    ):
+    if re.search(r"(^|/)\.", inside) and not (kind == "datasets" and DRAFT.fullmatch(inside)):
         return None
     content_type = KINDS[kind].get(path.suffix.lower())
     if kind == "datasets" and EXPORT.fullmatch(inside):
@@ -101,8 +100,7 @@ async def respond(request: Request) -> Response:
         headers={"cache-control": "private, max-age=31536000, immutable" if image and same else "private, no-cache"},
     )
     if response.headers["etag"] in (tag.strip().removeprefix("W/") for tag in known.split(",")):
-        kept = {key: response.headers[key] for key in ("etag", "cache-control", "last-modified")}
-        return Response(status_code=304, headers=kept)
+        return NotModifiedResponse(response.headers)
     return response
 
 

@@ -242,9 +242,8 @@ def request(folder: Path, kind: str) -> str:
     """
     status = read_status(folder)
     if status is None or not status["alive"] or status["state"] in FINAL:
-        what, state = step_requests.KINDS[kind], status["state"] if status else "never started"
-        how = f"start it first: python -m monitor start {folder.name}"
-        raise MonitorError(f"{folder.name}: {what} can be made while it trains, but it is {state}; {how}")
+        what = f"{step_requests.KINDS[kind]} can be made while it trains"
+        raise MonitorError(f"{_not_running(folder)}; {what}; start it: python -m monitor start {folder.name}")
     if status["state"] == State.STOPPING:
         raise MonitorError(f"{folder.name} is stopping: {status['message']}")
     spec = RunFolder(folder).spec

@@ -9,10 +9,9 @@ import sys
 import pytest
 from runs_helpers import call
 
-from doctor import end_orphan, left_over, orphans, start
+from doctor import end_orphan, left_over, orphans
 from monitor.process import platform, spawned
 from runs.files import RunError
-from sd_scripts_patches.trainers import TRAINERS
 
 
 def doctor(*flags: str, **environment: str) -> tuple[int, dict[str, dict], str]:
@@ -58,12 +57,3 @@ def test_a_folder_that_is_no_trainer_does_not_start(tmp_path):
     assert code == 1 and found["sd-scripts start"]["status"] == "failed"
     assert "flux_train_network.py cannot be started with " in found["sd-scripts start"]["text"]
     assert found["sd-scripts start"]["action"] == f"Delete {tmp_path / 'v'} and run ./start.sh sd-scripts."
-
-
-def test_an_installed_trainer_is_started_with_its_guards(monkeypatch, capsys):
-    """tests/upstream/sd_scripts_patches/test_install.py starts the real ones."""
-    monkeypatch.setattr("doctor.install.starts", lambda *_: "")
-    found = start(TRAINERS["musubi"])
-    assert (found.name, found.status) == ("musubi-tuner start", "ok")
-    assert "zimage_train_network.py and its libraries can be imported" in found.text
-    assert "musubi-tuner start: importing its libraries" in capsys.readouterr().err

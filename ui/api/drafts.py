@@ -103,21 +103,20 @@ def set_caption(draft_id: str, image: str, text: str) -> dict[str, Any]:
     return {}
 
 
-def edit_captions(draft_id: str, edit: dict, images: list | None = None, preview: bool = False) -> dict[str, Any]:
+def edit_captions(draft_id: str, edit: dict, images: list[str] | None = None, preview: bool = False) -> dict[str, Any]:
     """Edit many captions as one step that can be undone; with `preview`, only say what would change.
 
     edit: {"kind": "prefix" or "suffix", "text"}, {"kind": "replace", "find", "with", "pattern": whether it is a regular
     expression, "any_case"}, {"kind": "remove_tags", "tags"} or {"kind": "shuffle", "keep"}. images: ids, or null for all.
     """
-    ids = None if images is None else [str(one) for one in images]
     if preview:
-        return bulk.preview(_known(draft_id), ids, edit)
-    return {"changed": bulk.apply(_known(draft_id), ids, edit)}
+        return bulk.preview(_known(draft_id), images, edit)
+    return {"changed": bulk.apply(_known(draft_id), images, edit)}
 
 
-def remove_images(draft_id: str, images: list) -> dict[str, Any]:
+def remove_images(draft_id: str, images: list[str]) -> dict[str, Any]:
     """Remove images; `undo` brings them back."""
-    draft.remove(_known(draft_id), [str(one) for one in images])
+    draft.remove(_known(draft_id), images)
     return {"left": len(draft.items(draft_id))}
 
 
@@ -135,7 +134,7 @@ def write_captions(
     draft_id: str,
     options: dict,
     which: Literal["empty", "model", "all"] = "empty",
-    images: list | None = None,
+    images: list[str] | None = None,
     overwrite: bool = False,
 ) -> dict[str, Any]:
     """Write captions in the background; `caption_status` shows the progress.
@@ -143,8 +142,7 @@ def write_captions(
     options: {"engine": "florence", "tagger" or "endpoint", "model", …} as `python -m captions --help` names them.
     A caption that a person wrote is replaced only with "all" and `overwrite`.
     """
-    ids = None if images is None else [str(one) for one in images]
-    return {"images": captioning.start(_known(draft_id), options, which, ids, overwrite)}
+    return {"images": captioning.start(_known(draft_id), options, which, images, overwrite)}
 
 
 def caption_status(draft_id: str) -> dict[str, Any]:

@@ -8,16 +8,20 @@ also tools of an MCP server (`/api/gradio_api/mcp/`).
 import functools
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import gradio as gr
+from fastapi import FastAPI
+from gradio.processing_utils import async_move_files_to_cache
+from gradio.route_utils import FnIndexInferError
+from pydantic import ValidationError, validate_call
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
 from presets import PresetError
 from runs.files import RunError
 from runs.paths import datasets_dir, outputs_dir
 from ui.token import bearer
-
-if TYPE_CHECKING:
-    import gradio as gr
-    from fastapi import FastAPI
 
 # How often Gradio's queue looks for events, and for the progress of those that run (the page shows none). At its own one and ten
 # milliseconds, a page that nobody uses takes 1.5 % of a core.
@@ -44,23 +48,20 @@ From images to a LoRA with named endpoints; the page and the commands do the res
 An action that cannot be done raises an error that says what to do. The link “Use via API” below lists the endpoints, each with
 its types, for Python, JavaScript and curl.
 """
-MCP_MISSING = "--mcp needs the package mcp; install it with: .venv/bin/python -m pip install 'gradio[mcp]=={version}'"
 
 
-def mount(app: "FastAPI", blocks: "gr.Blocks", path: str, max_upload: int, **options: Any) -> None:
+def mount(app: FastAPI, blocks: gr.Blocks, path: str, max_upload: int, **options: Any) -> None:
     """Let an application serve `blocks` at a path.
 
     Args:
         max_upload: bytes of a file. options: further ones of gr.mount_gradio_app.
     """
-    import gradio as gr
-
     blocks.state_session_capacity = SESSIONS
     gr.mount_gradio_app(
         app,
         blocks,
         path,
-        app_kwargs={"openapi_url": None},
+        app_kwargs={"openapi_url": None, "exception_handlers": UNUSABLE if path == PATH else {}},
         show_error=True,
         max_file_size=max_upload,
         ssr_mode=False,
@@ -75,22 +76,42 @@ def mount(app: "FastAPI", blocks: "gr.Blocks", path: str, max_upload: int, **opt
     blocks._queue.sleep_when_free, blocks._queue.progress_update_sleep_when_free = LOOK_S, PROGRESS_S
 
 
+def unusable(request: Request, error: Exception) -> Response:
+    """The answer to a request that no endpoint of the API can take. Gradio itself prints a traceback and says nothing."""
+    text = f"{request.url.path} cannot take this request: {error}. {PATH}/ lists the endpoints with their parameters."
+    return JSONResponse({"error": text}, 400)
+
+
+# What Gradio's routes raise where an endpoint or a parameter does not exist, or a body cannot be read.
+UNUSABLE = dict.fromkeys((FnIndexInferError, LookupError, TypeError, ValueError), unusable)
+
+
+class Endpoints(gr.Blocks):
+    """The Gradio app of the API."""
+
+    async def preprocess_data(self, block_fn: Any, inputs: list[Any], *_: Any) -> list[Any]:
+        """The arguments of a call, with the defaults of those that it leaves out, which only Gradio's own clients add."""
+        signature = inspect.signature(block_fn.fn)
+        try:
+            given = signature.bind(*inputs)
+            given.apply_defaults()
+            return await async_move_files_to_cache(list(given.args), self.children[0], check_in_upload_folder=True)
+        except (TypeError, ValueError, OSError) as error:  # such as a file that was not uploaded
+            raise gr.Error(f"{block_fn.fn.__name__}{signature}: {error}", print_exception=False) from error
+
+
 def endpoints() -> dict[str, Callable[..., Any]]:
     """The public functions of ui/api/runs.py and drafts.py by name."""
     from ui.api import drafts, runs
 
-    found = [
-        (module.__name__, one) for module in (runs, drafts) for one in vars(module).values() if inspect.isfunction(one)
-    ]
-    own = [one for module, one in found if one.__module__ == module and one.__name__[0] != "_"]
+    found = [one for module in (runs, drafts) for one in vars(module).values() if inspect.isfunction(one)]
+    own = [one for one in found if one.__module__ in (runs.__name__, drafts.__name__) and one.__name__[0] != "_"]
     return {one.__name__: checked(one) for one in own}
 
 
-def build() -> "gr.Blocks":
+def build() -> Endpoints:
     """The Gradio app."""
-    import gradio as gr
-
-    with gr.Blocks(title=TITLE, analytics_enabled=False) as blocks:
+    with Endpoints(title=TITLE, analytics_enabled=False) as blocks:
         gr.Markdown(ABOUT)
         for name, function in endpoints().items():
             gr.api(function, api_name=name, api_description=inspect.getdoc(function), queue=True)
@@ -99,9 +120,6 @@ def build() -> "gr.Blocks":
 
 def checked(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function, which gets only values of the types it names, and whose answer is plain; its errors reach the client."""
-    import gradio as gr
-    from pydantic import ValidationError, validate_call
-
     validated = validate_call(config={"strict": True})(function)
 
     @functools.wraps(function)
@@ -126,7 +144,7 @@ def _without_files(value: Any) -> Any:
     return [_without_files(one) for one in value] if isinstance(value, list | tuple) else value
 
 
-def add(app: "FastAPI", max_upload: int, mcp: str, token: str | None) -> None:
+def add(app: FastAPI, max_upload: int, mcp: str, token: str | None) -> None:
     """Add the API to an application, below PATH. mcp: the server's own address where it also serves tools; else ""."""
     blocks = build()
     mount(app, blocks, PATH, max_upload, mcp_server=bool(mcp), footer_links=["api"])
@@ -147,13 +165,3 @@ def _own_client(address: str, token: str | None) -> Any:
         analytics_enabled=False,
         _skip_components=False,
     )
-
-
-def check_mcp() -> None:
-    """Check that the MCP server can run. Raises RunError: its package is missing."""
-    import importlib.util
-
-    if importlib.util.find_spec("mcp") is None:
-        from importlib.metadata import version
-
-        raise RunError(MCP_MISSING.format(version=version("gradio")))

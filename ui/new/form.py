@@ -415,8 +415,10 @@ def save(draft_id: str, changes: Mapping[str, Any], typed: bool = False) -> None
     """
     if wrong := sorted(str(key) for key in changes if key not in KEYS):
         raise RunError(f"There is no setting {wrong[0][:100]!r}; use some of {', '.join(KEYS)}")
-    if wrong := [key for key, value in changes.items() if not isinstance(value, str | int | float | bool | None)]:
-        raise RunError(f"{wrong[0]}: a setting is a text, a number or null")
+    for key, value in changes.items():
+        # An answer of Gradio has no number of more than 64 bits: the draft would never open again.
+        if not isinstance(value, str | int | float | None) or (isinstance(value, int) and value.bit_length() > 63):
+            raise RunError(f"{key}: a setting is a text, a number of at most 18 digits, or null")
     with contextlib.suppress(presets.PresetError):  # `current` reports it
         for key, known in _choices().items():
             if changes.get(key) is not None and changes[key] not in known:

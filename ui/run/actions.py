@@ -189,5 +189,7 @@ def act(run: str, action: str) -> dict[str, Any]:
     except MonitorError as error:
         raise RunError(str(error)) from error
     except OSError as error:
+        if isinstance(error, FileNotFoundError):
+            view.folder_of(run)  # says that it was deleted meanwhile
         raise RunError(f"This cannot be written: {error.strerror or error}. Free some space, then try again") from error
     raise RunError(OUT_OF_DATE)

@@ -168,6 +168,16 @@ def test_a_body_that_is_too_large_is_refused(server):
     assert server.get("/")[0] == 200
 
 
+def test_an_upload_whose_browser_leaves_in_the_middle_is_removed(server):
+    before, own = uploads(server), f"Host: 127.0.0.1:{server.port}\r\nAuthorization: Bearer {server.token}\r\n"
+    head = f"POST /gradio_api/upload HTTP/1.1\r\n{own}Content-Type: multipart/form-data; boundary=x\r\n"
+    part = '--x\r\nContent-Disposition: form-data; name="files"; filename="a.png"\r\n\r\n'
+    with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as connection:
+        connection.sendall(f"{head}Content-Length: 9999\r\n\r\n{part}half".encode())
+        until(lambda: uploads(server) != before, "the upload has begun")
+    until(lambda: uploads(server) == before, "what came of it is removed")
+
+
 def test_an_event_arrives_while_its_answer_goes_on(server):
     with contextlib.closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_S)) as connection:
         connection.request("GET", "/gradio_api/heartbeat/abc", headers=server.headers)

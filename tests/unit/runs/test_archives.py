@@ -36,3 +36,9 @@ def test_a_directory_that_is_larger_than_all_entries_can_be_is_not_read(tmp_path
         limits(monkeypatch, max_zip_entries=count)
         with pytest.raises(RunError, match="more than 9 entries; split it") if refused else nullcontext():
             assert len(archives.unpack(path, tmp_path)[0]) == 9
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_what_would_be_unpacked_in_one_piece_is_refused(tmp_path, method):
+    found, messages = archives.unpack(packed(tmp_path / "a.zip", {"a.png": bytes(9000)}, method), tmp_path)
+    assert found == [] and messages == ["a.zip: a.png: not packed with Deflate; unpack the ZIP, then drop its folder"]

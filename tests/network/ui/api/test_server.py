@@ -7,10 +7,10 @@ import sys
 
 import pytest
 from gradio_client import Client, handle_file
-from gradio_client.exceptions import AppError, AuthenticationError
+from gradio_client.exceptions import AuthenticationError
 from ui_helpers import kill_runs, lora_file, photos, serving
 from ui_page import until
-from ui_requests import PASSWORD
+from ui_requests import PASSWORD, ask
 
 from ui.api.server import endpoints
 
@@ -83,18 +83,29 @@ def test_a_run_is_made_from_uploads_started_stopped_read_and_deleted_without_the
     assert not folder.exists()
 
 
-@pytest.mark.slow
-def test_a_wrong_value_or_a_file_outside_the_uploads_is_refused_with_a_sentence(client):
-    draft = call(client, "new_draft")
-    for name, values, message in (
-        ("run_status", ["../../etc"], "There is no run '../../etc'"),
-        ("review_draft", ["../x"], "There is no draft '../x'; new_draft makes one"),
-        ("add_images", [draft, [{"path": "/etc/passwd", "name": "a.png"}]], ""),
-    ):
-        with pytest.raises(AppError) as caught:
-            call(client, name, *values)
-        assert message in str(caught.value) and "Traceback" not in str(caught.value)
-    assert call(client, "list_images", draft)["total"] == 0
+@pytest.mark.parametrize(
+    ("path", "values", "status", "message"),
+    [
+        ("run/run_log", {"data": ["cat"]}, 500, "There is no run 'cat'"),  # its other parameters have defaults
+        ("run/run_log", {"data": []}, 500, "= 200) -> list[str]: missing a required argument: 'run'"),
+        ("run/run_status", {"data": ["a", "b"]}, 500, "run_status(run: str) -> dict[str, typing.Any]: too many"),
+        ("run/run_status", {"data": ["../../etc"]}, 500, "There is no run '../../etc'"),
+        ("run/review_draft", {"data": ["../x"]}, 500, "There is no draft '../x'; new_draft makes one"),
+        ("run/add_images", {"data": ["a", [{"path": "/etc/a", "meta": {"_type": "gradio.FileData"}}]]}, 500, "/etc/a"),
+        ("call/run_lag", {"data": []}, 400, "/call/run_lag cannot take this request: Could not infer"),
+        ("call/v2/run_log", {"name": "cat"}, 400, "run_log cannot take this request: Parameter `name` is not"),
+    ],
+)
+def test_a_call_with_curl_may_leave_out_defaults_and_a_wrong_one_gets_a_sentence(server, path, values, status, message):
+    before, kind = server.log.stat().st_size, {"Content_Type": "application/json"}
+    found = ask(server, "POST", f"/api/gradio_api/{path}", json.dumps(values), **kind)
+    assert found[0] == status and message in json.loads(found[2])["error"] and server.log.stat().st_size == before
+
+
+def test_the_answers_of_an_unknown_call_end(server):
+    before = server.log.stat().st_size
+    assert b"Not Found" in ask(server, "GET", "/api/gradio_api/call/run_log/unknown")[2]
+    assert server.log.stat().st_size == before
 
 
 @pytest.mark.slow

@@ -61,13 +61,12 @@ def test_what_is_asked_of_a_run_that_cannot_do_it_is_refused_with_the_reason(tmp
     with pytest.raises(MonitorError, match="2026: nothing of it runs"):  # a run, not the process of that number
         commands.diagnose(argparse.Namespace(run=year.name))
     folder = toy_run(tmp_path / "toy")
-    with pytest.raises(MonitorError, match="toy: a checkpoint can be made while it trains, but it is never started"):
-        commands.request(folder, "save")
     with pytest.raises(MonitorError, match=r"nothing of it runs, and no monitor watches it \(never started\)"):
         commands.ask_to_end(folder, {})
-    (folder / "status.json").write_text('{"state": "stopped"}')
-    with pytest.raises(MonitorError, match=r"watches it \(stopped: no reason is recorded\)"):
-        commands.ask_to_end(folder, {})
+    for state in ("stopped", "running"):  # of the latter, the monitor died
+        (folder / "status.json").write_text(json.dumps({"state": state}))
+        with pytest.raises(MonitorError, match=rf"watches it \({state}: no reason is recorded\); a checkpoint can"):
+            commands.request(folder, "save")
     (folder / "status.json").unlink()
     prompts = folder / "sample_prompts.txt"
     prompts.write_text(" \n")
@@ -75,7 +74,7 @@ def test_what_is_asked_of_a_run_that_cannot_do_it_is_refused_with_the_reason(tmp
     assert lock.acquire()
     try:
         for every, state, kind, why in (
-            (9, "failed", "save", "but it is failed"), (9, "stopping", "save", "is stopping: so far"),
+            (9, "failed", "save", "watches it .failed"), (9, "stopping", "save", "is stopping: so far"),
             (9, "running", "sample", "no sample images; set prompts in"), (0, "running", "sample", "prompts and sample_every_n_steps"),
         ):  # fmt: skip
             (folder / "run.toml").write_text(f'name = "toy"\nsample_every_n_steps = {every}\n')

@@ -211,8 +211,7 @@ def check_run(root: Path, draft_id: str) -> None:
 
 
 PACKED = st.sampled_from(["image"] * 4 + ["caption"] * 4 + ["bad", "link", "nested", "bomb", "folder"])
-METHODS = st.sampled_from([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
-ENTRY = st.tuples(FOLDERS, STEMS, PACKED, st.integers(0, 9), METHODS)
+ENTRY = st.tuples(FOLDERS, STEMS, PACKED, st.integers(0, 9), st.sampled_from(archives.METHODS))
 BODIES = {"bad": b"junk", "link": b"/etc/passwd", "nested": b"PK", "bomb": bytes(1_100_000), "folder": b""}
 
 

@@ -225,12 +225,12 @@ def test_values_of_a_program_that_no_field_of_the_page_gives_leave_the_draft_rea
     form.save(mine, {"name": 2024, "trigger": 7, "prompts": 1.5, "flags": True, "control_dir": 0})
     texts = {"name": "2024", "trigger": "7", "prompts": "1.5", "flags": "True", "control_dir": "0"}
     assert {key: form.reviewed(mine).values[key] for key in texts} == texts
-    for number in (float("inf"), float("nan"), 10**400):
+    for number in (float("inf"), float("nan"), 1e300):
         form.save(mine, {"batch_size": number, "gradient_accumulation": number})
         assert new_lora.load(mine)[0] == mine and form.reviewed(mine).faults
 
 
-@pytest.mark.parametrize("changes", [{"x": 1}, {"rank": [4]}, {"name": "kept", "rank": {}}, [], None])
+@pytest.mark.parametrize("changes", [{"x": 1}, {"rank": [4]}, {"rank": 10**20}, {"name": "kept", "rank": {}}, [], None])
 def test_what_is_no_setting_is_refused_and_nothing_is_stored(mine, changes):
     answer = image_action({"action": "save_settings", "draft": mine, "changes": changes})
     assert answer["ok"] is False and answer["error"] and draft.form(mine) == {}

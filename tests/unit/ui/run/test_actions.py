@@ -1,6 +1,7 @@
 """What the buttons of a run do: requests between two steps, a pause, and places in the queue."""
 
 import json
+import shutil
 import sys
 
 import pytest
@@ -70,3 +71,9 @@ def test_a_pause_is_asked_of_the_monitor_and_a_wrong_action_is_refused(folder, d
     for run, do in ((folder, "rm"), (write_run(data, "ended", state="stopped"), "save")):
         with pytest.raises(RunError, match=r".{10}"):
             actions.act(run.name, do)
+
+
+def test_a_run_that_was_deleted_meanwhile_is_not_said_to_need_space(folder, monkeypatch):
+    monkeypatch.setattr("monitor.cli.commands.ask_to_end", lambda run, _: (shutil.rmtree(run), (run / "x").touch()))
+    with pytest.raises(RunError, match="It may have been deleted"):
+        actions.act(folder.name, "pause")
