@@ -22,6 +22,22 @@ document.addEventListener(
   },
   true
 );
+// An answer that arrives between the press and the release of a mouse button can move what is pressed. The browser then makes no
+// click of it, so it is made here.
+let aimed = {};
+addEventListener(
+  "pointerdown",
+  ({ target, button, x, y }) => (aimed = { node: button ? null : target.closest("button, label, a, summary, input"), x, y }),
+  true
+);
+addEventListener(
+  "pointerup",
+  ({ target, x, y }) => {
+    const { node } = aimed;
+    if (node && !node.contains(target) && Math.hypot(x - aimed.x, y - aimed.y) < 5) node.click();
+  },
+  true
+);
 // Gradio's code field cannot be scrolled with the keyboard. Its editor is made when its section is opened for the first time.
 new MutationObserver(() => {
   for (const one of document.querySelectorAll("#script .cm-scroller[tabindex='-1']")) {
