@@ -96,6 +96,22 @@ def show_run(page, server, name: str) -> None:
                 pass
 
 
+@contextlib.contextmanager
+def answering_late(page, action: str) -> Iterator[None]:
+    """Hold back an action of the images, which the block asks for, until its end."""
+    held: list = []
+
+    def hold(route) -> None:
+        ours = not held and action in (route.request.post_data or "")
+        held.append(route) if ours else route.continue_()
+
+    page.route("**/component_server/", hold)
+    yield
+    until(lambda: page.wait_for_timeout(50) or held, f"the page asks for {action}")
+    held[0].continue_()
+    page.unroute("**/component_server/")
+
+
 def drop(page, *paths, count: int) -> None:
     """Give files to the drop zone and wait until the page shows `count` images."""
     page.get_by_test_id("image-picker").set_input_files([str(p) for p in paths])

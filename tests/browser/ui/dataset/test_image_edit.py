@@ -6,7 +6,19 @@ import pytest
 from draft_helpers import item_of, mask_of, photo, top_ignored
 from playwright.sync_api import Route
 from ui_helpers import photos, serving
-from ui_page import PATIENCE_S, a_tab, captions, drop, field, has_focus, open_page, serious, serving_again, until
+from ui_page import (
+    PATIENCE_S,
+    a_tab,
+    answering_late,
+    captions,
+    drop,
+    field,
+    has_focus,
+    open_page,
+    serious,
+    serving_again,
+    until,
+)
 
 from ui.dataset import draft
 
@@ -60,7 +72,13 @@ def test_the_large_view_edits_by_keyboard_and_pointer_and_survives_a_killed_serv
         view.get_by_role("button", name="Remove image").click()
         view.get_by_role("heading", name="t11.png").wait_for()
         view.get_by_text("10 of 10").wait_for()
-        page.keyboard.press("Escape")
+        with answering_late(page, "remove_images"):
+            view.get_by_role("button", name="Remove image").click()
+            page.keyboard.press("Escape")
+        page.get_by_test_id("image-count").get_by_text("9 shown").wait_for()
+        assert page.locator(".hp-editor[open]").count() == 0, "it was closed before the answer"
+        page.locator(".hp-toolbar").get_by_role("button", name=re.compile("^Undo")).first.click()
+        page.get_by_test_id("image-count").get_by_text("10 shown").wait_for()
         page.get_by_label("Show", exact=True).select_option("All images")
 
         # crop by number fields and by pointer
