@@ -181,16 +181,12 @@ def changes(values: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tupl
 
 def _shown(key: str, value: object) -> str:
     """A value as the form shows it."""
-    if key == "model":
-        model = presets.models().get(str(value))
-        return str(model["name"]) if model else str(value)
-    if key == "tier":
-        return str(presets.tiers().get(str(value), {}).get("label", value))
-    if key == "backend":
-        return form.BACKENDS.get(str(value), str(value))
-    choices = next((one.choices for one in (form.SUBJECT, *form.MORE, *form.SAMPLES) if one.key == key), ())
-    if named := next((label for label, choice in choices if choice == value), ""):
-        return named
+    fields = (form.SUBJECT, *form.MORE, *form.SAMPLES)
+    choices = {one.key: {choice: label for label, choice in one.choices} for one in fields if one.choices}
+    choices |= {"model": {name: one["name"] for name, one in presets.models().items()}, "backend": form.BACKENDS}
+    choices["tier"] = {name: one["label"] for name, one in presets.tiers().items()}
+    if value in choices.get(key, {}):
+        return str(choices[key][value])
     value = env_file.of_lines(value)[0] if key == "flags" and isinstance(value, str) else value
     return checks.shortened("" if value is None else f"{value:g}" if isinstance(value, float) else str(value), TEXT)
 
