@@ -5,19 +5,7 @@ import re
 import pytest
 from draft_helpers import item_of, mask_of, photo, top_ignored
 from ui_helpers import photos, serving
-from ui_page import (
-    PATIENCE_S,
-    a_tab,
-    captions,
-    drop,
-    field,
-    has_focus,
-    hold,
-    open_page,
-    serious,
-    serving_again,
-    until,
-)
+from ui_page import PATIENCE_S, a_tab, captions, drop, field, has_focus, hold, open_page, serious, serving_again, until
 
 from ui.dataset import draft
 
