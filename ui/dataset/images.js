@@ -246,8 +246,6 @@ hangproof.on("back", async () => {
 });
 hangproof.on("others", reload);
 
-element.replaceChildren(
-  ...[zone, cancelUpload, picker, ways, recent, notes, asides, bar, tools, skip, grid, pager]
-);
+element.replaceChildren(zone, cancelUpload, picker, ways, recent, notes, asides, bar, tools, skip, grid, pager);
 watch("value", draw);
 draw();

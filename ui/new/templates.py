@@ -356,8 +356,7 @@ def draw(draft_id: str) -> None:
 
     template.input(safely(on_template), template, shown, js=form.FLUSH, **QUIET)
     template.input(on_choice, template, delete, **QUIET)
-    on_save_by = [save.click, name.submit]
-    gr.on(on_save_by, on_save, [name, replace], [note, template, name, replace], js=form.FLUSH, **QUIET)
+    gr.on([save.click, name.submit], on_save, [name, replace], [note, template, name, replace], js=form.FLUSH, **QUIET)
     delete.click(on_delete, [template, delete], [*shown, delete, template], **QUIET)
     read.click(safely(on_read), [text, files], shown, js=form.FLUSH, **QUIET)
     use.click(safely(on_use), found, shown, js=form.FLUSH, **QUIET).then(None, None, None, js=form.SYNC, **QUIET)

@@ -53,10 +53,7 @@ FOLDS = {
 }
 # The click changes the button before the server hears of it; `refresh` changes it again when the run's state does.
 STOPPING = """() => ({ __type__: 'update', value: 'Stopping…', interactive: false })"""
-SHOW_NOTE = """() => setTimeout(() => {
-  const note = document.querySelector('#new-note');
-  if (note && note.offsetParent) note.scrollIntoView({ block: 'center' });
-}, 150)"""
+SHOW_NOTE = "() => setTimeout(() => document.querySelector('#new-note').scrollIntoView({ block: 'center' }), 150)"
 # Enables the form (style.css) and the address (run_address.js). Before this, loading the draft would replace what was typed.
 OPENED = """() => {
   document.body.classList.add('hp-open');
