@@ -2,8 +2,7 @@
 
 A timer reads the run's folder once a second and sends only the parts that changed. `seen` holds a digest of each part
 that the browser already shows, so that images do not flicker and an open report stays open. The browser holds it, as
-JSON, and
-gets it with the parts: after two answers that arrive in the wrong order, the next one puts right what is out of date.
+JSON, and gets it with the parts: of two answers in the wrong order, the next one puts right what is out of date.
 """
 
 import hashlib
