@@ -1,18 +1,14 @@
 // What every part that the server drew has (ui/scripts.py, `drawn`). Where the part is drawn again, the button that had the focus
-// keeps it.
-let focused = null;
-const sameButton = () =>
-  [...element.querySelectorAll("[data-do]")].find(
-    (one) => one.dataset.do === focused.dataset.do && one.dataset.run === focused.dataset.run && !one.disabled
-  );
+// keeps it: Gradio (6.31) makes the old nodes into the new ones place by place, so the node that has it can be another button then.
+let focused = {}; // the data of the button that has the focus
 // A press of a button (ui/html.py, `press`) triggers "act" with its data; so does a log that is scrolled up from its end.
 element.addEventListener("click", (event) => {
   const pressed = event.target.closest("[data-do]");
   if (pressed && pressed.getAttribute("aria-disabled") !== "true") trigger("act", { ...pressed.dataset });
 });
 element.addEventListener("scroll", ({ target }) => target.scrollTop < -12 && trigger("act", { do: "scroll_up" }), true);
-element.addEventListener("focusin", (event) => (focused = event.target.closest("[data-do]")));
-element.addEventListener("focusout", ({ target }) => setTimeout(() => target.isConnected && target !== document.activeElement && (focused = null)));
+element.addEventListener("focusin", ({ target }) => (focused = { ...target.dataset }));
+element.addEventListener("focusout", ({ target }) => setTimeout(() => target.isConnected && target !== document.activeElement && (focused = {})));
 
 // UTC times in the browser's own time zone and language. Files and the server keep UTC.
 const brief = { month: "short", day: "numeric", hour: "numeric", minute: "2-digit" }; // one line; the title has the rest
@@ -35,7 +31,9 @@ function scrollToSelected() {
   here.scrollIntoView({ block: "nearest", inline: "nearest" });
 }
 function drawn() {
-  if (focused && !focused.isConnected && document.activeElement === document.body) sameButton()?.focus();
+  const [active, same] = [document.activeElement, (one) => hangproof.same(one.dataset, focused)];
+  if (focused.do && (active === document.body || element.contains(active)) && !same(active))
+    [...element.querySelectorAll("[data-do]")].find(same)?.focus();
   localize();
   setTimeout(scrollToSelected, 50); // once its place is known
 }

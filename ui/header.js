@@ -22,6 +22,15 @@ document.addEventListener(
   },
   true
 );
+// An answer that arrives between the press and the release of a mouse button can move what is pressed. The browser then makes no
+// click of it, so it is made here.
+let aimed = {};
+const aim = ({ target, button, x, y }) => (aimed = { node: button ? null : target.closest("button, label, a, summary, input"), x, y });
+const release = ({ target, x, y }) => {
+  if (aimed.node && !aimed.node.contains(target) && Math.hypot(x - aimed.x, y - aimed.y) < 5) aimed.node.click();
+};
+addEventListener("pointerdown", aim, true);
+addEventListener("pointerup", release, true);
 // Gradio's code field cannot be scrolled with the keyboard. Its editor is made when its section is opened for the first time.
 new MutationObserver(() => {
   for (const one of document.querySelectorAll("#script .cm-scroller[tabindex='-1']")) {

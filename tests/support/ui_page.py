@@ -3,8 +3,9 @@
 import contextlib
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Error, TimeoutError
@@ -94,6 +95,27 @@ def show_run(page, server, name: str) -> None:
         for _ in range(2):
             with page.expect_response("**/run/predict*"):
                 pass
+
+
+@contextlib.contextmanager
+def hold(page, what: str = "", to: Any = "**/component_server/", first: bool = False) -> Iterator[Callable[[], None]]:
+    """Hold requests that contain a text back until the end of the block, or only the first one. Yields what waits for one."""
+    held, over = list[Any](), False
+
+    def handle(route) -> None:
+        ours = what in (route.request.post_data or "") and not (first and held)
+        held.append(route) if ours and not over else route.continue_()
+
+    def wait() -> None:
+        until(lambda: page.wait_for_timeout(50) or held, f"a request with {what!r}")
+
+    page.route(to, handle)
+    yield wait
+    wait()
+    over = True
+    for route in held:
+        route.continue_()
+    page.unroute(to, handle)
 
 
 def drop(page, *paths, count: int) -> None:

@@ -89,9 +89,8 @@ def _replace(fields: Mapping[str, Any]) -> Edit:
     repeats = math.prod(max(1, int(number[:9])) for number in re.findall(r"\{\s*([0-9]+)", find)) if is_pattern else 1
     if repeats > MAX_REPEATED:
         raise RunError(f"Find: the numbers in braces multiply to more than {MAX_REPEATED}; lower them")
-    if is_pattern and re.search(
-        r"(?<!\\)\(\?(?:R|&|P>|[+-]?[0-9])", find
-    ):  # takes 1 GB a second, whatever its limit of time
+    # A recursion takes 1 GB a second, whatever its limit of time.
+    if is_pattern and re.search(r"(?<!\\)\(\?(?:R|&|P>|[+-]?[0-9])", find):
         raise RunError("Find: a regular expression cannot contain itself here; write out what is repeated")
     try:
         pattern = regex.compile(find if is_pattern else regex.escape(find), regex.IGNORECASE if any_case else 0)

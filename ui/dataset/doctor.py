@@ -142,9 +142,8 @@ def _change(draft_id: str, report: Report, kind: str) -> tuple[Change, str]:
 def _full_bucket(report: Report) -> dict[str, tuple[int, int]]:
     """For each image of a bucket smaller than a batch, the bucket with enough images whose shape is nearest."""
     found: dict[str, tuple[int, int]] = {}
-    buckets = report.plan.buckets if report.plan else []
-    for bucket in buckets:
-        full = [one.size for one in buckets if not one.few and one.folder == bucket.folder]
+    for bucket in report.buckets:
+        full = [one.size for one in report.buckets if not one.few and one.folder == bucket.folder]
         if bucket.few and full:
             aspect = bucket.size[0] / bucket.size[1]
             nearest = min(full, key=lambda size: max(size[0] / size[1] / aspect, aspect / (size[0] / size[1])))

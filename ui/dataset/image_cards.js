@@ -128,7 +128,7 @@ function warningOf(item, code) {
 // Order -------------------------------------------------------------------------------------------------------------
 async function moveBy(id, step) {
   if (!(await change("move_image", { id, step }))) return;
-  cards.get(id)?.[step < 0 ? "earlier" : "later"].focus(); // its page is shown, so the focus stays with the image
+  giveFocus(cards.get(id)?.[step < 0 ? "earlier" : "later"]); // its page is shown, so the focus stays with the image
 }
 
 // Undo --------------------------------------------------------------------------------------------------------------

@@ -119,7 +119,7 @@ function makeEditor() {
   };
   async function removeShown() {
     const before = Math.max(index(), 0);
-    if (!(await removeImages([id]))) return;
+    if (!(await removeImages([id])) || !dialog.open) return; // closed meanwhile
     const { items } = state();
     if (items.length) open(items[Math.min(before, items.length - 1)].id);
     else dialog.close();
@@ -191,7 +191,7 @@ function makeEditor() {
       await go({ page: page + step });
       next = step > 0 ? state().items[0] : state().items.at(-1);
     }
-    if (next) open(next.id);
+    if (next && dialog.open) open(next.id);
   }
   dialog.addEventListener("keydown", (event) => {
     const typing = event.target.closest(TEXT_FIELD);

@@ -128,10 +128,12 @@ async function removeImages(ids) {
   drawSelection();
   return true;
 }
-/** The focused button no longer exists: focus that of the card at this place. */
+/** Focus a button in place of one that no longer exists, unless somebody types by now. */
+const giveFocus = (node) => document.activeElement.closest(TEXT_FIELD) || node?.focus();
+/** Focus the button of the card at this place. */
 function focusCard(index) {
   const next = grid.children[Math.min(Math.max(index, 0), grid.children.length - 1)];
-  (next ? next.querySelector(".hp-remove") : zone).focus();
+  giveFocus(next ? next.querySelector(".hp-remove") : zone);
 }
 bar.append(count, ...historyButtons(zone), insert, clear);
 tools.append(filter, subsetFilter, compare, searchText, selectAll, invertSelection, selection);
@@ -244,8 +246,6 @@ hangproof.on("back", async () => {
 });
 hangproof.on("others", reload);
 
-element.replaceChildren(
-  ...[zone, cancelUpload, picker, ways, recent, notes, asides, bar, tools, skip, grid, pager]
-);
+element.replaceChildren(zone, cancelUpload, picker, ways, recent, notes, asides, bar, tools, skip, grid, pager);
 watch("value", draw);
 draw();

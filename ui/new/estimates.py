@@ -30,9 +30,8 @@ def html(review: Review) -> str:
 
 
 def _time(spec: "runs.RunSpec", seconds: float, source: str, machine: Machine) -> str:
-    known = (
-        presets.models()[spec.model]["generated"] or machine.vram_gb or source.startswith("measured on this machine")
-    )
+    toy = presets.models()[spec.model]["generated"]
+    known = toy or machine.vram_gb or source.startswith("measured on this machine")
     where = "" if known else "On a GPU of this size: "
     return f"{where}about {duration(_rounded(seconds))} <span>({esc(source)})</span>"
 

@@ -105,9 +105,8 @@ def main(argv: list[str]) -> int:
     """Exit code 0: the last line of the output is {"file", "bytes"}. 1: the reason is on standard error."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # "Cancel": nothing of it is left
     try:
-        if len(argv) != 1 or not draft.is_id(argv[0]):
-            raise RunError("usage: python -m ui.new.export DRAFT")
-        path = write(argv[0])
+        (draft_id,) = argv
+        path = write(draft_id)
     except (RunError, presets.PresetError) as error:
         print("; ".join(str(error).splitlines()), file=sys.stderr)
         return 1

@@ -166,9 +166,8 @@ def table_html(machine: Machine) -> str:
 
 def own_tier(machine: Machine) -> str:
     """The largest VRAM choice that this machine's GPU has the memory for; "" without a GPU, or with a smaller one."""
-    held = [
-        name for name, tier in presets.tiers().items() if machine.vram_gb and tier["vram_gb"] <= round(machine.vram_gb)
-    ]
+    vram_gb = round(machine.vram_gb or 0)
+    held = [name for name, tier in presets.tiers().items() if tier["vram_gb"] <= vram_gb]
     return held[-1] if held else ""
 
 

@@ -196,6 +196,8 @@ DISCARD, SURE = "Use the generated script", "Discard your script? Press again"
 # What ui/new/fields.js does with the editor. An editor with a text that is not stored yet keeps it.
 TYPED = "(text) => { if (typeof text === 'string') hangproof.typed('script', 'text', text); return []; }"
 IN_EDITOR = "(text, ...rest) => [hangproof.unsaved('script').length ? null : text, ...rest]"
+# A script is not shown where another text was typed since it was asked for. That text is sent, and shown then.
+ARRIVED = "(late, text) => late.now === null || late.of !== text ? { __type__: 'update' } : late.now"
 # The second press forgets what was typed, once nothing of it is on its way to the server.
 FORGET = (
     f"async (label) => {{ if (label === '{SURE}') {{ await hangproof.send(); hangproof.forget('script', 'text'); }}"
@@ -232,7 +234,7 @@ def draw(draft_id: str, images: Any, more: Callable[[str], None]) -> None:
         merge = gr.Button("Apply the changes to mine", elem_id="merge-script", **small, **of_merge)
         back = gr.Button(elem_id="discard-script", **small, **of_back)
         more(draft_id)
-    note = gr.HTML(apply_default_css=False)
+    note, late = gr.HTML(apply_default_css=False), gr.JSON(visible=False)
     about = scripts.drawn("script-tools", **of_about)
     parts = [editing, code, edit, keep, merge, back, about]
 
@@ -244,6 +246,10 @@ def draw(draft_id: str, images: Any, more: Callable[[str], None]) -> None:
         if text is None or text == now.text:
             del of_code["value"]
         return [editing, *(gr.update(**one) for one in (of_code, *others))]
+
+    def on_change(text: str | None, editing: bool) -> list[Any]:
+        editing, of_code, *others = draw(text, editing)
+        return [{"of": text, "now": of_code.pop("value", None)}, editing, of_code, *others]
 
     def acted(act: Any, *args: Any) -> list[Any]:
         try:
@@ -263,7 +269,9 @@ def draw(draft_id: str, images: Any, more: Callable[[str], None]) -> None:
 
     changed = [*parts, note]
     code.input(None, code, None, js=TYPED, **QUIET)
-    images.script(draw, [code, editing], parts, js=IN_EDITOR, trigger_mode="always_last", key="script-shown", **QUIET)
+    more_of: dict[str, Any] = {"trigger_mode": "always_last", "key": "script-shown", **QUIET}
+    shown_late = images.script(on_change, [code, editing], [late, *parts], js=IN_EDITOR, **more_of)
+    shown_late.then(None, [late, code], code, js=ARRIVED, **QUIET)
     edit.click(lambda: draw(None, True), None, parts, **QUIET)
     for event in (
         keep.click(lambda: acted(follow, False), None, changed, js=form.FLUSH, **QUIET),

@@ -181,16 +181,12 @@ def changes(values: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tupl
 
 def _shown(key: str, value: object) -> str:
     """A value as the form shows it."""
-    if key == "model":
-        model = presets.models().get(str(value))
-        return str(model["name"]) if model else str(value)
-    if key == "tier":
-        return str(presets.tiers().get(str(value), {}).get("label", value))
-    if key == "backend":
-        return form.BACKENDS.get(str(value), str(value))
-    choices = next((one.choices for one in (form.SUBJECT, *form.MORE, *form.SAMPLES) if one.key == key), ())
-    if named := next((label for label, choice in choices if choice == value), ""):
-        return named
+    fields = (form.SUBJECT, *form.MORE, *form.SAMPLES)
+    choices = {one.key: {choice: label for label, choice in one.choices} for one in fields if one.choices}
+    choices |= {"model": {name: one["name"] for name, one in presets.models().items()}, "backend": form.BACKENDS}
+    choices["tier"] = {name: one["label"] for name, one in presets.tiers().items()}
+    if value in choices.get(key, {}):
+        return str(choices[key][value])
     value = env_file.of_lines(value)[0] if key == "flags" and isinstance(value, str) else value
     return checks.shortened("" if value is None else f"{value:g}" if isinstance(value, float) else str(value), TEXT)
 
@@ -214,9 +210,8 @@ def form_values(found: "Settings", now: Mapping[str, Any]) -> dict[str, Any]:
     except RunError:
         return {key: value for key, value in fields.items() if key in form.KEYS}
     given = form.values_of_spec(spec, {})
-    given["flags"] += "".join(
-        f"{name}={spec.environment[name]}\n" for name in spec.secrets
-    )  # stored apart: draft.save_fields
+    # Stored apart: draft.save_fields
+    given["flags"] += "".join(f"{name}={spec.environment[name]}\n" for name in spec.secrets)
     keys = set(found.fields) | ({*form.MODEL_FIELDS, "flags"} if whole else set())
     keys |= {"flags"} if given["flags"] else set()
     if not whole and given["flags"]:
@@ -360,8 +355,7 @@ def draw(draft_id: str) -> None:
 
     template.input(safely(on_template), template, shown, js=form.FLUSH, **QUIET)
     template.input(on_choice, template, delete, **QUIET)
-    on_save_by = [save.click, name.submit]
-    gr.on(on_save_by, on_save, [name, replace], [note, template, name, replace], js=form.FLUSH, **QUIET)
+    gr.on([save.click, name.submit], on_save, [name, replace], [note, template, name, replace], js=form.FLUSH, **QUIET)
     delete.click(on_delete, [template, delete], [*shown, delete, template], **QUIET)
     read.click(safely(on_read), [text, files], shown, js=form.FLUSH, **QUIET)
     use.click(safely(on_use), found, shown, js=form.FLUSH, **QUIET).then(None, None, None, js=form.SYNC, **QUIET)

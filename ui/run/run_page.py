@@ -2,8 +2,7 @@
 
 A timer reads the run's folder once a second and sends only the parts that changed. `seen` holds a digest of each part
 that the browser already shows, so that images do not flicker and an open report stays open. The browser holds it, as
-JSON, and
-gets it with the parts: after two answers that arrive in the wrong order, the next one puts right what is out of date.
+JSON, and gets it with the parts: of two answers in the wrong order, the next one puts right what is out of date.
 """
 
 import hashlib
@@ -53,10 +52,7 @@ FOLDS = {
 }
 # The click changes the button before the server hears of it; `refresh` changes it again when the run's state does.
 STOPPING = """() => ({ __type__: 'update', value: 'Stopping…', interactive: false })"""
-SHOW_NOTE = """() => setTimeout(() => {
-  const note = document.querySelector('#new-note');
-  if (note && note.offsetParent) note.scrollIntoView({ block: 'center' });
-}, 150)"""
+SHOW_NOTE = "() => setTimeout(() => document.querySelector('#new-note').scrollIntoView({ block: 'center' }), 150)"
 # Enables the form (style.css) and the address (run_address.js). Before this, loading the draft would replace what was typed.
 OPENED = """() => {
   document.body.classList.add('hp-open');

@@ -6,7 +6,20 @@ import pytest
 from PIL import Image
 from safetensors import safe_open
 from ui_helpers import photos, serving, small_disk
-from ui_page import caption, captions, choose_tiny, drop, field, gpu_fold, open_page, saved, set_up_run, state_is, until
+from ui_page import (
+    caption,
+    captions,
+    choose_tiny,
+    drop,
+    field,
+    gpu_fold,
+    hold,
+    open_page,
+    saved,
+    set_up_run,
+    state_is,
+    until,
+)
 
 
 @pytest.mark.journey
@@ -26,36 +39,26 @@ def test_from_images_and_captions_to_a_lora(tab, data, tmp_path):
 
 
 def test_the_form_waits_for_the_draft_and_each_error_is_shown_beside_what_is_wrong(tab, server, tmp_path):
-    held, answered = [], []
     calls = re.compile("/(queue/join|component_server)")
-    tab.route(calls, lambda route: route.continue_() if answered else held.append(route))
-
-    def answer() -> None:
-        answered.append(True)
-        while held:
-            held.pop().continue_()
-
-    tab.goto(server.url)
-    tab.locator("#start").wait_for()
-    until(lambda: tab.wait_for_timeout(50) or held, "the page asks for its draft")
     pointer_events = "getComputedStyle(document.querySelector('.hp-step')).pointerEvents"
-    assert tab.evaluate(pointer_events) == "none"
-    answer()
+    with hold(tab, to=calls) as asks:
+        tab.goto(server.url)
+        tab.locator("#start").wait_for()
+        asks()
+        assert tab.evaluate(pointer_events) == "none"
     tab.locator("body.hp-open").wait_for()
     assert tab.evaluate(pointer_events) == "auto"
 
     # What is chosen before an answer stays.
     gpu_fold(tab)
     tab.locator("#plan .hp-plan").wait_for()  # it moves what is below it
-    answered.clear()
-    choose_tiny(tab)
-    until(lambda: tab.wait_for_timeout(50) or held, "the page sends the model")
-    tab.get_by_label("kohya's sd-scripts").click()
-    answer()
+    with hold(tab, to=calls) as asks:
+        choose_tiny(tab)
+        asks()
+        tab.get_by_label("kohya's sd-scripts").click()
     until(lambda: tab.wait_for_timeout(50) or field(tab, "resolution").input_value() == "64", "the model's resolution")
     tab.wait_for_timeout(300)
     assert tab.get_by_label("kohya's sd-scripts").is_checked()
-    tab.unroute(calls)
 
     # Errors.
     field(tab, "trigger").fill("tok")

@@ -13,7 +13,7 @@ from draft_helpers import photo
 from playwright.sync_api import Error, Page
 from seeds import seed
 from ui_helpers import a_run, alone, lora_file, serving, write_incident
-from ui_page import field, nothing_is_kept, until
+from ui_page import PATIENCE_S, field, nothing_is_kept, until
 
 MINUTES = float(os.environ.get("PAGE_MINUTES", "3"))
 TEXTS = ("a cat", "dog, red", "<b>bold</b>", "写真 café", 'it\'s "quoted"', "$(id)", "")
@@ -96,7 +96,7 @@ def test_two_tabs_show_what_is_stored_whatever_happens_in_whatever_order(browser
     write_incident(first)
     lora_file(first / "one.safetensors", 60)
     with serving(data, **environment) as server, contextlib.closing(browser.new_context()) as context:
-        context.set_default_timeout(10_000)
+        context.set_default_timeout(1000 * PATIENCE_S)
         tabs, fresh = [context.new_page(), context.new_page()], context.new_page()
         errors, done = list[str](), list[str]()
         for tab in tabs:

@@ -4,8 +4,7 @@ a folder of the server."""
 import zipfile
 
 from draft_helpers import packed, photo
-from playwright.sync_api import Route
-from ui_page import close_and_open, open_page, unfold, until
+from ui_page import close_and_open, hold, open_page, unfold, until
 
 from ui.dataset import draft, draft_store
 
@@ -63,28 +62,14 @@ def test_many_images_are_found_selected_edited_and_moved(tab, server, tmp_path, 
     fold.get_by_role("tab", name="Captions").click()
     fold.get_by_label("Edit", exact=True).click()
     tab.get_by_role("option", name="Remove tags").click()
-    # What was typed is stored slowly; the preview for the selected images comes last and does not replace that for all.
-    stores: list[Route] = []
-    late: list[Route] = []
-
-    def hold(route: Route) -> None:
-        first = not late and '"photo"' in (route.request.post_data or "")
-        late.append(route) if first else route.continue_()
-
-    tab.route("**/component_server/", lambda route: stores.append(route))
-    tab.route("**/queue/join*", hold)
-    fold.get_by_label("Tags, separated by commas").fill("photo")
-    fold.get_by_label("Only the selected images").uncheck()
-    tab.wait_for_timeout(300)
-    tab.unroute("**/component_server/")
-    for route in stores:
-        route.continue_()
-    until(lambda: tab.wait_for_timeout(300) or late, "the first preview")
-    late[0].continue_()
+    # The preview for the selected images comes late and does not replace that for all.
     apply = tab.locator("#bulk-apply")
+    with hold(tab, '"photo"', "**/queue/join*", first=True) as asks:
+        fold.get_by_label("Tags, separated by commas").fill("photo")
+        asks()
+        fold.get_by_label("Only the selected images").uncheck()
     apply.get_by_text("Change 40 captions").wait_for()
     tab.wait_for_timeout(500)
-    tab.unroute("**/queue/join*")
     assert apply.inner_text() == "Change 40 captions"
     apply.click()
     tab.get_by_text("40 captions changed.").wait_for()

@@ -4,7 +4,7 @@ import re
 
 from draft_helpers import photo
 from PIL import Image
-from ui_page import assert_accessible, caption, drop, open_page, saved, shows, unfold, until
+from ui_page import assert_accessible, caption, drop, hold, open_page, saved, shows, unfold, until
 
 
 def headings(page) -> dict[str, str]:
@@ -61,19 +61,17 @@ def test_images_are_checked_fixed_and_the_fixes_undone(tab, server, tmp_path):
     saved(tab, "1.png")
     until(lambda: headings(tab).get("no_caption", "").endswith(" 6"), "the findings follow the cards")
     # A look that is on its way while the part is closed and opened again finds its event.
-    held, statuses = [], []
-    tab.route("**/queue/join*", lambda route: route.continue_() if held else held.append(route))
-    caption(tab, "1.png").fill("another caption")
-    until(lambda: tab.wait_for_timeout(50) or held, "the look at a new caption")
-    check.locator("button.label-wrap").first.click()
-    check.locator("#check-kinds").wait_for(state="hidden")
-    unfold(check.locator("button.label-wrap").first)
-    check.locator("#check-kinds").wait_for()
-    tab.on("response", lambda answer: "queue/join" in answer.url and statuses.append(answer.status))
-    held[0].continue_()
+    statuses = []
+    with hold(tab, to="**/queue/join*", first=True) as looks:
+        caption(tab, "1.png").fill("another caption")
+        looks()
+        check.locator("button.label-wrap").first.click()
+        check.locator("#check-kinds").wait_for(state="hidden")
+        unfold(check.locator("button.label-wrap").first)
+        check.locator("#check-kinds").wait_for()
+        tab.on("response", lambda answer: "queue/join" in answer.url and statuses.append(answer.status))
     until(lambda: tab.wait_for_timeout(50) or statuses, "the answer")
     assert set(statuses) == {200}
-    tab.unroute("**/queue/join*")
     choose("changed").get_by_text("converted from CMYK to RGB").wait_for()
     choose("buckets").get_by_text(re.compile("% kept|all of it is trained")).first.wait_for()
     choose("no_caption")

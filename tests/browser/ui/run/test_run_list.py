@@ -1,7 +1,7 @@
 """The list of runs beside the run: with many runs and a queue, all of it stays in sight in low and wide windows."""
 
 from ui_helpers import serving, write_run
-from ui_page import a_tab, show_run, until
+from ui_page import a_tab, has_focus, show_run, until
 
 from jobs import queue
 from runs import slug
@@ -46,6 +46,7 @@ def test_search_queue_and_list_are_all_there_with_30_runs(browser, data):
         # The queue is changed by keyboard and by pointer.
         page.get_by_role("button", name="Move up: cat 04").press("Enter")
         page.locator(".hp-queue ol > li:first-child[data-run='cat-04']").wait_for()
+        has_focus(page, "aria-label", "Move up: cat 04")
         page.get_by_role("button", name="Remove from the queue: cat 03").click()
         page.locator(".hp-queue li[data-run='cat-03']").wait_for(state="detached")
         assert [one.run for one in queue.read().entries] == ["cat-04"]
