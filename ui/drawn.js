@@ -40,3 +40,4 @@ function drawn() {
 new MutationObserver(drawn).observe(element, { childList: true, characterData: true, subtree: true });
 watch("value", drawn);
 drawn();
+trigger("drawn");

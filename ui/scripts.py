@@ -97,10 +97,11 @@ def loader(name: str, *events: str) -> str:
 
 
 def drawn(elem_id: str, value: str = "", part: str = "drawn") -> "gr.HTML":
-    """A component whose value is markup of the server's. Its event "act" says which of its buttons was pressed (drawn.js)."""
+    """A component whose value is markup of the server's. Its event "act" says which of its buttons was pressed,
+    "drawn" that it is on the page (drawn.js)."""
     import gradio as gr
 
-    return gr.HTML(value, elem_id=elem_id, js_on_load=loader(part, "act"), apply_default_css=False)
+    return gr.HTML(value, elem_id=elem_id, js_on_load=loader(part, "act", "drawn"), apply_default_css=False)
 
 
 def component(

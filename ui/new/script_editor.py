@@ -52,8 +52,9 @@ def save(draft_id: str, text: Text) -> None:
     with _lock:
         known = stored(draft_id)
         if known or text != now:
-            base = custom_script.follow(known["generated"], known["generated"], now) if known else now
-            _write(draft_id, text, base)
+            before = known["generated"] if known else now  # the text can have the run's name of before
+            texts = (custom_script.follow(one, before, now) for one in (text, before))
+            _write(draft_id, *texts)
 
 
 def _write(draft_id: str, script: str, generated: str) -> None:
@@ -251,6 +252,12 @@ def draw(draft_id: str, images: Any, more: Callable[[str], None]) -> None:
         editing, of_code, *others = draw(text, editing)
         return [{"of": text, "now": of_code.pop("value", None)}, editing, of_code, *others]
 
+    def on_drawn(text: str | None, editing: bool) -> list[Any]:
+        """A field can have been stored while the fold was on its way to the page."""
+        if shown(draft_id) == now:
+            return [{"of": text, "now": None}, *[gr.skip()] * len(parts)]
+        return on_change(text, editing)
+
     def acted(act: Any, *args: Any) -> list[Any]:
         try:
             left = act(draft_id, *args)
@@ -269,9 +276,10 @@ def draw(draft_id: str, images: Any, more: Callable[[str], None]) -> None:
 
     changed = [*parts, note]
     code.input(None, code, None, js=TYPED, **QUIET)
-    more_of: dict[str, Any] = {"trigger_mode": "always_last", "key": "script-shown", **QUIET}
-    shown_late = images.script(on_change, [code, editing], [late, *parts], js=IN_EDITOR, **more_of)
-    shown_late.then(None, [late, code], code, js=ARRIVED, **QUIET)
+    for event, act, key in ((images.script, on_change, "script-shown"), (about.drawn, on_drawn, "script-drawn")):
+        more_of: dict[str, Any] = {"trigger_mode": "always_last", "key": key, **QUIET}
+        late_script = event(act, [code, editing], [late, *parts], js=IN_EDITOR, **more_of)
+        late_script.then(None, [late, code], code, js=ARRIVED, **QUIET)
     edit.click(lambda: draw(None, True), None, parts, **QUIET)
     for event in (
         keep.click(lambda: acted(follow, False), None, changed, js=form.FLUSH, **QUIET),

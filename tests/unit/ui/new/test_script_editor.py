@@ -58,11 +58,12 @@ def test_a_script_that_is_discarded_leaves_no_secret_to_the_next_one(filled):
 
 
 def test_the_name_of_the_run_follows_the_form(filled):
-    script_editor.save(DRAFT, edit(text_of()))
+    script_editor.save(DRAFT, text := edit(text_of()))
     draft.save_fields(DRAFT, {"name": "dog"})
+    script_editor.save(DRAFT, f"{text}# more\n")  # typed before the page showed the new name
     spec = script_editor.for_run(DRAFT, spec_of())
     text = runs.script(spec, runs.outputs_dir() / "dog")
-    assert "--output_name dog" in text and "# mine" in text and "/cat" not in text
+    assert "--output_name dog" in text and "# mine" in text and "# more" in text and "/cat" not in text
 
 
 def test_problems_come_with_a_line_and_a_fix(filled):
