@@ -1,7 +1,7 @@
 """Reads the configurations of other trainers: what they set, by the flags of kohya's trainers, which all of them share.
 
 FluxGym's train.sh and dataset.toml, a command, script or `--config_file` of sd-scripts, a command of musubi-tuner, a
-JSON of the kohya_ss GUI and a job of ai-toolkit. Everything here is text from elsewhere: it is parsed and never run,
+JSON of the kohya_ss GUI or of OneTrainer, and a job of ai-toolkit. Everything here is text from elsewhere: it is parsed and never run,
 its size is limited, and whatever is wrong with it is a RunError. The names of each trainer, and what becomes of them,
 are tables: presets/foreign.toml. runs/foreign_spec.py turns the result into a run.
 """
@@ -18,6 +18,7 @@ from presets import PresetError, read_table
 from presets.training import Training, file_name, trainings
 from runs import command, env_file
 from runs.files import RunError
+from runs.foreign_onetrainer import read_onetrainer
 
 TABLES = read_table("foreign.toml")
 GUI, JOB = TABLES["kohya_ss"], TABLES["ai_toolkit"]
@@ -28,7 +29,7 @@ OFF = (None, "", False)  # values that a file can hold for a setting that is off
 NO_REGULARIZATION = "Regularization images are not supported; leave them out"
 DATA_SET = re.compile(r"^[ \t]*\[\[?(datasets|general)", re.MULTILINE)
 READ = (
-    "a train.sh and dataset.toml of FluxGym, a JSON of kohya_ss, a command, script or config TOML of sd-scripts, "
+    "a train.sh and dataset.toml of FluxGym, a JSON of kohya_ss or OneTrainer, a command, script or config TOML of sd-scripts, "
     "a command of musubi-tuner, or a YAML of ai-toolkit"
 )
 
@@ -269,6 +270,8 @@ def _read_table(out: Settings, name: str, text: str) -> bool:
         raise RunError("a configuration is a table of names and values")
     if kind == "YAML" or (kind == "JSON" and isinstance(table.get("config"), dict)):
         read_job(out, table)
+    elif kind == "JSON" and "training_method" in table:
+        read_onetrainer(out, table)
     elif kind == "JSON":
         read_gui(out, table)
     elif "datasets" in table or "general" in table:

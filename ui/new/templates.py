@@ -259,7 +259,7 @@ def draw(draft_id: str) -> None:
         save = gr.Button("Save these settings", size="sm")
     text = gr.Textbox(
         label="Or import: paste a script, a command or a configuration",
-        info="Of FluxGym, kohya_ss, sd-scripts, musubi-tuner or ai-toolkit. Nothing of it is run.",
+        info="Of FluxGym, kohya_ss, OneTrainer, sd-scripts, musubi-tuner or ai-toolkit. Nothing of it is run.",
         placeholder="accelerate launch flux_train_network.py --network_dim 16 …",
         lines=3,
         max_lines=12,
