@@ -126,7 +126,7 @@ def git(checkout: Path, *words: str, limit_s: float = GIT_LIMIT_S) -> str:
             command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=limit_s, check=False
         )
     except FileNotFoundError as error:
-        raise VersionError("git is not installed") from error
+        raise VersionError("git is not installed; install it, then run the command again") from error
     except subprocess.TimeoutExpired as error:
         raise VersionError(f"git {words[0]} in {checkout} took longer than {limit_s:.0f} s") from error
     if done.returncode:
