@@ -26,6 +26,7 @@ from trainer.data_order import seed_for
 
 
 def main(argv: list[str]) -> None:
+    """Arguments: the script, the seed, the file for the losses of the steps, then the flags of the script."""
     script, seed, result, *flags = argv
     told = dict(zip(flags[::2], flags[1::2], strict=True))
     family = families.of(Path(told["--pretrained_model_name_or_path"]))

@@ -46,6 +46,7 @@ LONGEST_S = 900
 
 
 def options(parser: argparse.ArgumentParser) -> None:
+    """The options of the command."""
     checkout = os.environ.get("DIFFUSERS_DIR", "diffusers")
     parser.add_argument("--checkout", type=Path, default=Path(checkout), help="a checkout of diffusers (DIFFUSERS_DIR)")
     parser.add_argument("--family", choices=SCRIPTS, default="flux")
@@ -57,6 +58,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(arguments: argparse.Namespace) -> Report:
+    """Train rounds with both. Raises: CannotMeasure without the checkout or a model."""
     script = arguments.checkout / "examples/dreambooth" / SCRIPTS[arguments.family]
     if not script.is_file():
         raise CannotMeasure(f"{script} does not exist; --checkout is a checkout of github.com/huggingface/diffusers")

@@ -79,6 +79,7 @@ pipe("toy", height=64, width=64, num_inference_steps=1)
 
 
 def options(parser: argparse.ArgumentParser) -> None:
+    """The options of the command."""
     parser.add_argument("--part", choices=PARTS, nargs="+", default=list(PARTS))
     parser.add_argument("--model", type=Path, help="a FLUX.1 in diffusers' layout; default: one of random weights")
     parser.add_argument("--only", nargs="+", help="the measurements with these names")
@@ -87,6 +88,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(arguments: argparse.Namespace) -> Report:
+    """The parts that were asked for; `exceeded` names what failed. Raises: CannotMeasure without a GPU."""
     card = gpu()
     with tempfile.TemporaryDirectory(prefix="hangproof-gpu-", dir=arguments.folder) as folder:
         bench = Bench(Path(folder), time.monotonic() + arguments.seconds, arguments)
@@ -136,6 +138,7 @@ class Bench:
         self.figures.setdefault(self.part, {})[name] = found
 
     def new(self) -> Path:
+        """A new folder for a measurement."""
         return Path(tempfile.mkdtemp(dir=self.folder))
 
 
@@ -144,6 +147,7 @@ class Failed(Exception):
 
 
 def must(condition: object, what: str, more: str = "") -> None:
+    """Raises: Failed when the condition does not hold. more: what follows the first line of its message."""
     if not condition:
         raise Failed(f"{what}\n{more}")
 
@@ -188,6 +192,7 @@ def run(folder: Path, data: Path, supervised: bool = False, more: dict[str, str]
 
 
 def runs(bench: Bench) -> None:
+    """Runs of the tiny model: each tier in both precisions, and each kind of stored weights."""
     for precision in ("bf16", "fp16"):
         for tier in TIERS:
             bench.one(f"{tier}, {precision}", partial(tiny_run, bench.new(), tier=tier, mixed_precision=precision))
@@ -213,6 +218,7 @@ def program(code: str, *arguments: str) -> str:
 
 
 def exact(bench: Bench) -> None:
+    """A run that is killed and an undisturbed one: the same bytes when torch is deterministic, else close losses."""
     bench.one("deterministic", partial(killed_and_whole, bench, HANGPROOF_GPU_EXACT="1", **WORKSPACE))
     bench.one("as it is", partial(killed_and_whole, bench))
 
@@ -242,6 +248,7 @@ def killed_after(script: Path, kills: tuple[int, ...]) -> None:
 
 
 def size(bench: Bench) -> None:
+    """The full model at 512 and 1,024 pixels with the memory of each card, beside what the estimate says."""
     model = bench.arguments.model or bench.folder / "flux"
     caches = bench.new()
     for pixels in (512, 1024):
@@ -272,6 +279,7 @@ def full_size(data: Path, caches: Path, limit_gb: float, pixels: int, fields: di
 
 
 def hangs(bench: Bench) -> None:
+    """Each fault of HANGS in a run under the monitor."""
     for fault in HANGS:
         bench.one(fault, partial(hang, bench.new(), fault))
 
@@ -299,10 +307,12 @@ def free_gb() -> float:
 
 
 def kohya(bench: Bench) -> None:
+    """kohya's tiny trainer with and without the patches."""
     bench.one("plain and patched", partial(plain_and_patched, bench.new() / "turns"))
 
 
 def plain_and_patched(folder: Path) -> dict[str, Any]:
+    """Seconds a step of both, and how far their losses are apart. Raises: Failed without kohya's trainer."""
     must(not tiny.why_not(), tiny.why_not())
     more = {"CUDA_VISIBLE_DEVICES": "0"}
     both = overhead.take_turns(tiny.workdir(), folder, STEPS["kohya"], False, more=more, mixed_precision="bf16")
@@ -359,6 +369,7 @@ print(json.dumps(out))
 
 
 def snapshots(bench: Bench) -> None:
+    """The milliseconds of a snapshot in memory, for LoRAs of two sizes."""
     for megabytes in (100, 500):
         bench.one(f"{megabytes} MB", lambda size=megabytes: json.loads(program(SNAPSHOT, str(size))))  # type: ignore[misc]
 

@@ -64,6 +64,7 @@ def fire(phase: str, step: int, heartbeat: Heartbeat) -> None:
 
 
 def prepare() -> None:
+    """Once torch is imported: the memory limit, and deterministic algorithms, as the environment says."""
     import torch
 
     if not hasattr(torch, "cuda") or not hasattr(torch, "use_deterministic_algorithms"):

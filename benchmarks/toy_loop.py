@@ -101,6 +101,7 @@ def files_of(weights: bytes) -> list[File]:
 
 
 def save(output: Path, name: str, step: int, weights: bytes, beat: Heartbeat) -> None:
+    """Write a guarded state."""
     beat.phase("save")
     with checkpoint.writing(output / f"{name}-step{step:08d}-state", step, 0) as folder:
         for file in files_of(weights):

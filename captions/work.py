@@ -57,12 +57,15 @@ class Folder:
         self.done = set() if rewrite else {one.key for one in self.pictures if _has_caption(one.path.stem, texts)}
 
     def missing(self) -> list[Picture]:
+        """The images without a caption."""
         return [picture for picture in self.pictures if picture.key not in self.done]
 
     def counts(self) -> tuple[int, int]:
+        """Images that are done, and all."""
         return len(self.done), len(self.pictures)
 
     def store(self, picture: Picture, caption: str) -> None:
+        """Write the caption file of an image. Raises: RunError."""
         with explained("store a caption"):
             atomic_write(picture.path.with_suffix(".txt"), caption + "\n")
         self.done.add(picture.key)

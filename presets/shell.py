@@ -71,6 +71,7 @@ class Bash:
     arrays: dict[str, list[str]] = field(default_factory=dict)  # the items with their marks
 
     def commands(self) -> list[Command]:
+        """All commands, in the order of the script. Raises: PresetError when it cannot be parsed in time."""
         # The parser counts bytes, so each character becomes one: a letter, or what a person on Windows meant to write.
         plain = re.sub(r"[^\x00-\x7f]", "x", re.sub(r"\A\ufeff", " ", self.text))
         plain = re.sub(r"\\[ \t\\]", "xx", plain).replace("\\\r\n", " \\\n").replace("\r", " ")
@@ -217,6 +218,7 @@ def _values(marked: str) -> list[str]:
 
 
 def unescaped(found: re.Match[str]) -> str:
+    """The character of an escape in $'…'."""
     octal, byte, point, other = found.groups()
     if other is not None:
         return ANSI.get(other, other)

@@ -37,8 +37,10 @@ class Command:
 
     @property
     def start(self) -> int:
+        """Where its first word begins."""
         return self.words[0].start
 
     @property
     def end(self) -> int:
+        """Where its last word ends."""
         return self.words[-1].end

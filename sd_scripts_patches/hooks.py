@@ -75,6 +75,7 @@ class Finder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
+        """The spec of the finders after this one, with a loader that calls `then`; None for other modules."""
         if not self.handles(name):
             return None
         for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:

@@ -35,6 +35,7 @@ class InstallError(RuntimeError):
 
 
 def log(text: str) -> None:
+    """A line for the person at the terminal."""
     print(f"Hangproof: {text}", file=sys.stderr, flush=True)
 
 

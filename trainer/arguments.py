@@ -45,6 +45,7 @@ class Parser(argparse.ArgumentParser):
     """An ArgumentParser that raises its errors, because a usage of 200 flags would hide the reason."""
 
     def error(self, message: str) -> NoReturn:
+        """Raises: Refused, instead of printing the usage and exiting."""
         raise Refused(message)
 
 
@@ -59,6 +60,7 @@ def int_or_ratio(text: str) -> int | float:
 
 
 def parser() -> Parser:
+    """The parser of all flags."""
     p = Parser(
         prog="python -m trainer",
         usage="%(prog)s --pretrained_model_name_or_path MODEL --dataset_config FILE --output_dir FOLDER [FLAGS]",

@@ -35,10 +35,12 @@ class Paths:
 
 
 def name_of(*parts: object) -> str:
+    """24 hexadecimal digits: the hash of all that an encoding depends on."""
     return hashlib.sha256("\0".join(map(str, (VERSION, *parts))).encode()).hexdigest()[:24]
 
 
 def content(path: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal digits."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -86,11 +88,13 @@ def text_parts(model: Path) -> list[str]:
 
 
 def missing_latents(images: list[Image], paths: Paths) -> list[tuple[Image, Path]]:
+    """The images that must be encoded, each once, with the path of its cache file."""
     wanted = dict(zip(paths.latents, images, strict=True))
     return [(image, path) for path, image in sorted(wanted.items()) if not usable(path)]
 
 
 def missing_texts(images: list[Image], paths: Paths) -> list[tuple[str, Path]]:
+    """The captions and prompts that must be encoded, each once, with the path of its cache file."""
     pairs = [zip(files, image.texts, strict=True) for files, image in zip(paths.texts, images, strict=True)]
     wanted = {path: text for pair in pairs for path, text in pair}
     wanted |= {path: prompt for prompt, path in paths.prompts.items()}
@@ -171,6 +175,7 @@ def to_array(tensor):
 
 
 def to_tensor(array):
+    """The inverse of `to_array`."""
     import torch
 
     tensor = torch.from_numpy(array)

@@ -112,6 +112,7 @@ def read(config: Path, args) -> list[Image]:
 
 
 def check_keys(config: Path, where: str, table: dict, known: Keys) -> None:
+    """Raises: TrainError for a key that is unknown, not supported here, or of another type. where: the table's name."""
     if not isinstance(table, dict):
         raise TrainError(f"{config}: {where} is {table!r}; write a table of keys and values")
     for key, value in table.items():
@@ -133,6 +134,7 @@ def check_keys(config: Path, where: str, table: dict, known: Keys) -> None:
 
 
 def rules_of(config: Path, table: dict, args) -> Rules:
+    """The buckets of a subset, by its merged tables and the flags. Raises: TrainError for sizes that do not fit."""
     resolution = table.get("resolution", args.resolution)
     if resolution is None:
         raise TrainError(f"{config}: no resolution; add `resolution = 512` under [[datasets]]")
@@ -171,6 +173,7 @@ def rules_of(config: Path, table: dict, args) -> Rules:
 
 
 def read_subset(config: Path, table: dict, args, number: int) -> list[Image]:
+    """The images of a subset. table: its keys and those around it; number: its dataset's. Raises: TrainError."""
     rules = rules_of(config, table, args)
     if "image_dir" not in table:
         raise TrainError(f"{config}: [[datasets.subsets]] without an image_dir; add one")
@@ -216,6 +219,7 @@ def header_of(path: Path) -> tuple[Size, bool, bool]:
 
 
 def unreadable(path: Path, problem: Exception) -> str:
+    """The message about an image that cannot be read."""
     return f"{path}: the image cannot be read: {problem}; export it again as JPEG or PNG, or remove it"
 
 

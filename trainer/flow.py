@@ -12,6 +12,7 @@ TRAIN_TIMESTEPS = 1000
 
 
 def shift_sigmas(sigmas: torch.Tensor, shift: float) -> torch.Tensor:
+    """Noise levels, moved towards more noise by a shift above 1 (SD3, arXiv:2403.03206, equation 23)."""
     return sigmas * shift / (1 + (shift - 1) * sigmas)
 
 
@@ -89,6 +90,7 @@ def mean(loss: torch.Tensor, batch: dict) -> torch.Tensor:
 
 
 def weighting(args, level: torch.Tensor) -> torch.Tensor | None:
+    """The weight of an image's loss by its noise level, as in the SD3 paper; None: 1."""
     if args.weighting_scheme == "sigma_sqrt":
         return level**-2.0
     if args.weighting_scheme == "cosmap":

@@ -32,6 +32,7 @@ def train(t: Training) -> str:
 
 
 def run(t: Training) -> str:
+    """`train` while saves are open."""
     from tqdm.auto import tqdm
 
     args, metrics, rank_0 = t.args, Metrics.from_env(), t.main
@@ -354,6 +355,7 @@ def stop_here(t: Training, step: int, losses: deque, batches) -> str:
 
 
 def check_finite(t: Training, step: int) -> None:
+    """Raises: TrainError when a weight is not finite."""
     import torch
 
     for name, parameter in t.parameters.items():
@@ -365,11 +367,13 @@ def check_finite(t: Training, step: int) -> None:
 
 
 def save_lora(t: Training, path: Path, step: int) -> None:
+    """Save the final weights as a LoRA for other programs."""
     t.log(f"\nsaving checkpoint: {path}")
     save(t, path, step, [File(path.name, "safetensors", dict(final_weights(t)))])
 
 
 def save_state(t: Training, folder: Path, step: int, losses: deque) -> None:
+    """Save a state, and remember it as the newest."""
     save(t, folder, step, contents(t, step, losses))
     t.state = step, folder
 
@@ -383,6 +387,7 @@ def save(t: Training, path: Path, step: int, files: list[File]) -> None:
 
 
 def write(t: Training, path: Path, step: int, files: list[File]) -> None:
+    """Write a LoRA or state to the disk, then delete those that it replaces. Called in the thread of the saves."""
     if path.name.endswith("-state"):
         states.save(path, files, step=step, epoch=step // t.per_epoch, belongs=t.belongs)
     else:

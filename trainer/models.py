@@ -83,6 +83,7 @@ def files_of(part: str) -> tuple[str, str | None]:
 
 
 def weight_problems(folder: Path, stem: str) -> list[str]:
+    """What is wrong with the weight files of a part, as short sentences."""
     try:
         files = weight_files(folder, stem)
     except FileNotFoundError:
@@ -188,6 +189,7 @@ def t5_tokens(folder: Path, family: families.Family, requested: int | None) -> i
 
 
 def config(folder: Path, part: str, file: str = "config.json") -> dict:
+    """A configuration file of a part. Raises: TrainError."""
     return families.read_json(folder / part / file)
 
 
@@ -300,6 +302,7 @@ def read_denoiser(folder: Path, family, files: list[Path], dtype, device, kind, 
 
 
 def some(names: list[str]) -> str:
+    """The first five names."""
     return ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
 
 
@@ -327,6 +330,7 @@ def load_part(folder: Path, part: str, dtype, device):
 
 
 def load_tokenizer(folder: Path, part: str):
+    """The tokenizer of a part. Raises: TrainError."""
     try:
         return class_of(folder, part).from_pretrained(folder / part, local_files_only=True)
     except (OSError, ValueError) as problem:

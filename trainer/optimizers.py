@@ -81,6 +81,7 @@ def averaged(optimizer, parameters: dict) -> dict:
 
 
 def value_of(key: str, text: str):
+    """The value of one --optimizer_args, as a Python literal. Raises: TrainError."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError) as problem:

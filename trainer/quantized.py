@@ -50,12 +50,14 @@ class Product(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, stored, scales, bias, shape):
+        """x: [..., in]; stored, scales, shape: as `restore` takes them."""
         ctx.save_for_backward(stored, scales)
         ctx.shape = shape
         return nn.functional.linear(x, restore(stored, scales, shape, x.dtype), bias)
 
     @staticmethod
     def backward(ctx, grad):
+        """The gradient of x alone."""
         stored, scales = ctx.saved_tensors
         return grad @ restore(stored, scales, ctx.shape, grad.dtype), None, None, None, None
 
@@ -66,6 +68,7 @@ class StoredLinear(nn.Linear):
     scales: torch.Tensor | None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [..., in] → [..., out], in the type of autocast or of x."""
         kind = x.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
         bias = None if self.bias is None else self.bias.to(dtype)

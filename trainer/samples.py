@@ -167,6 +167,7 @@ class Sampler:
         return written
 
     def made(self, folder: Path, epoch: int | None, step: int, prompt: Prompt) -> bool:
+        """Whether this process has drawn the image, under any time in its name."""
         before, after = file_name(self.args.output_name, epoch, step, prompt, "\0").split("\0")
         names = (p for p in folder.iterdir() if p.name.startswith(before) and p.name.endswith(after))
         return any(p.lstat().st_mtime >= self.since_s for p in names)
@@ -203,6 +204,7 @@ class Sampler:
         return pipe.image_processor.numpy_to_pil(pipe.image_processor.pt_to_numpy(picture.float()))[0]
 
     def embeddings(self, text: str) -> dict:
+        """The cached tensors of a prompt as a batch of one, on the device."""
         from trainer.flow import on_device
 
         cached = {key: value[None] for key, value in cache.load(self.paths.prompts[text]).items()}
@@ -220,6 +222,7 @@ class Sampler:
         return getattr(diffusers, kept["_class_name"]).from_config(kept, **changed)
 
     def build(self, transformer):
+        """The pipeline around the trained model; the VAE is on the device only while it decodes."""
         import torch
 
         vae = models.load_part(self.model, "vae", self.dtypes[0], "cpu")

@@ -59,6 +59,7 @@ class Training:
 
     @property
     def main(self) -> bool:
+        """Whether this is rank 0, which logs and saves."""
         return self.accelerator.is_main_process
 
 
@@ -208,6 +209,7 @@ def check_family(args, family: families.Family, model: Path) -> None:
 
 
 def make_folder(output: Path) -> None:
+    """Create the output folder. Raises: TrainError when that fails, or it cannot be written."""
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
@@ -250,6 +252,7 @@ def first_on_each_machine(accelerator, what: str) -> Iterator[None]:
 
 
 def make_accelerator(args, hb):
+    """The accelerator, once all ranks have joined, with its tracker. Raises: TrainError for flags that fail here."""
     hb.reach("accelerator")
     from accelerate import Accelerator, InitProcessGroupKwargs
     from torch import distributed
@@ -325,6 +328,7 @@ def fill_caches(args, hb, log, accelerator, images, prompts, model, family, outp
 
 
 def make_loader(args, order: EpochSampler, paths: cache.Paths, device):
+    """The batches of an epoch in `order`, made by workers that cannot outlive the training."""
     import torch
     from torch.utils.data import DataLoader
 

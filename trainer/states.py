@@ -24,6 +24,7 @@ FLAGS = [name for name in (*MUST_MATCH, *SHOULD_MATCH) if name not in ("model", 
 
 
 def step_name(slug: str, step: int) -> str:
+    """The name of a LoRA or state of a step, without its ending."""
     return f"{slug}-step{step:08d}"
 
 
@@ -35,6 +36,7 @@ def save(folder: Path, files: list[File], *, step: int, epoch: int, belongs: dic
 
 
 def data_of(file: File) -> bytes | memoryview:
+    """The bytes of a file of a state."""
     if file.kind == "torch":  # through memory: on a full disk, torch's own writer raises an error without the cause
         import torch
 
@@ -98,6 +100,7 @@ def load(folder: Path, t) -> dict:
 
 
 def compare(folder: Path, belongs: dict, log: Callable[[str], None]) -> None:
+    """Raises: TrainError when a state belongs to another run; logs what changed the result only."""
     saved = json.loads((folder / "hangproof.json").read_text(encoding="utf-8")).get("belongs")
     if saved is None:
         raise TrainError(

@@ -34,6 +34,7 @@ class Streamer:
                 module.register_forward_pre_hook(lambda module, args, number=number: self.enter(number))
 
     def at_home(self, weight: torch.Tensor) -> torch.Tensor:
+        """A weight on the CPU, pinned for a CUDA device so that its copies need not wait."""
         kept = weight.to("cpu")
         return kept.pin_memory() if self.device.type == "cuda" else kept
 

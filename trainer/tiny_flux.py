@@ -148,6 +148,7 @@ def byte_letters() -> list[str]:
 
 
 def write_clip_tokenizer(folder: Path) -> None:
+    """A byte-level tokenizer without merges: one token a character."""
     from transformers import CLIPTokenizer
 
     letters = byte_letters()
@@ -164,6 +165,7 @@ def write_clip_tokenizer(folder: Path) -> None:
 
 
 def write_t5_tokenizer(folder: Path) -> None:
+    """A Unigram tokenizer of printable ASCII characters."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import T5TokenizerFast
 

@@ -35,15 +35,18 @@ class TrainingLoop(common.TrainingLoop):
     util, points = TRAIN_UTILS, POINTS
 
     def sample_images(self, original: Callable, *args: Any, **kwargs: Any) -> Any:
+        """Its samples are also those that were requested."""
         with self.requests.sampling():
             return original(*args, **kwargs)
 
     def attach(self, trainer: Any) -> None:
+        """Wrap the methods of one trainer object."""
         super().attach(trainer)
         trainer._run_training_loop = around(self.run_training_loop)(trainer._run_training_loop)
         trainer.get_lr_scheduler = common._keep_scheduler(trainer.get_lr_scheduler)
 
     def run_training_loop(self, original: Callable, args: Any, accelerator: Any, *rest: Any, **kwargs: Any) -> Any:
+        """Setup is over; the first step follows."""
         self.accelerator = accelerator
         self.beat.phase("first_step")
         self.beat.reach("ready")

@@ -59,6 +59,7 @@ class Family:
 
     @property
     def module(self) -> str:
+        """What kohya's trainers call the LoRA module of this family."""
         return MODULES[self.key]
 
 

@@ -9,11 +9,13 @@ from trainer.families.flux import FAMILY as FLUX
 
 
 def encode(pipe, text: str, args) -> dict:
+    """T5 states [tokens, width] and their mask, which keeps one token of the padding."""
     found = pipe.encode_prompt(text, do_classifier_free_guidance=False, max_sequence_length=args.t5_tokens)
     return {"t5": found[0][0], "mask": found[2][0].bool()}
 
 
 def predict(model, noisy: torch.Tensor, level: torch.Tensor, batch: dict, args) -> torch.Tensor:
+    """Velocity, as latents. level: from 0 to 1."""
     _, _, height, width = noisy.shape
     text, mask = batch["t5"], with_image(batch["mask"], height // 2 * (width // 2))
     if model.gradient_checkpointing:  # diffusers (0.42.1) leaves out the mask of a single block, its last argument

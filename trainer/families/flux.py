@@ -25,6 +25,7 @@ def encode(pipe, text: str, args) -> dict:
 
 
 def predict(model, noisy: torch.Tensor, level: torch.Tensor, batch: dict, args) -> torch.Tensor:
+    """Velocity, as latents; level: from 0 to 1. Only FLUX.1 dev takes a guidance."""
     count, _, height, width = noisy.shape
     text, dtype = batch["t5"], batch["t5"].dtype
     guidance = None
@@ -48,6 +49,7 @@ def predict(model, noisy: torch.Tensor, level: torch.Tensor, batch: dict, args) 
 
 
 def sample(text: dict, without: dict | None, prompt, args) -> dict:
+    """FLUX.1 dev's own guidance beside classifier-free guidance, and T5's mask if the run trains with it."""
     found = {**from_texts(text, without, prompt, args), "guidance_scale": prompt.guidance}
     if args.apply_t5_attn_mask:
         tokens = (prompt.height // 16) * (prompt.width // 16)

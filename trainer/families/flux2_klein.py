@@ -13,6 +13,7 @@ def encode(pipe, text: str, args) -> dict:
 
 
 def latents(vae, picture: torch.Tensor) -> torch.Tensor:
+    """[1, 4 × channels, height/2, width/2]: 2x2 patches, normalised by the statistics of the VAE."""
     from diffusers import Flux2KleinPipeline
 
     patches = Flux2KleinPipeline._patchify_latents(vae.encode(picture.to(vae.dtype)).latent_dist.mode()).float()
@@ -22,6 +23,7 @@ def latents(vae, picture: torch.Tensor) -> torch.Tensor:
 
 
 def predict(model, noisy: torch.Tensor, level: torch.Tensor, batch: dict, args) -> torch.Tensor:
+    """Velocity, as latents. level: from 0 to 1."""
     from diffusers import Flux2KleinPipeline as Pipeline
 
     count, channels, height, width = noisy.shape

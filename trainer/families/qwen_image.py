@@ -7,11 +7,13 @@ from trainer.families.common import pack, sampling, unpack
 
 
 def encode(pipe, text: str, args) -> dict:
+    """States [tokens, width] of the text behind the template; the mask is all ones."""
     states, _ = pipe.encode_prompt(text)
     return {"text": states[0], "mask": torch.ones(states.shape[1], dtype=torch.long)}
 
 
 def latents(vae, picture: torch.Tensor) -> torch.Tensor:
+    """Latents normalised by the mean and deviation of each channel."""
     mean = vae.encode(picture.to(vae.dtype)[:, :, None]).latent_dist.mode()[:, :, 0].float()
     middle, deviation = (
         torch.tensor(value, device=mean.device).view(1, -1, 1, 1)
@@ -21,6 +23,7 @@ def latents(vae, picture: torch.Tensor) -> torch.Tensor:
 
 
 def predict(model, noisy: torch.Tensor, level: torch.Tensor, batch: dict, args) -> torch.Tensor:
+    """Velocity, as latents. level: from 0 to 1."""
     count, _, height, width = noisy.shape
     dtype, mask = batch["text"].dtype, batch["mask"]
     predicted = model(

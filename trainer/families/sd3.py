@@ -7,11 +7,13 @@ from trainer.families.common import sampling, scaled
 
 
 def encode(pipe, text: str, args) -> dict:
+    """The states of all encoders [tokens, width], and the pooled vectors of both CLIPs."""
     found = pipe.encode_prompt(text, None, None, do_classifier_free_guidance=False, max_sequence_length=args.t5_tokens)
     return {"text": found[0][0], "pooled": found[2][0]}
 
 
 def predict(model, noisy: torch.Tensor, level: torch.Tensor, batch: dict, args) -> torch.Tensor:
+    """Velocity, as latents. level: from 0 to 1; the model counts to 1,000."""
     return model(
         hidden_states=noisy.to(batch["text"].dtype),
         timestep=level * 1000,

@@ -13,10 +13,12 @@ def encode(pipe, text: str, args) -> dict:
 
 
 def texts(batch: dict) -> list[torch.Tensor]:
+    """The states of each text, without the padding of a batch."""
     return [states[mask.bool()] for states, mask in zip(batch["text"], batch["mask"], strict=True)]
 
 
 def predict(model, noisy: torch.Tensor, level: torch.Tensor, batch: dict, args) -> torch.Tensor:
+    """Velocity, as latents. level: from 0 to 1."""
     images = list(noisy.to(batch["text"].dtype)[:, :, None].unbind(0))
     predicted = model(images, 1 - level, texts(batch), return_dict=False)[0]
     return -torch.stack([one.float() for one in predicted])[:, :, 0]

@@ -344,6 +344,7 @@ class DraftWork:
         self.part, _ = self.counts()  # where this process began: its steps of undo are its own
 
     def missing(self) -> list[Picture]:
+        """The images that still want a caption."""
         state, root = draft_store.read(self.draft_id), draft.images_dir(self.draft_id)
         return [
             Picture(key, entry["file"], root / entry["stored"], entry["turn"], entry["crop"])
@@ -352,9 +353,11 @@ class DraftWork:
         ]
 
     def counts(self) -> tuple[int, int]:
+        """Images that are done, and all of the job."""
         return self.total - _left(self.draft_id), self.total
 
     def store(self, picture: Picture, caption: str) -> None:
+        """Store a caption, unless a person has written one since the job began."""
         with draft.locked(self.draft_id) as file:
             wanted = dict(file.state["wanted"])
             seen = wanted.pop(picture.key, {}).get("seen")
