@@ -24,9 +24,7 @@ def doctor(*flags: str, **environment: str) -> tuple[int, dict[str, dict], str]:
 
 def test_an_orphan_is_listed_and_ended_with_what_it_started(data, monkeypatch):
     (data / "outputs" / "gone").mkdir(parents=True)
-    code = (
-        "import subprocess, time; p = subprocess.Popen(['sleep', '60'], stdout=-3); print(p.pid, flush=True); p.wait()"
-    )
+    code = "import subprocess; p = subprocess.Popen(['sleep', '60'], stdout=-3); print(p.pid, flush=True); p.wait()"
     env = {**os.environ, spawned.RUN: str(data / "outputs" / "gone"), spawned.TOKEN: "0" * 32}
     process = subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, text=True)
     try:

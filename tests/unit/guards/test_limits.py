@@ -51,7 +51,7 @@ def test_each_outer_limit_is_at_least_the_inner_one_plus_its_grace_whatever_a_us
 
 
 def test_a_finished_process_is_gone_within_a_minute_and_before_the_monitor_acts():
-    """Whatever its tracker does: then its exit grace and the loader's workers, or, in the built-in trainer, these alone.
+    """Whatever its tracker does: after it the exit grace and the workers, or, in the built-in trainer, these alone.
     The monitor killed a finished process after 7.5 to 15 s; its threads and handlers alone may take 15 s."""
     limit_s = {name: limit.default_s for name, limit in limits.TABLE.items()}
     exit_s = limit_s["exit_grace_s"] + limit_s["shutdown_s"] + limit_s["flush_s"]

@@ -178,20 +178,18 @@ def test_start_sh_knows_the_trainer(tmp_path, key):
 
 @pytest.mark.slow
 def test_a_second_start_installs_nothing(tmp_path, interpreter):
-    """setup.sh in its own folder, with an empty requirements file; also one that starts while the first one installs, and
-    one in a folder that was moved meanwhile."""
+    """setup.sh in its own folder, with an empty requirements file; also one that starts while the first one installs,
+    and one in a folder that was moved meanwhile."""
     root = tmp_path / "root"
     root.mkdir()
     shutil.copy(ROOT / "setup.sh", root)
     (root / "requirements.txt").write_text("# nothing\n")
     command = ["bash", "-c", ". ./setup.sh && set_up requirements.txt"]
     executable(tmp_path / "my python" / "python3", f'#!/bin/sh\ntouch {tmp_path / "used"}\nexec {interpreter} "$@"\n')
-    environment = {**os.environ, "PYTHON": str(tmp_path / "my python" / "python3")}
+    env = {**os.environ, "PYTHON": str(tmp_path / "my python" / "python3")}
 
     def started():
-        return subprocess.run(
-            command, cwd=root, env=environment, capture_output=True, text=True, timeout=400, check=False
-        )
+        return subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, timeout=400, check=False)
 
     with ThreadPoolExecutor() as pool:
         both = [pool.submit(started) for _ in range(2)]
