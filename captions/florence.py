@@ -47,7 +47,10 @@ def load(folder: Path, task: str, gpu_gb: float = 0.0, device: str = "") -> Call
             f"{folder} cannot be loaded as Florence-2 ({reason}); use a model for transformers' own class, such as "
             "florence-community/Florence-2-base"
         ) from error
-    model = model.eval().to(device)
+    try:
+        model = model.eval().to(device)
+    except torch.OutOfMemoryError as error:
+        raise RunError("The GPU has too little free memory for this model; use --device cpu") from error
     word, tokens = TASKS[task]
 
     def caption(image: Any) -> str:
