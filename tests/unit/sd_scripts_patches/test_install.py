@@ -43,13 +43,13 @@ def repository(folder: Path, key: str) -> str:
 
 @each
 def test_the_pinned_commit_is_fetched_completely_and_once_and_another_one_is_left_alone(tmp_path, capsys, key):
-    upstream, target = str(tmp_path / "upstream"), tmp_path / "there"
+    upstream, target = str(tmp_path / "upstream"), tmp_path / "it's there"
     commit = repository(tmp_path / "upstream", key)
     assert install.fetch(target, TRAINERS[key], upstream, commit) is True
     assert sorted(p.name for p in target.iterdir() if p.name != ".git") == sorted(FILES[key])
     assert git(target, "rev-parse", "HEAD") == commit
     assert install.fetch(target, TRAINERS[key], upstream, commit) is False
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["there", "upstream"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["it's there", "upstream"]
     assert install.fetch(target, TRAINERS[key], upstream, "f" * 40) is False
     said = capsys.readouterr().err
     assert f"is at commit {commit[:8]}, not at the tested ffffffff; it is not changed" in said
