@@ -168,7 +168,7 @@ def installed(trainer: Trainer, quick: bool) -> Iterator[Finding]:
 
 def guards(trainer: Trainer) -> Iterator[Finding]:
     """Whether every guard finds its place in the checkout."""
-    name, again = f"{trainer.name} guards", f"Run python -m sd_scripts_patches check {trainer.checkout}"
+    name, again = f"{trainer.name} guards", f"Run python -m sd_scripts_patches check {quote(str(trainer.checkout))}"
     result = ask([*spawned.python("sd_scripts_patches", "check"), trainer.checkout, "--json"], CHECK_S)
     if isinstance(result, str):
         yield Finding(name, FAILED, f"they could not be checked: {result}", again)
