@@ -36,10 +36,11 @@ def waiting(tmp_path):
 def test_it_uses_no_processor_time_until_the_gate_opens_and_then_has_what_the_message_says(waiting, tmp_path):
     process, writer = waiting
     wait_for((tmp_path / "private" / gate.READY).exists, 120)
-    time.sleep(0.2)
-    before = psutil.Process(process.pid).cpu_times()
+    seen = psutil.Process(process.pid)
+    wait_for(lambda: seen.status() == psutil.STATUS_SLEEPING, 120)
+    before = seen.cpu_times()
     time.sleep(1.5)
-    assert psutil.Process(process.pid).cpu_times()[:2] == before[:2]
+    assert seen.cpu_times()[:2] == before[:2]
     log = tmp_path / "training.log"
     log.write_text("before\n")
     os.write(writer, message("/out/step3-state", {"MORE": "1"}, str(log)))
