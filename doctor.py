@@ -29,7 +29,7 @@ from monitor.process import platform, spawned
 from presets import lint, terminal
 from runs.files import RunError
 from runs.machine import ask, this_machine
-from runs.paths import data_root, datasets_dir, models_dir, outputs_dir, venv_program
+from runs.paths import ROOT, data_root, datasets_dir, models_dir, outputs_dir, venv_program
 from runs.quoting import quote
 from sd_scripts_patches import install, versions
 from sd_scripts_patches.trainers import TRAINERS, Trainer
@@ -85,7 +85,7 @@ def findings(quick: bool) -> Iterator[Finding]:
     yield Finding("Python", OK, f"{'.'.join(map(str, sys.version_info[:3]))} in {sys.prefix}")
     for check in (gpu, memory, folders):
         yield from check()
-    yield from python_versions("built-in trainer", Path(sys.executable))
+    yield from python_versions("built-in trainer", Path(sys.executable), f"Delete {ROOT / '.venv'} and run ./start.sh.")
     yield from left_over()
     for trainer in TRAINERS.values():
         yield from installed(trainer, quick)
@@ -160,14 +160,15 @@ def installed(trainer: Trainer, quick: bool) -> Iterator[Finding]:
         yield Finding(name, FAILED, f"its environment {trainer.environment} is missing", f"Run {command}.")
         return
     yield from guards(trainer)
-    yield from python_versions(name, venv_program(trainer.environment, "python"), kohya=True)
+    again = f"Delete {trainer.environment} and run {command}."
+    yield from python_versions(name, venv_program(trainer.environment, "python"), again)
     if not quick:
-        yield start(trainer)
+        yield start(trainer, again)
 
 
 def guards(trainer: Trainer) -> Iterator[Finding]:
     """Whether every guard finds its place in the checkout."""
-    name, again = f"{trainer.name} guards", f"Run python -m sd_scripts_patches check {trainer.checkout}"
+    name, again = f"{trainer.name} guards", f"Run python -m sd_scripts_patches check {quote(str(trainer.checkout))}"
     result = ask([*spawned.python("sd_scripts_patches", "check"), trainer.checkout, "--json"], CHECK_S)
     if isinstance(result, str):
         yield Finding(name, FAILED, f"they could not be checked: {result}", again)
@@ -177,12 +178,12 @@ def guards(trainer: Trainer) -> Iterator[Finding]:
         yield Finding(name, FAILED, "not all of them are compatible with this checkout", again)
 
 
-def start(trainer: Trainer) -> Finding:
-    """Whether a training script of the trainer starts."""
+def start(trainer: Trainer, again: str) -> Finding:
+    """Whether a training script of the trainer starts. again: how to install it again."""
     name = f"{trainer.name} start"
     print(f"{name}: importing its libraries …", file=sys.stderr, flush=True)
     if failed := install.starts(trainer.checkout, trainer.environment, trainer):
-        return Finding(name, FAILED, failed, f"Delete {trainer.environment} and run ./start.sh {trainer.key}.")
+        return Finding(name, FAILED, failed, again)
     return Finding(name, OK, f"{trainer.script} and its libraries can be imported, with the guards")
 
 
@@ -201,16 +202,15 @@ def looked_at(name: str, text: str, action: str) -> Finding:
     return Finding(name, NOTE if action else OK, text, action)
 
 
-def python_versions(name: str, python: Path, kohya: bool = False) -> Iterator[Finding]:
-    """Python, torch and CUDA of an environment, and how its workers start."""
+def python_versions(name: str, python: Path, again: str) -> Iterator[Finding]:
+    """Python, torch and CUDA of an environment, and how its workers start. again: how to install it again."""
     found = ask([python, "-I", "-c", ASK_VERSIONS, *PACKAGES], VERSIONS_S)
     if isinstance(found, str):
-        yield Finding(f"{name} Python", FAILED, f"{python}: {found}", "Remove this environment and install it again.")
+        yield Finding(f"{name} Python", FAILED, f"{python}: {found}", again)
         return
     packages = ", ".join(f"{key} {found[key]}" for key in PACKAGES if key in found)
     yield Finding(f"{name} Python", OK, f"{found['python']}; {packages}")
     if "error" in found or "torch" not in found:
-        again = "Install it again with ./start.sh." if kohya else "Run ./start.sh again."
         yield Finding(f"{name} PyTorch", FAILED, found.get("error", "PyTorch is not installed"), again)
         return
     built = f"built for CUDA {found['cuda_build']}" if found["cuda_build"] else "built for the processor only"

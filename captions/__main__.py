@@ -130,7 +130,7 @@ def _loader(given: argparse.Namespace, needed: bool) -> Callable[[], job.Describ
         if given.engine == "florence":
             return florence.load(folder, given.task, gpu_gb, given.device)
         names = ("general", "character", "without", "underscores")
-        return tagger.load(folder, given.device, **{name: getattr(given, name) for name in names})
+        return tagger.load(folder, given.device, gpu_gb, **{name: getattr(given, name) for name in names})
 
     return load
 

@@ -33,7 +33,7 @@ def load(folder: Path, task: str, gpu_gb: float = 0.0, device: str = "") -> Call
 
     if device == "cuda" and not torch.cuda.is_available():
         raise RunError("PyTorch finds no CUDA GPU; leave out --device, or use --device cpu")
-    device = device or ("cuda" if _gpu_is_free(gpu_gb) else "cpu")
+    device = device or ("cuda" if gpu_is_free(gpu_gb) else "cpu")
     dtype = torch.float16 if device == "cuda" else torch.float32
     try:
         # No code of a repository runs, and nothing is downloaded here.
@@ -47,7 +47,10 @@ def load(folder: Path, task: str, gpu_gb: float = 0.0, device: str = "") -> Call
             f"{folder} cannot be loaded as Florence-2 ({reason}); use a model for transformers' own class, such as "
             "florence-community/Florence-2-base"
         ) from error
-    model = model.eval().to(device)
+    try:
+        model = model.eval().to(device)
+    except torch.OutOfMemoryError as error:
+        raise RunError("The GPU has too little free memory for this model; use --device cpu") from error
     word, tokens = TASKS[task]
 
     def caption(image: Any) -> str:
@@ -59,7 +62,7 @@ def load(folder: Path, task: str, gpu_gb: float = 0.0, device: str = "") -> Call
     return caption
 
 
-def _gpu_is_free(needed_gb: float) -> bool:
+def gpu_is_free(needed_gb: float) -> bool:
     """Whether a GPU has this much memory free: a training on the same GPU must not run out of memory."""
     import torch
 

@@ -14,6 +14,7 @@ import argparse
 import hashlib
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -75,9 +76,10 @@ def fetch(folder: Path, trainer: Trainer, url: str = "", commit: str = "") -> bo
                 f"move this folder away, then ./start.sh {trainer.key}"
             )
         elif head != commit:
+            at = f"git -C {shlex.quote(str(folder))}"
             log(
                 f"{folder} is at commit {head[:8]}, not at the tested {commit[:8]}; it is not changed. To get the tested one: "
-                f"git -C '{folder}' fetch --depth 1 {url} {commit} && git -C '{folder}' checkout {commit}, "
+                f"{at} fetch --depth 1 {url} {commit} && {at} checkout {commit}, "
                 f"then ./start.sh {trainer.key}"
             )
         return False

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from dataclasses import asdict, dataclass, field
@@ -59,7 +60,7 @@ def record(run: Path, trainer: Trainer, checkout: Path) -> str:
         return ""
     return (
         f"this run began on {trainer.name} {before[0][:8]}, its last attempt used {before[-1][:8]}, and it continues on "
-        f"{now[:8]}. To see which guards fit it: python -m sd_scripts_patches check '{checkout}'"
+        f"{now[:8]}. To see which guards fit it: python -m sd_scripts_patches check {shlex.quote(str(checkout))}"
     )
 
 
@@ -96,7 +97,7 @@ def way_back(checkout: Path, trainer: Trainer, wanted: str) -> list[list[str]]:
         names = ", ".join(changed[:3]) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")
         raise VersionError(
             f"{checkout} has files that were changed by hand ({names}). Commit them, or undo the changes with "
-            f"git -C '{checkout}' checkout -- . and try again"
+            f"git -C {shlex.quote(str(checkout))} checkout -- . and try again"
         )
     base = ["git", "-C", str(checkout)]
     commands = []

@@ -24,9 +24,7 @@ def doctor(*flags: str, **environment: str) -> tuple[int, dict[str, dict], str]:
 
 def test_an_orphan_is_listed_and_ended_with_what_it_started(data, monkeypatch):
     (data / "outputs" / "gone").mkdir(parents=True)
-    code = (
-        "import subprocess, time; p = subprocess.Popen(['sleep', '60'], stdout=-3); print(p.pid, flush=True); p.wait()"
-    )
+    code = "import subprocess; p = subprocess.Popen(['sleep', '60'], stdout=-3); print(p.pid, flush=True); p.wait()"
     env = {**os.environ, spawned.RUN: str(data / "outputs" / "gone"), spawned.TOKEN: "0" * 32}
     process = subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, text=True)
     try:
@@ -48,12 +46,14 @@ def test_an_orphan_is_listed_and_ended_with_what_it_started(data, monkeypatch):
 
 @pytest.mark.slow
 def test_a_folder_that_is_no_trainer_does_not_start(tmp_path):
-    for name in ("s", "v/bin"):
+    for name in ("my s", "v/bin"):
         (tmp_path / name).mkdir(parents=True)
-    folders = {"SD_SCRIPTS_DIR": "s", "SD_SCRIPTS_VENV": "v", "MUSUBI_DIR": "no"}
+    folders = {"SD_SCRIPTS_DIR": "my s", "SD_SCRIPTS_VENV": "v", "MUSUBI_DIR": "no"}
     settings = {name: str(tmp_path / folder) for name, folder in folders.items()}
     code, found, _ = doctor(**settings)
     assert [found[name]["status"] for name in ("Python", "musubi-tuner")] == ["ok", "note"]
     assert code == 1 and found["sd-scripts start"]["status"] == "failed"
+    assert found["sd-scripts guards"]["action"].endswith(f" check '{tmp_path / 'my s'}'")
     assert "flux_train_network.py cannot be started with " in found["sd-scripts start"]["text"]
-    assert found["sd-scripts start"]["action"] == f"Delete {tmp_path / 'v'} and run ./start.sh sd-scripts."
+    again = f"Delete {tmp_path / 'v'} and run ./start.sh sd-scripts."  # a start alone installs nothing again
+    assert [found[f"sd-scripts {what}"]["action"] for what in ("Python", "start")] == [again, again]

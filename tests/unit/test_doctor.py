@@ -2,7 +2,9 @@
 
 import sys
 
-from doctor import ask, installed
+from runs_helpers import executable
+
+from doctor import ask, installed, python_versions
 from sd_scripts_patches.trainers import TRAINERS
 
 
@@ -14,6 +16,9 @@ def test_what_is_not_installed_is_a_note_and_what_is_half_installed_a_failure_wi
     assert absent.status == "note" and "./start.sh sd-scripts installs v0." in absent.text
     _, half = installed(TRAINERS["musubi"], quick=True)
     assert (half.status, half.action) == ("failed", "Run ./start.sh musubi.") and str(tmp_path / "v") in half.text
+    python = executable(tmp_path / "python", """#!/bin/sh\necho '{"python": "3.12.1", "start": "fork"}'\n""")
+    _, lacks = python_versions("musubi", python, "Delete it.")
+    assert (lacks.status, lacks.text, lacks.action) == ("failed", "PyTorch is not installed", "Delete it.")
 
 
 def test_every_question_to_a_process_has_an_answer():

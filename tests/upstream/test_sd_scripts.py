@@ -63,9 +63,7 @@ def test_a_run_survives_failures_of_what_it_does_not_need(each_work, tmp_path):
 
 
 @pytest.mark.parametrize("cached", [False, True])
-def test_an_unreadable_image_is_replaced_named_and_counted_or_ends_the_run_while_images_are_cached(
-    each_work, tmp_path, cached
-):
+def test_an_unreadable_image_is_replaced_and_named_or_ends_the_run_while_images_are_cached(each_work, tmp_path, cached):
     """Its second half is missing; by its header it is in the data set. Steps and epochs keep their number."""
     bad = tiny.copy_of(each_work, tmp_path) / "1_thing" / "004.png"
     bad.write_bytes(bad.read_bytes()[:6000])

@@ -2,6 +2,7 @@
 
 import sys
 
+import onnxruntime
 import pytest
 from PIL import Image
 from tiny_tagger import TAGS, tagger_model
@@ -27,6 +28,19 @@ def test_thresholds_blacklist_and_underscores():
     assert tagger.caption_of(TAGS, found) == "red, long hair, blue sky, solo"
     assert tagger.caption_of(TAGS, found, 0.9, 0.8, underscores=True) == "alice_(wonderland), red"
     assert tagger.caption_of(TAGS, found, without=" Long_Hair ,red,") == "blue sky, solo"
+
+
+def test_the_gpu_is_used_when_its_memory_is_free_or_it_is_asked_for(tmp_path, monkeypatch):
+    model, used, real = tagger_model(tmp_path / "model"), [], onnxruntime.InferenceSession
+    with pytest.raises(RunError, match="finds no CUDA; install onnxruntime-gpu"):
+        tagger.load(model, "cuda")
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CUDAExecutionProvider"])
+    session = lambda file, providers: used.append(len(providers)) or real(file, providers=providers[-1:])  # noqa: E731
+    monkeypatch.setattr(onnxruntime, "InferenceSession", session)
+    monkeypatch.setattr(tagger, "gpu_is_free", lambda gb: gb < 2)
+    for device, gpu_gb in (("", 1.5), ("", 3.0), ("cpu", 1.5), ("cuda", 3.0)):
+        tagger.load(model, device, gpu_gb)
+    assert used == [2, 1, 1, 2], "the processor comes after the GPU"
 
 
 def test_files_that_are_not_a_tagger_and_a_missing_onnxruntime_are_named(tmp_path, monkeypatch):

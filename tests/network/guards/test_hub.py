@@ -72,14 +72,19 @@ def test_a_silent_server_ends_the_first_request_at_its_own_limit(hub, tmp_path, 
     get(tmp_path / "d" / NAME)
 
 
-def test_a_server_that_names_no_hash_is_not_a_hub(hub, tmp_path):
-    hub.hashes = False
-    with pytest.raises(DownloadError, match="is not the list of files of a model hub"):
+@pytest.mark.parametrize(
+    ("what", "value", "message"),
+    [
+        ("hashes", False, "is not the list of files of a model hub"),
+        ("files", {}, "is not the list of files of a model hub .*it names no file"),
+        ("redirect", "file:///etc/hostname", "unsupported protocol .*check HF_ENDPOINT"),
+    ],
+)
+def test_a_server_that_is_no_hub_is_refused_at_its_first_wrong_answer(hub, tmp_path, what, value, message):
+    setattr(hub, what, value)
+    with pytest.raises(DownloadError, match=message):
         get(tmp_path / "d" / NAME)
-    hub.files = {}
-    with pytest.raises(DownloadError, match="is not the list of files of a model hub .*it names no file"):
-        get(tmp_path / "d" / NAME)
-    assert len(hub.requests) == 2
+    assert len(hub.requests) == 1 + (what == "redirect")
 
 
 def test_the_token_goes_to_the_hub_only_and_into_no_message(hub, tmp_path, monkeypatch, capfd):
@@ -93,9 +98,3 @@ def test_the_token_goes_to_the_hub_only_and_into_no_message(hub, tmp_path, monke
     out, err = capfd.readouterr()
     assert "secret" not in f"{error.value}{out}{err}"
     assert not [p for p in tmp_path.rglob("*") if p.is_file() and b"hf_secret" in p.read_bytes()]
-
-
-def test_a_redirect_to_a_local_file_is_not_followed(hub, tmp_path):
-    hub.redirect = "file:///etc/hostname"
-    with pytest.raises(DownloadError, match="unsupported protocol .*check HF_ENDPOINT"):
-        get(tmp_path / "d" / NAME)

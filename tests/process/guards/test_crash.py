@@ -121,13 +121,7 @@ def work(ready, done):
 """
 KILL = "os.kill(os.getpid(), 9)"
 STOP = "worker.terminate(); worker.join(60); crash.exit_now(1 if worker.exitcode == 0 else 2)"
-ENDS_OF_TRAINERS = [
-    ("spawn", KILL),
-    ("forkserver", KILL),
-    ("fork", "crash.exit_now(1)"),
-    ("fork", STOP),
-    ("forkserver", STOP),
-]
+OTHERS = [("spawn", KILL), ("forkserver", KILL), ("fork", "crash.exit_now(1)"), ("fork", STOP), ("forkserver", STOP)]
 START = f"""{PRELUDE}
 import multiprocessing, os, subprocess, sys
 import a_worker
@@ -149,7 +143,7 @@ exec(sys.argv[2])
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux kills a child at its parent's death")
-@pytest.mark.parametrize("method, how", [pytest.param("fork", KILL, marks=pytest.mark.journey), *ENDS_OF_TRAINERS])
+@pytest.mark.parametrize("method, how", [pytest.param("fork", KILL, marks=pytest.mark.journey), *OTHERS])
 def test_a_loader_worker_works_through_a_sigterm_of_others_and_does_not_outlive_its_trainer(tmp_path, method, how):
     """Python 3.14 starts workers by a fork server. Each worker saw a parent that is not the trainer, and exited."""
     (tmp_path / "a_worker.py").write_text(WORKER)

@@ -24,7 +24,7 @@ def test_every_loader_is_made_with_settings_that_cannot_hang(monkeypatch, platfo
     monkeypatch.setenv("HANGPROOF_DATALOADER_TIMEOUT_S", "61")  # the user's
     got = {}
 
-    def init(self, dataset, batch_size=1, num_workers=0, pin_memory=False, timeout=0, prefetch_factor=None, persistent_workers=False):  # fmt: skip
+    def init(self, dataset, num_workers=0, pin_memory=False, timeout=0, prefetch_factor=None, persistent_workers=False):
         got.update(locals())
 
     dataloader._safe_settings(init)(None, [1, 2], **given)

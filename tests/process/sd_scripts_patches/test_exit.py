@@ -24,8 +24,9 @@ def test_a_run_is_done_only_after_its_uploads(tmp_path):
     assert "in the upload: end running waiting for 1 uploads to the hub\n" in done.stdout, done.stderr
     (beat,) = heartbeat.read_all(tmp_path / "hb")
     assert (beat.phase, beat.outcome) == ("end", "done")
-    unlimited = launch(script, "1.5", "--hangproof_upload_exit_s=0", HANGPROOF_HEARTBEAT=str(tmp_path / "hb"))
-    assert "in the upload: end running" in unlimited.stdout, unlimited.stderr
+    settings = {"HANGPROOF_HEARTBEAT": str(tmp_path / "hb"), "HANGPROOF_UPLOAD_EXIT_S": "0.1"}
+    unlimited = launch(script, "1.5", "--hangproof_upload_exit_s=0", **settings)
+    assert "in the upload: end running" in unlimited.stdout, "a flag wins over the environment"
 
 
 def test_a_failed_run_reports_its_error_before_it_waits_for_uploads(tmp_path):

@@ -25,9 +25,7 @@ def test_once_a_minute_the_log_shows_the_progress(monkeypatch, capsys):
     assert len(train("20")) == 10 and train("0") == []
 
 
-def test_a_validation_before_the_first_step_of_a_resumed_run_is_that_of_the_step_from_which_it_resumed(
-    monkeypatch, capsys
-):
+def test_a_validation_before_the_first_step_of_a_resumed_run_is_that_of_the_step_before(monkeypatch, capsys):
     monkeypatch.setattr(session, "run", SimpleNamespace(step=12))
     loop = heartbeat.TrainingLoop(SimpleNamespace())
     loop.validation_losses.append(0.5)

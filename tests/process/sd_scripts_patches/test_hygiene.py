@@ -8,7 +8,6 @@ import patches_helpers as helpers
 import pytest
 import torch
 
-from guards import limits
 from sd_scripts_patches import hygiene, session
 
 
@@ -28,8 +27,7 @@ def test_the_gpus_cache_is_emptied_only_on_request(monkeypatch, every, expected)
     assert emptied == expected
 
 
-def test_git_that_does_not_answer_costs_ten_seconds_at_most(monkeypatch, capsys):
-    assert limits.TABLE["git_timeout_s"].default_s == 10
+def test_git_that_does_not_answer_is_left(monkeypatch, capsys):
     monkeypatch.setenv("HANGPROOF_GIT_TIMEOUT_S", "0.3")
     module = ModuleType("library.train_util")
     module.get_git_revision_hash = lambda: time.sleep(3600)

@@ -15,7 +15,7 @@ REPORT = """
 import json, sys
 import helper
 print(json.dumps({
-    "argv": sys.argv[1:], "path0": sys.path[0], "name": __name__, "file": __file__,
+    "argv": sys.argv[1:], "path": sys.path, "name": __name__, "file": __file__,
     "main": sys.modules["__main__"].__dict__ is globals(), "helper": helper.VALUE,
 }))
 if __name__ == "__main__":
@@ -28,24 +28,13 @@ def test_a_script_and_a_module_see_what_python_shows_them(tmp_path):
     write(tmp_path, "helper.py", "VALUE = 7\n")
     script = write(tmp_path, "report.py", REPORT)
     args = ["--a", "1", "--hangproof_npz_timeout_s", "9", "b c", "--hangproof_exit_grace_s=3"]
-    seen = json.loads(launch(script, *args).stdout)
-    plain = python(str(script), "--a", "1", "b c")
-    assert seen == json.loads(plain.stdout)
+    seen = json.loads(python("-m", "sd_scripts_patches", str(script), *args, PYTHONPATH="").stdout)
+    plain = json.loads(python(str(script), "--a", "1", "b c", PYTHONPATH="").stdout)
+    assert seen.pop("path") == [*plain.pop("path"), str(children.ROOT)] and seen == plain
     assert seen["argv"] == ["--a", "1", "b c"] and seen["main"]
     command, here = ("-m", "report", "--a", "1"), {"cwd": tmp_path, "PYTHONPATH": str(children.ROOT)}
     patched = python("-m", "sd_scripts_patches", *command, **here).stdout
     assert patched == python(*command, **here).stdout and json.loads(patched)["argv"] == ["--a", "1"]
-
-
-def test_the_import_path_begins_with_the_scripts_folder_then_the_checkouts(monkeypatch):
-    monkeypatch.setattr(sys, "path", ["", "/lib"])
-    runner._set_import_path("/scripts")
-    runner._add_source(Path("/src"))
-    runner._add_source(None)
-    assert sys.path == ["/scripts", "/src", "/lib", str(children.ROOT)]
-    runner._set_import_path("/src")
-    runner._add_source(Path("/src"))
-    assert sys.path == ["/src", "/src", "/lib", str(children.ROOT)]
 
 
 def test_a_spawned_worker_imports_the_main_module_of_its_parent(tmp_path):

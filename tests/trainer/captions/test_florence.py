@@ -5,8 +5,10 @@ import os
 import shutil
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import pytest
+import torch
 from draft_helpers import photo
 from PIL import Image
 from ui_helpers import PROJECT
@@ -23,7 +25,6 @@ WORDS = "Describe what is shown in the image. What does the image describe? a ph
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     """A Florence-2 model with random weights, of 150 kB, in the layout of the real one."""
-    import torch
     import transformers
     from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -57,7 +58,6 @@ def model(tmp_path_factory):
 
 
 def test_a_folder_gets_the_captions_that_the_classes_give(model, tmp_path):
-    import torch
     import transformers
 
     for number in range(2):
@@ -79,13 +79,17 @@ def test_a_folder_gets_the_captions_that_the_classes_give(model, tmp_path):
         assert (tmp_path / f"{number}.txt").read_text() == f"ohwx, {text}\n"
 
 
-def test_each_length_asks_its_own_question_and_ends_at_its_limit(model, monkeypatch):
+def test_each_length_asks_its_own_question_and_ends_at_its_limit_and_a_gpu_without_room_is_named(model, monkeypatch):
     monkeypatch.setattr(florence, "TASKS", {task: (word, 8) for task, (word, _) in florence.TASKS.items()})
     for task in florence.TASKS:
         caption = florence.load(model, task, device="cpu")(Image.new("RGB", (70, 50), "green"))
         assert caption and len(caption.split()) <= 8
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(RunError, match="no CUDA GPU"):
+        florence.load(model, "short", device="cuda")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("transformers.Florence2ForConditionalGeneration.to", Mock(side_effect=torch.OutOfMemoryError))
+    with pytest.raises(RunError, match="too little free memory for this model; use --device cpu"):
         florence.load(model, "short", device="cuda")
 
 

@@ -1,4 +1,7 @@
-"""Saves without a pause: steps go on while a thread writes, and the disk has what it would have without the thread."""
+"""Saves without a pause: steps go on while a thread writes, and the disk has what it would have without the thread.
+
+Kills in the middle of a save: tests/trainer/monitor/resume/test_snapshots.py.
+"""
 
 import os
 import threading
@@ -114,16 +117,3 @@ def test_sigterm_during_a_save_completes_it_and_stops_with_a_state(work, plain, 
     trained = [line["step"] for line in metrics(work["folder"] / "term")]
     assert trained == list(range(1, 13)), "no step was repeated"
     assert sha(work["folder"] / "term/tiny.safetensors") == sha(plain / "tiny.safetensors")
-
-
-def test_kills_in_the_middle_of_a_save_leave_a_state_or_a_snapshot(work, ring):
-    output, settings = work["folder"] / "kills", {"max_train_steps": 12, "save_every_n_steps": 2}
-    for number in (1, 2):
-        done = train(work, output.name, f"0.01 kill@{number + 1}", ring, number, **settings)
-        assert done.returncode == -9, done.stderr[-2000:]
-        assert checkpoint.guards(ring) or checkpoint.newest_valid(output)
-        for state in checkpoint.states(output):
-            assert checkpoint.problems(state, deep=True) == []
-    good(train(work, output.name, ring=ring, number=3, **settings))
-    good(train(work, "whole", **settings))
-    assert files_of(output) == files_of(work["folder"] / "whole")

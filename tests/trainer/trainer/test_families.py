@@ -101,7 +101,7 @@ def test_a_lora_that_sd_scripts_trained_with_sdxl_can_be_begun_with(made, tmp_pa
     theirs = {}
     for name, value in load_file(file).items():
         name = re.sub(
-            r"down_blocks_(\d)_attentions_(\d)", lambda m: f"input_blocks_{1 + 2 * int(m[1]) + int(m[2])}_1", name
+            r"down_blocks_(.)_attentions_(.)", lambda m: f"input_blocks_{1 + 2 * int(m[1]) + int(m[2])}_1", name
         )
         name = re.sub(r"up_blocks_(\d)_attentions_(\d)", lambda m: f"output_blocks_{2 * int(m[1]) + int(m[2])}_1", name)
         theirs[name.replace("mid_block_attentions_0", "middle_block_1")] = value

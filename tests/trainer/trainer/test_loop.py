@@ -14,7 +14,8 @@ ADAFACTOR["optimizer_args"] = ["relative_step=False", "scale_parameter=False", "
 OF_THE_TIER = """
 --max_train_epochs 3 --fp8_base --gradient_checkpointing --split_mode --network_args train_blocks=single
 --save_precision bf16 --save_state --save_every_n_steps 4 --save_last_n_steps 4
---save_every_n_epochs 1 --save_last_n_epochs 1 --sample_every_n_epochs 2 --sample_at_first --console_log_simple
+--save_every_n_epochs 1 --save_last_n_epochs 1 --sample_every_n_epochs 2 --sample_every_n_steps 4 --sample_at_first
+--console_log_simple
 """
 
 
@@ -38,7 +39,7 @@ def test_a_launched_run_saves_samples_and_metrics_as_it_should(work, tmp_path):
     kept = {p.name for p in output.iterdir() if "cache" not in p.name}
     saved = ("tiny", "tiny-000002", "tiny-step00000024", "tiny-step00000028")
     assert kept == {"sample", *(f"{name}{end}" for name in saved for end in ("-state", ".safetensors"))}
-    made = sorted(p.name for p in (output / "sample").iterdir())
+    made = sorted(p.name for p in (output / "sample").iterdir())  # where epochs are given, steps do not count
     assert len(made) == 2 and made[0].startswith("tiny_e000000_00_") and made[1].startswith("tiny_e000002_00_")
     rows = metrics(run)
     assert [row["step"] for row in rows] == list(range(1, 31)) and {row["attempt"] for row in rows} == {2}

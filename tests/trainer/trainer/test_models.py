@@ -79,11 +79,11 @@ DAMAGED = {
     "vae/config.json is missing; download the complete folder": lambda at: shutil.rmtree(at.parent / "vae"),
     "is a git-lfs pointer": lambda at: (at / WEIGHTS).write_text(POINTER),
     "damaged or truncated": lambda at: (at / WEIGHTS).write_bytes((at / WEIGHTS).read_bytes()[:-1000]),
-    "transformer/one.safetensors is missing": lambda at: (at / INDEX).write_text('{"weight_map": {"a": "one.safetensors"}}'),
+    "transformer/1.safetensors is missing": lambda at: (at / INDEX).write_text('{"weight_map": {"a": "1.safetensors"}}'),
     "tokenizer/tokenizer.json or vocab.json and merges.txt or spiece.model is missing": lambda at: [
         (at.parent / "tokenizer" / name).unlink() for name in ("tokenizer.json", "merges.txt")
     ],
-    "index.json: cannot be read, or not valid JSON (Expecting property name": lambda at: (at / INDEX).write_text("{broken"),
+    "index.json: cannot be read, or not valid JSON (Expecting": lambda at: (at / INDEX).write_text("{broken"),
     "transformer/config.json: not a JSON object; download it again": lambda at: (at / "config.json").write_text("[1]"),
     "missing tensors: single_transformer_blocks.4.": lambda at: (at / "config.json").write_text(
         (at / "config.json").read_text().replace('"num_single_layers": 4', '"num_single_layers": 5')

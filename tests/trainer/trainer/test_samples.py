@@ -91,15 +91,3 @@ def test_a_folder_that_cannot_be_used_costs_its_samples_and_not_the_run(tmp_path
     sampler = samples.Sampler([samples.Prompt(0, "x", 1)], None, None, FAMILY, args, None, (), messages.append)
     assert sampler.make(None, None, 1, 0.1, Heartbeat(None), None, None) == []
     assert messages == [f"sample images are skipped: {tmp_path / 'sample'}: File exists"]
-
-
-def test_samples_come_when_sd_scripts_would_make_them():
-    def due(step, epoch, **changed):
-        args = Namespace(sample_at_first=False, sample_every_n_steps=None, sample_every_n_epochs=None)
-        vars(args).update(changed)
-        return samples.Sampler([samples.Prompt(0, "x", 1)], None, None, FAMILY, args, None, (), None).due(step, epoch)
-
-    assert due(0, None, sample_at_first=True) and not due(0, None)
-    assert due(4, None, sample_every_n_steps=2) and not due(5, None, sample_every_n_steps=2)
-    assert due(5, 2, sample_every_n_epochs=2) and not due(5, 1, sample_every_n_epochs=2)
-    assert not due(4, None, sample_every_n_steps=2, sample_every_n_epochs=1)

@@ -71,9 +71,7 @@ def test_the_losses_are_measured_before_at_each_interval_and_at_the_end(work, he
 
 
 def test_the_noise_is_the_same_each_time(work):
-    good(
-        train(work, "still", learning_rate=1e-30, **SETTINGS, **HELD)[1]
-    )  # the weights stay, so only the noise could differ
+    good(train(work, "still", learning_rate=1e-30, **SETTINGS, **HELD)[1])  # the weights stay: only noise could differ
     assert len(set(values(work, "still").values())) == 1
 
 

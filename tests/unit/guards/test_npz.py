@@ -71,8 +71,8 @@ def test_a_corrupt_member_is_found_behind_an_intact_directory_and_a_second_reade
 
 
 def test_every_single_flipped_byte_is_harmless_or_damage_and_a_truncated_file_is_set_aside(tmp_path):
-    """No byte of the file may be wrong without an error or the right values; and only builtin errors come out. One makes
-    the directory begin before the file's first byte: that is no error of the disk."""
+    """No byte may be wrong without an error or the right values; and only builtin errors come out. One makes the
+    directory begin before the file's first byte: that is no error of the disk."""
     path = npz.save(tmp_path / "small.npz", x=numpy.arange(6, dtype="float32"))
     data = path.read_bytes()
     flipped = [data[:at] + bytes([data[at] ^ 0xFF]) + data[at + 1 :] for at in range(len(data))]

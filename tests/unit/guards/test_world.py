@@ -1,12 +1,11 @@
-"""What a rank refuses before it joins a group, by which backend it meets the others, and what ends its waits."""
+"""What a rank refuses before it joins a group, and by which backend it meets the others. Its waits: test_barrier.py."""
 
 from contextlib import nullcontext
 
-import children
 import pytest
 import torch
 
-from guards import heartbeat, world
+from guards import world
 
 LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
 OURS = (world.VARIABLE, world.NODE_VARIABLE, world.USE_CPU, "HANGPROOF_HEARTBEAT")
@@ -73,19 +72,6 @@ def test_a_group_that_is_not_complete_is_refused(started):
     world.check(2)
     with pytest.raises(world.WorldError, match="started 2 processes, but accelerate joined 1 of them"):
         world.check(1)
-
-
-def test_a_barrier_that_expires_names_what_the_other_ranks_do(tmp_path):
-    """In a process of its own, because it ends."""
-    other = heartbeat.Heartbeat(heartbeat.path_of(tmp_path, 1), 1, 2)
-    other.step(12)
-    other.phase("save")
-    code = "import time\nfrom guards import world\nwith world.barrier(0.3, 'the caches'):\n    time.sleep(60)\n"
-    variables = {"RANK": 0, "HANGPROOF_HEARTBEAT": tmp_path}
-    done = children.run(code, WORLD_SIZE=2, **variables)
-    assert done.returncode == 75
-    assert "waited 0.3 s for all 2 ranks at a barrier (this is rank 0, the caches); rank 1: phase save" in done.stderr
-    assert children.run(code.replace("60", "0.6"), WORLD_SIZE=1, **variables).returncode == 0
 
 
 def test_machines_that_would_resume_different_states_start_again(started, monkeypatch):

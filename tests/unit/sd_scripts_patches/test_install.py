@@ -43,13 +43,13 @@ def repository(folder: Path, key: str) -> str:
 
 @each
 def test_the_pinned_commit_is_fetched_completely_and_once_and_another_one_is_left_alone(tmp_path, capsys, key):
-    upstream, target = str(tmp_path / "upstream"), tmp_path / "there"
+    upstream, target = str(tmp_path / "upstream"), tmp_path / "it's there"
     commit = repository(tmp_path / "upstream", key)
     assert install.fetch(target, TRAINERS[key], upstream, commit) is True
     assert sorted(p.name for p in target.iterdir() if p.name != ".git") == sorted(FILES[key])
     assert git(target, "rev-parse", "HEAD") == commit
     assert install.fetch(target, TRAINERS[key], upstream, commit) is False
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["there", "upstream"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["it's there", "upstream"]
     assert install.fetch(target, TRAINERS[key], upstream, "f" * 40) is False
     said = capsys.readouterr().err
     assert f"is at commit {commit[:8]}, not at the tested ffffffff; it is not changed" in said
@@ -178,20 +178,18 @@ def test_start_sh_knows_the_trainer(tmp_path, key):
 
 @pytest.mark.slow
 def test_a_second_start_installs_nothing(tmp_path, interpreter):
-    """setup.sh in its own folder, with an empty requirements file; also one that starts while the first one installs, and
-    one in a folder that was moved meanwhile."""
+    """setup.sh in its own folder, with an empty requirements file; also one that starts while the first one installs,
+    and one in a folder that was moved meanwhile."""
     root = tmp_path / "root"
     root.mkdir()
     shutil.copy(ROOT / "setup.sh", root)
     (root / "requirements.txt").write_text("# nothing\n")
     command = ["bash", "-c", ". ./setup.sh && set_up requirements.txt"]
     executable(tmp_path / "my python" / "python3", f'#!/bin/sh\ntouch {tmp_path / "used"}\nexec {interpreter} "$@"\n')
-    environment = {**os.environ, "PYTHON": str(tmp_path / "my python" / "python3")}
+    env = {**os.environ, "PYTHON": str(tmp_path / "my python" / "python3")}
 
     def started():
-        return subprocess.run(
-            command, cwd=root, env=environment, capture_output=True, text=True, timeout=400, check=False
-        )
+        return subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, timeout=400, check=False)
 
     with ThreadPoolExecutor() as pool:
         both = [pool.submit(started) for _ in range(2)]

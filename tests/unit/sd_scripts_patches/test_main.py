@@ -21,6 +21,7 @@ from sd_scripts_patches.trainers import TRAINERS
         (["no-such-script.py"], "no-such-script.py: script not found"),
         (["x.py", "--hangproof_nonsense=3"], "unknown flag --hangproof_nonsense=3"),
         (["x.py", "--hangproof_npz_timeout_s=soon"], "HANGPROOF_NPZ_TIMEOUT_S='soon': expected seconds"),
+        (["x.py", "--hangproof_skip_images", "many"], "HANGPROOF_SKIP_IMAGES='many': expected a whole number"),
         (["x.py", "--hangproof_without=nothing"], "unknown patch: nothing"),
     ],
 )

@@ -95,10 +95,8 @@ def test_a_resumed_run_has_the_learning_rates_of_its_own_settings_and_schedule(t
 
 def test_adafactor_with_relative_steps_keeps_the_rate_that_it_has_computed():
     group, run = {"lr": 7e-8, "relative_step": True}, resume.Run()
-    run.rates, run.accelerator = (
-        [1e-3],
-        SimpleNamespace(_optimizers=[SimpleNamespace(param_groups=[group])], _schedulers=[]),
-    )
+    run.accelerator = SimpleNamespace(_optimizers=[SimpleNamespace(param_groups=[group])], _schedulers=[])
+    run.rates = [1e-3]
     run.keep_rates()
     assert group["lr"] == 7e-8
 

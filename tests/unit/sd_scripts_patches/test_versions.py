@@ -1,5 +1,7 @@
 """A run remembers the commits it ran on; the way back to an older one changes nothing else, and no edited file."""
 
+import shlex
+
 import pytest
 from checkout_helpers import commit, git
 
@@ -36,7 +38,7 @@ def test_a_run_remembers_its_commits_and_says_when_it_changed(checkout, tmp_path
     monkeypatch.setenv("RANK", "0")
     said = versions.on_start(found)
     assert f"began on sd-scripts {old[:8]}" in said and f"continues on {new[:8]}" in said
-    assert f"check '{folder}'" in said
+    assert shlex.split(said.partition("fit it: ")[2])[-1] == str(folder)
     assert versions.on_start(found) == "" and versions.used(run).commits == [old, new]
     assert [path.name for path in run.iterdir()] == [versions.FILE]
     monkeypatch.setenv("HANGPROOF_RUN", str(tmp_path / "gone"))

@@ -49,7 +49,7 @@ def test_a_turned_photograph_a_transparent_image_and_one_of_16_bits_are_seen_as_
 
 
 @pytest.mark.parametrize(
-    "keys", ["resolution = 1100", "resolution = 768\nmax_bucket_reso = 1000", "min_bucket_reso = 0"]
+    "keys", ["resolution = 1100", "resolution = 768\nmax_bucket_reso = 999", "min_bucket_reso = 0"]
 )
 def test_buckets_are_multiples_of_their_steps_whatever_the_limits_are(tmp_path, keys):
     rules = rules_of(tmp_path / "d.toml", {"resolution": 512, "enable_bucket": True, **tomllib.loads(keys)}, ARGS)
@@ -94,7 +94,7 @@ BROKEN = [
     (change("batch_size = 1", 'batch_size = "1"'), "batch_size = '1': must be a whole number"),
     (change("resolution = 64", "resolution = [64, 64, 64]"), "[64, 64, 64]: must be one number, or width and height"),
     (lambda f, c, t: c.write_text("datasets = [1]\n"), "[[datasets]] is 1; write a table"),
-    (lambda f, c, t: c.write_bytes(f"# café\n{t}".encode("latin-1")), "d.toml: not UTF-8 text; save the file as UTF-8"),
+    (lambda f, c, t: c.write_bytes(f"# café\n{t}".encode("latin-1")), "d.toml: not UTF-8 text; save the file as"),
     (lambda f, c, t: c.write_text("[[datasets"), "not valid TOML"),
     (lambda f, c, t: c.unlink(), "No such file"),
 ]

@@ -29,10 +29,8 @@ def train(accumulation, each_work):
     flags = [*SAVES, *LOADING[accumulation], "--max_train_epochs", str(EPOCHS)]
     flags += ["--gradient_accumulation_steps", str(accumulation)]
     flags += ["--sample_every_n_epochs", "1", "--sample_prompts", str(each_work / "prompts.txt")]
-    workers = str(2 * (accumulation - 1))
-    return lambda out, *more, **given: helpers.train(
-        each_work, out, *flags, *more, max_data_loader_n_workers=workers, **given
-    )
+    flags += ["--max_data_loader_n_workers", str(2 * (accumulation - 1))]
+    return lambda out, *more, **given: helpers.train(each_work, out, *flags, *more, **given)
 
 
 @pytest.fixture(scope="module")
