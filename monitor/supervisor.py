@@ -204,7 +204,7 @@ def opening(loop: Loop) -> Transition:
     state, record = loop.state, loop.state.current
     attempt = Attempt.adopt(loop.folder, record) if record is not None else None
     living = attempt is not None and bool(attempt.tree.members)
-    begun = attempt is not None and (attempt.pid is not None or (attempt.heartbeats / "pid").exists())
+    begun = attempt is not None and (attempt.pid is not None or attempt.exit_status(()).code is not None)
     if attempt is not None and not living and (loop.several or not begun):
         how = "ended with this machine's monitor; all machines start again" if begun else "had not begun yet"
         loop.folder.log(f"attempt {attempt.record.number} {how}")
@@ -359,10 +359,9 @@ def progressing(loop: Loop, attempt: Attempt, view: Observation, verdict: Verdic
         loop.folder.log(f"progress again: {PHASES[verdict.phase]}, step {verdict.step}")
         loop.calm_since_s, loop.slow_reason = view.now_s, ""
         loop.drop_probe()
-    if not loop.several:
-        loop.prewarm.tick(view.now_s, loop.state.changes)
+    loop.prewarm.tick(view.now_s)
     if loop.queue.held:  # else an adopted training has the GPU's lock, and a standby could not inherit it
-        loop.standby.tick(view, attempt, loop.prewarm.prepared(loop.state.changes), loop.queue.handles())
+        loop.standby.tick(view, attempt)
     # On its way to the gate, it takes processor time from the training.
     loop.watch.disturbed = loop.standby.attempt is not None and not loop.standby.ready
     if (store := loop.store) is not None and store.holds and verdict.phase == "step":
@@ -408,13 +407,13 @@ def slow(loop: Loop, verdict: Verdict) -> Transition:
 
 
 def hung(loop: Loop, attempt: Attempt, view: Observation, verdict: Verdict) -> Transition:
-    """Hung: recover."""
+    """Hung: collect the evidence."""
     probe = loop.probe or start_probe(loop, attempt, view, full=True)
     status, slow_reason = attempt.exit_status(view.beats), loop.slow_reason or loop.slowdown.text()
     found = recovery.evidence_of(loop, attempt, "hang")
     evidence = causes.of_hang(found, attempt, verdict, status, probe.texts(), slow_reason)
     evidence.missing += probe.missing
-    return recover(loop, attempt, evidence, loop.watch.last_progress_s())
+    return failed(loop, attempt, evidence, loop.watch.last_progress_s())
 
 
 def script_ended(loop: Loop, attempt: Attempt) -> Transition:
@@ -439,26 +438,27 @@ def script_ended(loop: Loop, attempt: Attempt) -> Transition:
         status = replace(status, outcome=causes.LORA_DAMAGED, note=problem)
     evidence = causes.of_crash(recovery.evidence_of(loop, attempt, "crash"), attempt, status)
     last_s = loop.watch.last_progress_s() if loop.watch.ranks else attempt.record.started_s
-    return recover(loop, attempt, evidence, last_s)
+    return failed(loop, attempt, evidence, last_s)
+
+
+def failed(loop: Loop, attempt: Attempt, evidence: causes.Evidence, progress_s: float) -> Transition:
+    """Record the failure, which the next turn answers. A trial ends with it."""
+    if not loop.trial:
+        return recovery.open_incident(loop, attempt, evidence, progress_s)
+    loop.evidence = evidence
+    kill_processes(loop, attempt)
+    return Transition(State.FAILED, "it failed")
 
 
 def recovering(loop: Loop) -> Transition:
-    """Continue a recovery: after an error in its middle, after the monitor was replaced, while a process survives."""
+    """Answer the failure; again after an error, after the monitor was replaced, while a process survives."""
     if loop.attempt is None:
         return Transition(State.OPENING)
-    if not loop.state.failing:  # an error came before the failure was recorded: judge the run again
+    if loop.view is None:  # adopted: it may have gone on by itself meanwhile
+        loop.observe(loop.attempt)
+    if loop.incident is None or not loop.state.failing:
         return Transition(State.RUNNING)
-    loop.observe(loop.attempt)
-    return recover(loop, loop.attempt, None)
-
-
-def recover(loop: Loop, attempt: Attempt, evidence: causes.Evidence | None, progress_s: float = 0.0) -> Transition:
-    """Hand the failure to `recovery.recover`, which says what follows."""
-    if loop.trial:
-        loop.evidence = evidence
-        kill_processes(loop, attempt)
-        return Transition(State.FAILED, "it failed")
-    result = recovery.recover(loop, attempt, evidence, progress_s)
+    result = recovery.recover(loop, loop.attempt, loop.incident)
     loop.drop_probe()
     if result.state is State.COMPLETED:
         return completed(loop)

@@ -5,16 +5,15 @@ main thread belongs to a collective operation; a frame further out is not enough
 Only then do the counters decide: steps, check points, phases, and last how long each has been silent. Where the
 evidence does not tell, nobody is accused.
 
-A rank is a dictionary with the keys of UNKNOWN, as `records` makes it of a heartbeat: it is stored in the incident, and
-goes from node to node. `Group.lines` is the report as text, for the terminal and, as a block of code, for the
-incident's report.
+A rank is a dictionary with the keys of UNKNOWN, as `records` makes it of a heartbeat: it is stored in the incident. Of a
+run on several machines, each monitor has the heartbeats of its own machine alone. `Group.lines` is the report as text,
+for the terminal and, as a block of code, for the incident's report.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fnmatch
-import socket
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -86,11 +85,10 @@ def _record(beat: Beat, now: Moment) -> Rank:
                 "number": number, "name": name, "at": platform.utc(now.wall_s - (now.mono_s - at_s)),
                 "elapsed_s": round(at_s - beat.started_s, 6), "spent_s": round(spent_s, 3),
             })  # fmt: skip
-    alive: bool | None = None  # a rank of another machine, or one that cannot be read
-    if beat.about.get("host") == socket.gethostname():
-        with contextlib.suppress(OSError):
-            process = platform.process_info(beat.pid)
-            alive = process is not None and not process.dead
+    alive: bool | None = None
+    with contextlib.suppress(OSError):
+        process = platform.process_info(beat.pid)
+        alive = process is not None and not process.dead
     return {
         **{name: getattr(beat, name, unknown) for name, unknown in UNKNOWN.items()},
         **{name: beat.about.get(name) or UNKNOWN[name] for name in ("host", "device", "backend", "environment")},
@@ -102,17 +100,12 @@ def _record(beat: Beat, now: Moment) -> Rank:
 
 
 def missing(ranks: Sequence[Rank]) -> list[Rank]:
-    """The ranks that should be there and have no record.
-
-    Where the others' records are known from this machine only, ranks of other machines are not missing.
-    """
+    """The ranks that should be on this machine and have no record."""
     world = max((r["world"] for r in ranks), default=0)
-    here: set[int] = set()
+    expected = set(range(world))
     for rank in ranks:
-        size = str(rank["environment"].get("LOCAL_WORLD_SIZE", ""))
-        first = rank["rank"] - (rank["local_rank"] or 0)
-        here |= set(range(first, first + int(size))) if size.isdecimal() else set()
-    expected = here if here and len({r["host"] for r in ranks}) == 1 else set(range(world))
+        size, first = str(rank["environment"].get("LOCAL_WORLD_SIZE", "")), rank["rank"] - (rank["local_rank"] or 0)
+        expected = set(range(first, first + int(size))) if size.isdecimal() else expected
     absent = sorted(expected - {r["rank"] for r in ranks})
     return [{**UNKNOWN, "rank": number, "world": world, "missing": True} for number in absent]
 

@@ -233,10 +233,11 @@ class Slowdown:
     def __init__(self, run: Run):
         self.run = run
         self._window_s = run.config.slow.window_s
-        self._pace = Pace(self._window_s)
         self._begin()
 
-    def _begin(self) -> None:
+    def _begin(self, expected_s: float = 0.0) -> None:
+        """Another process is watched, whose steps are expected to take so long (0.0: not known)."""
+        self._pace = Pace(self._window_s, expected_s)
         self._reading: Reading | None = None
         self._pid = 0  # of the process whose pace it is
         self._visit = (0, -1.0)  # (pid, when the phase was entered) of `_reading`
@@ -252,8 +253,7 @@ class Slowdown:
         known = self.run.state.pace
         usual_s = amount(known.get("usual_s")) if known.get("changes", []) == self._names() else 0.0
         first = not usual_s and not self._names()
-        self._pace = Pace(self._window_s, _rehearsed_s(self.run.folder.folder) if first else usual_s)
-        self._begin()
+        self._begin(_rehearsed_s(self.run.folder.folder) if first else usual_s)
 
     def _names(self) -> list[str]:
         return [change["name"] for change in self.run.state.changes]
@@ -277,7 +277,6 @@ class Slowdown:
             self._reading = None
             return None
         if self._pid and beat.pid != self._pid:  # another stage of the script: it has a pace of its own
-            self._pace = Pace(self._window_s)
             self._begin()
         self._pid = beat.pid
         in_step = beat.phase == "step" and beat.outcome == "running" and beat.count > 0
@@ -379,7 +378,7 @@ class Slowdown:
             return None
         if not (ladder := run.slow["ladder"]):
             return None
-        change = next_attempt.next_change(run.folder, ladder, changes, run.config.check.render_s, run.pause)
+        change = next_attempt.next_change(run, ladder)
         known |= {"tried": change.get("name") or "none", "slow_s": run.slow["step_s"]}
         if not change:
             return None

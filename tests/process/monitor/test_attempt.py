@@ -49,7 +49,6 @@ def test_how_its_script_ended_is_known_to_a_monitor_that_did_not_start_it(attemp
 def test_one_whose_start_was_not_recorded_is_found_and_killed_and_one_of_the_boot_before_is_not(attempt, monkeypatch):
     """The monitor was killed between the start of the script and the note of its process number."""
     first = attempt("sleep 60 & wait\n")
-    wait_for((first.heartbeats / "pid").exists)
     unrecorded = replace(first.record, root=None)
     found = wait_for(lambda: (one := Attempt.adopt(first.folder, unrecorded)) and one.pid == first.pid and one)
     wait_for(lambda: "sleep" in {process.name for process in found.tree.refresh().values()})

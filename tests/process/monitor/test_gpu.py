@@ -331,6 +331,12 @@ def test_two_accounts_exclude_each_other_in_a_folder_that_everybody_may_write_to
     assert mine.acquire()
 
 
+@pytest.mark.skipif(platform.WINDOWS, reason="msvcrt has no such error")
+def test_a_folder_without_locks_is_named_as_the_reason(queued, monkeypatch):
+    monkeypatch.setattr("fcntl.flock", Mock(side_effect=OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))))
+    assert not (one := queued("one")).acquire() and "has no file locks" in one.message
+
+
 def test_a_link_where_a_lock_should_be_is_refused_and_what_it_leads_to_is_unharmed(queued, tmp_path):
     (tmp_path / "mine").write_text("precious")
     path = tmp_path / "hangproof-gpu.0.lock"

@@ -45,7 +45,7 @@ def test_an_attempt_starts_from_the_newest_good_state_and_its_record_is_saved(ma
         assert isinstance(attempt, Attempt) and attempt.record.number == 2, "attempt 1 is train.sh from step 0"
         saved = RunState.load(run.folder)
         assert saved == run.state and saved.current == attempt.record and run.tries == 0
-        assert (saved.attempt, saved.best_before, saved.resumed_step, saved.changes_at_save) == (2, 25, 10, ["one"])
+        assert (saved.attempt, saved.best_step, saved.resumed_step, saved.changes_at_save) == (2, 25, 10, ["one"])
         found = Incident.load(run.incident.folder)
         assert (found.resumed_from, found.from_memory, found.standby) == (10, False, False)
         assert found.bad_checkpoints[0].startswith(f"{bad.name}.bad") or found.bad_checkpoints[0].startswith(bad.name)
@@ -141,8 +141,13 @@ def test_another_machine_takes_its_changes_from_the_first(make_loop, monkeypatch
     first.state.changes, first.state.changes_at_save = [{"name": "batch_1", "sentence": "s"}], ["batch_1"]
     first.state.save(first.folder)
     second, seen = make_loop("nodes = 2\n", machine=1), []
+    state = second.state
     monkeypatch.setenv(next_attempt.CHECKED, "1")
-    monkeypatch.setattr(second.prewarm, "render", lambda *given: seen.append(given) or Rendered(script(second)))
+    monkeypatch.setattr(
+        second.prewarm,
+        "render",
+        lambda *_: seen.append((state.changes, state.changes_at_save)) or Rendered(script(second)),
+    )
     attempt = recovery.start_attempt(second)
     ended(attempt)
-    assert seen[0][2] == first.state.changes and seen[0][3] == ["batch_1"]
+    assert seen == [(first.state.changes, ["batch_1"])]

@@ -54,7 +54,7 @@ def test_each_state_has_its_activity_and_pace(make_loop, monkeypatch, state, due
 
 def test_a_process_that_cannot_be_killed_is_waited_for_and_then_named(make_loop):
     run = make_loop()
-    run.at, run.state.failing, open_one = Transition(State.RUNNING), True, open_incident(run)
+    run.at, run.state.failing, open_one = Transition(State.RECOVERING), True, open_incident(run)
     first = run.unkillable("python (7)")
     assert first.state is State.RECOVERING and first.message.startswith("cannot be killed: python (7)")
     assert first.give_up_s == pytest.approx(first.due_s + END.unkillable_s)

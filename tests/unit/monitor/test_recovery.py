@@ -16,6 +16,7 @@ from monitor.diagnose.incident import RESTARTING, Incident
 from monitor.resume import checkpoints, next_attempt
 from monitor.run_folder import MonitorError
 from monitor.state import Observation, RunState, Shutdown, State, Transition
+from monitor.supervisor import turn
 
 CONFIG = config.load()
 HEADER = b'{"t":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
@@ -44,8 +45,14 @@ def test_a_lora_that_does_not_verify_is_never_called_completed(make_loop, tmp_pa
 def fail(loop, attempt, **values):
     """Recover from a crash whose last progress was 5 s ago."""
     log = values.pop("log", "something broke")
-    evidence = crash(**{"log": log, "outcome": "failed", "ended": "exit code 1", **values})
-    return recovery.recover(loop, attempt, evidence, time.monotonic() - 5)
+    return recover(loop, attempt, crash(**{"log": log, "outcome": "failed", "ended": "exit code 1", **values}))
+
+
+def recover(loop, attempt, evidence):
+    """Recover from this failure, whose last progress was 5 s ago."""
+    loop.at = recovery.open_incident(loop, attempt, evidence, time.monotonic() - 5)
+    assert loop.at.state is State.RECOVERING and RunState.load(loop.folder).failing
+    return recovery.recover(loop, attempt, loop.incident)
 
 
 def test_a_crash_is_recorded_answered_at_once_and_the_third_ends_the_run(make_loop, trained):
@@ -60,7 +67,6 @@ def test_a_crash_is_recorded_answered_at_once_and_the_third_ends_the_run(make_lo
             assert result.state is State.BACKOFF and state.restarts == number
             wait_s = result.due_s - time.monotonic()
             assert wait_s <= 0 if number == 1 else 0 < wait_s <= CONFIG.restart.backoff_first_s
-            state.best_before = 10
     assert result.state is State.FAILED and result.code == 4 and state.restarts == 2
     assert "Gave up: the same failure 3 times" in result.message and "incidents/0003/report.md" in result.message
     title = loop.incident.cause.title
@@ -117,19 +123,16 @@ def test_a_training_that_had_finished_or_was_asked_to_stop_is_not_restarted(make
     lora = loop.folder.folder / "toy.safetensors"
     lora.write_bytes(LORA)
     done = dict(outcome="done", step=40, planned=40)
-    assert recovery.recover(loop, trained(loop, **done), hang(), 0.0) == Transition(State.COMPLETED)
+    assert recover(loop, trained(loop, **done), hang()) == Transition(State.COMPLETED)
     assert "was complete" in loop.incident.outcome and loop.state.restarts == 0
     lora.unlink()
-    loop.state.failing = False
-    assert recovery.recover(loop, trained(loop, **done), hang(), 0.0).state is State.BACKOFF, "without a LoRA"
+    assert recover(loop, trained(loop, **done), hang()).state is State.BACKOFF, "without a LoRA"
     assert "is missing; the last checkpoint is used" in (loop.folder.folder / "monitor.log").read_text()
     loop.state.cause_counts.clear()
     loop.state.shutdown, stopped = Shutdown("stopped"), dict(outcome="stopped", step=20)
-    assert recovery.recover(loop, trained(loop, **stopped), hang(), 0.0).state is State.STOPPING
+    assert recover(loop, trained(loop, **stopped), hang()).state is State.STOPPING
     own = trained(loop, **stopped, request=REQUEST_TERM)
-    assert recovery.recover(loop, own, None).state is State.BACKOFF, "something else sent it SIGTERM"
-    with pytest.raises(RuntimeError):
-        recovery.recover(loop, own, None)
+    assert recovery.recover(loop, own, loop.incident).state is State.BACKOFF, "something else sent it SIGTERM"
 
 
 def test_the_first_new_step_closes_the_incident_at_its_own_time(make_loop, trained):
@@ -150,13 +153,25 @@ def test_the_first_new_step_closes_the_incident_at_its_own_time(make_loop, train
     assert len(events(loop.folder.folder, "progress")) == 1
 
 
+def test_a_training_that_went_on_while_no_monitor_was_there_to_answer_its_failure_is_left_alone(make_loop, trained):
+    """The next monitor failed at every turn, and then stopped the run with that reason."""
+    loop = make_loop()
+    recovery.open_incident(loop, trained(loop), hang(), time.monotonic() - 5)
+    loop.at, loop.attempt, loop.state.best_step = Transition(State.RECOVERING), trained(loop, step=12), 11
+    assert turn(loop) == Transition(State.RUNNING) and loop.attempt.heartbeats.exists()
+    assert not loop.state.failing and loop.incident is None
+    assert (
+        "recovered in" in (said := events(loop.folder.folder, "progress")[0]["message"]) and "0 steps trained" in said
+    )
+
+
 def test_the_next_monitor_takes_up_an_open_incident(make_loop, trained):
     loop = make_loop()
     fail(loop, trained(loop))
     number = loop.state.incident
     for failing, recover_s, open_again in ((True, 3.0, True), (False, None, True), (False, 3.0, False)):
         loop.incident.recover_s = recover_s
-        loop.incident.close(loop.folder, "a process could not be killed", "now")
+        loop.incident.close(loop.folder, "a process could not be killed")
         again = make_loop()
         again.state.failing = failing
         recovery.load_incident(again)

@@ -165,11 +165,13 @@ def test_a_run_without_its_monitor_is_to_be_continued(state, abandoned):
 def test_failures_are_answered_at_once_then_after_longer_and_the_last_ends_the_run(failures, waits_s, stop):
     history = History()
     for failure, wait_s in zip(failures, [*waits_s, None], strict=True):
+        mark, new_steps, changes = failure
+        history = history.after_progress(1.0, RESTART)[0] if new_steps else history
         before, copied = history, deepcopy(history)
-        history, reason, waited_s = history.after_failure(*failure, RESTART)
+        history, reason, waited_s = history.after_failure(mark, changes, RESTART)
         assert (reason, waited_s) == ("", wait_s) if wait_s is not None else stop in reason
         assert before == copied, "an error in the middle of recover() must not count a failure twice"
-    assert History().after_failure("x", True, False, RESTART, least_wait_s=30)[2] == 30, "the cause needs time"
+    assert History().after_failure("x", False, RESTART, least_wait_s=30)[2] == 30, "the cause needs time"
 
 
 def test_the_state_of_another_machine_is_continued_without_what_depends_on_that_machine(make_loop):
@@ -190,14 +192,14 @@ def test_the_state_of_another_machine_is_continued_without_what_depends_on_that_
         return here.state.adopt_restored(here.folder), here.state
 
     reason, state = adopted()
-    assert reason == "" and (state.attempt, state.restarts, state.best_step, state.best_before) == (3, 2, 40, 40)
+    assert reason == "" and (state.attempt, state.restarts, state.best_step) == (3, 2, 40)
     assert state.changes == [CHANGE] and state.cause_counts == {"oom": 1}
     assert state.ledger.steps == 40 and state.ledger.price_per_hour == 0.0, "the price is that of this machine"
     assert not state.durations and not state.failing
     (folder / "toy.safetensors").write_bytes(b"x")
     assert adopted()[0] == ""
     assert adopted(state=State.COMPLETED)[0] == "already completed on another machine (40 steps); LoRA: toy.safetensors"
-    assert RunState.load(there.folder).best_before == 40, "saved"
+    assert RunState.load(there.folder).best_step == 40, "saved"
     assert adopted(spec_hash="another")[0] == ""
     for wrong in ({"best_step": "x"}, {"best_step": 40, "changes_at_save": ["$(rm)"]}):
         reason, state = adopted(**wrong)

@@ -130,7 +130,7 @@ def run(code, timeout_s=60, **more):
 def test_the_answer_is_the_json_object_on_the_last_line_whatever_it_reads_and_however_much_it_prints():
     job = run("print('noise'); print('{\"a\": 1}'); print()")
     assert (job.code, job.error, job.answer()) == (0, "", {"a": 1}) and job.text().startswith("noise")
-    assert not job.timed_out and job.took_s > 0
+    assert not job.timed_out
     assert run("print('[1]')").answer() is None and run("print('{')").answer() is None and run("").answer() is None
     echo = "import sys; print(len(sys.stdin.read()))"
     assert run(echo, stdin=b"x" * 1_000_000).text().strip() == "1000000"
@@ -151,7 +151,7 @@ def test_the_error_is_the_last_line_or_the_exit_status():
 def test_its_deadline_or_a_pause_that_raises_kills_it_and_its_children():
     job = Subjob(["bash", "-c", "sleep 600 & echo $!; wait"], 0.5)
     job.wait(time.sleep)
-    assert job.timed_out and "timed out after 0.5 s" in job.error and job.code == -9 and job.took_s >= 0.5
+    assert job.timed_out and "timed out after 0.5 s" in job.error and job.code == -9
     child = int(job.text())
     wait_for(lambda: (info := platform.process_info(child)) is None or info.dead)
     job.kill()

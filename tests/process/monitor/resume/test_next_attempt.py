@@ -47,7 +47,7 @@ def test_a_crash_is_continued_by_the_standby_and_another_one_is_started(tmp_path
 
 @pytest.fixture
 def alone(tmp_path, monkeypatch):
-    """The standby of a run, which is not started; the attempt that trains; the script with the stand-in."""
+    """The standby of a run, which is not started, with its prepared script; the attempt that trains."""
     monkeypatch.setenv("HANGPROOF_LIMITS", "")
     for name in ("TMPDIR", "HANGPROOF_SHM"):
         monkeypatch.setenv(name, str(tmp_path))
@@ -55,21 +55,24 @@ def alone(tmp_path, monkeypatch):
     run = Run(tmp_path / "data")
     for name, value in run.env.items():
         monkeypatch.setenv(name, value)
-    folder, limits = RunFolder(run.folder), config.load()
-    standby = Standby(folder, limits.standby, limits.end.kill_wait_s)
+    folder = RunFolder(run.folder)
+    found = {"text": (run.folder / "train.sh").read_text().rstrip() + f" --resume {run.folder / STAND_IN}\n"}
+    more = {"queue": SimpleNamespace(handles=tuple), "record": lambda attempt: None}
+    prewarm = SimpleNamespace(found=found, prepared=lambda: prewarm.found)
+    standby = Standby(SimpleNamespace(folder=folder, config=config.load(), prewarm=prewarm, **more))
     trains = Attempt.prepare(folder, 1)
-    text = (run.folder / "train.sh").read_text().rstrip() + f" --resume {run.folder / STAND_IN}\n"
-    yield standby, trains, text
+    yield standby, trains
     standby.close()
     trains.close()
 
 
 def test_it_is_dropped_where_it_would_train_something_else_and_when_memory_becomes_short(alone, monkeypatch):
-    standby, trains, text = alone
-    standby._begin(2, text, ())
+    standby, trains = alone
+    text = standby.run.prewarm.found["text"]
+    standby._begin(2, text)
     assert standby.summary()["state"] == "starting"
     view = SimpleNamespace(now_s=time.monotonic(), beats=[])
-    wait_for(lambda: standby.tick(view, trains, (text, ""), ()) or standby.ready, 60, "a standby")
+    wait_for(lambda: standby.tick(view, trains) or standby.ready, 60, "a standby")
     assert standby.summary()["state"] == "ready"
 
     folder, pids, dropped = standby.folder.folder, standby.pids(), []
@@ -78,29 +81,30 @@ def test_it_is_dropped_where_it_would_train_something_else_and_when_memory_becom
     with monkeypatch.context() as patch:
         patch.setattr(standby, "drop", dropped.append)
         later = script.with_name("train.attempt-3.sh")
-        assert standby.release(later, state, {}, Mock()) is standby.release(script, None, {}, Mock()) is None
+        assert standby.release(later, state, {}) is standby.release(script, None, {}) is None
         script.write_text(script.read_text().replace("--max_train_steps", "--lowered 1 --max_train_steps"))
-        assert standby.release(script, state, {}, Mock()) is None
+        assert standby.release(script, state, {}) is None
         patch.setattr("guards.reading.commit", lambda checkout: "another")
-        assert standby.release(script, state, {}, Mock()) is None
+        assert standby.release(script, state, {}) is None
     changed = "the failure changes the script"
     assert dropped == [changed, "the training starts over", changed, "Hangproof was updated"]
 
     monkeypatch.setattr("guards.reading.available_bytes", lambda: 1 << 20)
     standby._next_s = 0.0
-    standby.tick(view, trains, (text, ""), ())
+    standby.tick(view, trains)
     assert standby.summary()["state"] == "none" and "memory is short" in standby.summary()["reason"]
     assert pids and not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids)
 
 
 def test_while_it_waits_the_machine_is_not_searched_for_its_processes_but_its_end_is_noticed(alone, monkeypatch):
-    standby, trains, text = alone
-    standby._begin(2, text, ())
+    standby, trains = alone
+    text = standby.run.prewarm.found["text"]
+    standby._begin(2, text)
     view = SimpleNamespace(now_s=time.monotonic(), beats=[])
 
     def look():
         standby._next_s = 0.0
-        standby.tick(view, trains, (text, ""), ())
+        standby.tick(view, trains)
         return standby.ready
 
     wait_for(look, 60, "a standby")
@@ -115,22 +119,33 @@ def test_while_it_waits_the_machine_is_not_searched_for_its_processes_but_its_en
 
 def test_a_standby_is_tried_again_after_a_while_and_at_once_after_a_restart(alone, monkeypatch):
     """Looks that can start nothing do not postpone the next start. After the third failure no more are started."""
-    standby, trains, _ = alone
+    standby, trains = alone
     begun: list[float] = []
     monkeypatch.setattr(standby, "_begin", lambda *_: begun.append(standby._next_s - LOOK_S) or "it was killed")
 
-    def look(now_s, steps=9, prepared="the script"):
-        standby.tick(SimpleNamespace(now_s=now_s, beats=[SimpleNamespace(count=steps)]), trains, (prepared, ""), ())
+    def look(now_s, steps=9, **found):
+        standby.run.prewarm.found = found or {"text": "the script"}
+        standby.tick(SimpleNamespace(now_s=now_s, beats=[SimpleNamespace(count=steps)]), trains)
         return len(begun)
 
-    assert [look(100.0, steps=0), look(100.1, prepared=""), look(100.2), look(100.3)] == [0, 0, 1, 1]
-    assert standby.release(Path("train.sh"), None, {}, Mock()) is None
+    standby.run.prewarm.found = {}
+    standby.tick(SimpleNamespace(now_s=100.0, beats=[SimpleNamespace(count=9)]), trains)
+    assert [look(100.1, steps=0), look(100.2), look(100.3)] == [0, 1, 1]
+    assert standby.release(Path("train.sh"), None, {}) is None
     assert [look(100.4), look(100.4 + LOOK_S - 0.1), look(100.4 + LOOK_S), look(200.0), look(300.0)] == [2, 2, 3, 3, 3]
     assert begun == pytest.approx([100.2, 100.4, 100.4 + LOOK_S])
+    assert standby.summary()["reason"] == "it was killed (3 times)"
     standby._tries, alone = 3, "the script was edited"  # it must not run twice at once
-    standby.tick(SimpleNamespace(now_s=400.0, beats=[]), trains, ("the script", alone), ())
-    assert look(500.0) == 3
+    assert look(400.0, text="the script", alone=alone) == look(500.0) == 3
     assert standby.summary() == {"state": "none", "pid": None, "memory_bytes": 0, "reason": alone}
+
+
+def test_one_that_cannot_be_started_costs_the_run_nothing_and_says_why(alone, monkeypatch):
+    standby, trains = alone
+    monkeypatch.setattr(os, "pipe", Mock(side_effect=OSError(24, "Too many open files")))
+    view = SimpleNamespace(now_s=100.0, beats=[SimpleNamespace(count=9)])
+    standby.tick(view, trains)
+    assert standby.summary()["reason"] == "it cannot be started: Too many open files"
 
 
 def test_what_a_run_must_be_like_to_have_one(tmp_path):

@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -30,33 +31,41 @@ def jobs(tmp_path, monkeypatch):
     (tmp_path / "job.json").write_text("{}")
     asked, replies = [], []
     monkeypatch.setattr(next_attempt, "_job", lambda folder, request, _: asked.append(request) or replies.pop(0))
-    return RunFolder(tmp_path), asked, replies
+    return run_of(RunFolder(tmp_path)), asked, replies
+
+
+def run_of(folder: RunFolder, **state) -> SimpleNamespace:
+    """The run in a folder, with these values of its state."""
+    known = {"changes": [], "changes_at_save": [], **state}
+    config = SimpleNamespace(check=SimpleNamespace(render_s=9.0))
+    return SimpleNamespace(folder=folder, state=SimpleNamespace(**known), config=config, pause=None, several=False)
 
 
 def test_the_next_script_is_rendered_once_until_the_job_or_the_changes_differ(jobs):
-    folder, asked, replies = jobs
-    prewarm = Prewarm(folder, 9.0)
+    run, asked, replies = jobs
+    folder, prewarm = run.folder, Prewarm(run)
     text = f"go {folder.folder / STAND_IN}\n"
     waiting = job(done=False)
-    replies += [waiting, job(), job({"text": text, "save_dir": "/s", "alone": "it copies"})]
-    prewarm.tick(100.0, [])
-    prewarm.tick(109.0, [])
+    made = {"text": text, "save_dir": "/s", "alone": "it copies"}
+    replies += [waiting, job(), job(made)]
+    prewarm.tick(100.0)
+    prewarm.tick(109.0)
     assert [(request["want"], request["changes"]) for request in asked] == [("text", [])]
-    assert prewarm.prepared([]) == ("", "")
+    assert prewarm.prepared() == {}
     prewarm.close()
     waiting.kill.assert_called_once()
     waiting.done.return_value = True  # it failed: the restart renders it, and reports what is wrong
     for now_s, requests in ((110.0, 1), (100.0 + REST_S - 1, 1), (100.0 + REST_S, 2), (180.0, 2), (400.0, 3)):
-        prewarm.tick(now_s, [])
+        prewarm.tick(now_s)
         assert len(asked) == requests, now_s
-    prewarm.tick(500.0, [])
-    assert len(asked) == 3 and prewarm.prepared([]) == (text, "it copies")
+    prewarm.tick(500.0)
+    assert len(asked) == 3 and prewarm.prepared() == made
     for number, place in (
         (2, "/my disk's \udce9"),
         (3, str(folder.folder)),
     ):  # `save_dir`: another shell word than the folder
         state = Path(place) / "toy-step00000010-state"
-        ready = prewarm.render(number, state, [], [], None)
+        ready = prewarm.render(number, state)
         assert ready == Rendered(folder.folder / f"train.attempt-{number}.sh", "/s")
         assert shlex.split(os.fsdecode(ready.script.read_bytes())) == ["go", str(state)] and os.access(
             ready.script, os.X_OK
@@ -64,17 +73,20 @@ def test_the_next_script_is_rendered_once_until_the_job_or_the_changes_differ(jo
     made = {"script": "/made", "save_dir": "", "compatible": False}
     for resume, changes, at_save in ((None, [], []), (state, [ONE], ["one"]), (state, [], ["one"])):
         replies.append(job(made))
-        assert str(prewarm.render(3, resume, changes, at_save, None).script) == "/made"
+        run.state.changes, run.state.changes_at_save = changes, at_save
+        assert str(prewarm.render(3, resume).script) == "/made"
         request = {"want": "script", "number": 3, "resume": resume, "changes": changes, "was": at_save}
         assert asked[-1] == request
-    assert prewarm.render(1, None, [], [], None) == Rendered(folder.folder / "train.sh", "/x")
+    run.state.changes_at_save = []
+    assert prewarm.render(1, None) == Rendered(folder.folder / "train.sh", "/x")
     os.utime(folder.folder / "job.json", (0, 0))
     replies.append(job(made))
-    assert str(prewarm.render(3, state, [], [], None).script) == "/made", "another job"
+    assert str(prewarm.render(3, state).script) == "/made", "another job"
 
 
 def test_what_the_subprocess_refuses_is_said_and_what_it_cannot_do_is_tried_again(jobs, tmp_path_factory):
-    folder, asked, replies = jobs
+    run, asked, replies = jobs
+    folder = run.folder
     refused = {"problems": ["no model"], "notes": ["written again"]}
     replies += [job(refused), job(None, 1, "render: no tier"), job(None, -9)]
     assert next_attempt.start_problems(folder, 9.0, None) == ["no model"]
@@ -85,12 +97,13 @@ def test_what_the_subprocess_refuses_is_said_and_what_it_cannot_do_is_tried_agai
         next_attempt.start_problems(folder, 9.0, None)
     own = RunFolder(tmp_path_factory.mktemp("own"))
     assert next_attempt.start_problems(own, 9.0, None) == []
-    assert next_attempt.next_change(own, ["two"], [], 9.0, None) == {}
-    assert next_attempt.next_change(folder, ["one"], [ONE], 9.0, None) == {} and len(asked) == 3
+    assert next_attempt.next_change(run_of(own), ["two"]) == {}
+    changed = run_of(folder, changes=[ONE])
+    assert next_attempt.next_change(changed, ["one"]) == {} and len(asked) == 3
     replies += [job({"name": "two", "refused": ["one: edited"]}), job(None, 1, "render: no tier")]
-    assert next_attempt.next_change(folder, ["one", "two"], [ONE], 9.0, None) == {"name": "two"}
+    assert next_attempt.next_change(changed, ["one", "two"]) == {"name": "two"}
     assert asked[-1] == {"want": "change", "ladder": ["two"], "changes": [ONE]}
-    assert next_attempt.next_change(folder, ["two"], [], 9.0, None) == {}
+    assert next_attempt.next_change(run, ["two"]) == {}
     log = (folder.folder / "monitor.log").read_text()
     assert "not_mitigated: one: edited" in log and "the run is not changed: no tier" in log
 
