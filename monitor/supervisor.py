@@ -374,20 +374,13 @@ def progressing(loop: Loop, attempt: Attempt, view: Observation, verdict: Verdic
     return loop.at if begins else Transition(State.RUNNING, due_s=suspect_s)
 
 
-def start_probe(loop: Loop, attempt: Attempt, view: Observation, full: bool) -> Probe:
-    """Gather evidence; `full`: with stacks, which interrupts the training for a moment."""
-    probe = Probe(attempt.tree, attempt.heartbeats, loop.config, loop.gpus.read)
-    probe.begin(view.beats, full)
-    loop.probe = probe
-    return probe
-
-
 def suspect(loop: Loop, attempt: Attempt, view: Observation, verdict: Verdict) -> Transition:
     """Half the limit without progress: gather evidence, touch nothing."""
     if loop.probe is None:
-        recent = view.now_s - loop.calm_since_s < loop.config.watch.evidence_pause_s
-        start_probe(loop, attempt, view, full=not recent)
-        if not recent:
+        # With stacks, which interrupts the training for a moment: not again soon after a suspicion that was wrong.
+        full = view.now_s - loop.calm_since_s >= loop.config.watch.evidence_pause_s
+        loop.probe = Probe(attempt.tree, attempt.heartbeats, loop.config, loop.gpus.read, view.beats, full)
+        if full:
             message = f"no progress for {verdict.stalled_s:.1f} s (limit {verdict.budget_s:.1f} s)"
             loop.folder.event("suspect", f"{PHASES[verdict.phase]}: {message}", phase=verdict.phase, step=verdict.step)
     limit_s = view.now_s + verdict.budget_s - verdict.stalled_s  # the next turn is then, not a poll later
@@ -408,7 +401,8 @@ def slow(loop: Loop, verdict: Verdict) -> Transition:
 
 def hung(loop: Loop, attempt: Attempt, view: Observation, verdict: Verdict) -> Transition:
     """Hung: collect the evidence."""
-    probe = loop.probe or start_probe(loop, attempt, view, full=True)
+    if (probe := loop.probe) is None:
+        probe = loop.probe = Probe(attempt.tree, attempt.heartbeats, loop.config, loop.gpus.read, view.beats, True)
     status, slow_reason = attempt.exit_status(view.beats), loop.slow_reason or loop.slowdown.text()
     found = recovery.evidence_of(loop, attempt, "hang")
     evidence = causes.of_hang(found, attempt, verdict, status, probe.texts(), slow_reason)

@@ -317,8 +317,7 @@ def diagnose(args: argparse.Namespace) -> Answer:
         attempt, name = living, f"{folder.folder.name}, attempt {living.record.number}"
         found.log_tail = attempt.log_tail(limits.check.log_tail_bytes)
     beats, pid = attempt.poll(platform.now(), 0.0, fresh=True).beats, attempt.pid or 0
-    with contextlib.closing(Probe(attempt.tree, attempt.heartbeats, limits, lambda: ())) as probe:
-        probe.begin(beats, full=True)
+    with contextlib.closing(Probe(attempt.tree, attempt.heartbeats, limits, lambda: (), beats, True)) as probe:
         if not beats and pid in attempt.tree.members:
             probe.spy.begin(pid, attempt.tree.members[pid].start)
         first = probe.newest

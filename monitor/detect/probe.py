@@ -353,10 +353,14 @@ def _busy_disk(first: Sample, second: Sample, elapsed: float) -> str:
 class Probe:
     """Gathers the evidence on one suspicion, without waiting for anything but the stacks. Its methods never raise.
 
-    gpu: returns the newest GPU readings, () where there are none. `begin` comes first.
+    It begins with a sample of these ranks, which is `full` with stacks (a signal to the processes) and py-spy.
+    gpu: returns the newest GPU readings, () where there are none.
     """
 
-    def __init__(self, tree: Tree, heartbeats: Path, config: Config, gpu: Callable[[], tuple[Gpu, ...]]):
+    def __init__(
+        self, tree: Tree, heartbeats: Path, config: Config, gpu: Callable[[], tuple[Gpu, ...]], beats: Sequence[Beat],
+        full: bool,
+    ):  # fmt: skip
         self.tree = tree
         self.signals = Signals()
         self.dumps: dict[int, str] = {}
@@ -366,16 +370,12 @@ class Probe:
         self._dump_s = config.check.stack_dump_s
         self._gpu = gpu
         self._full = False
-        self._samples: list[Sample] = []  # the first, and the newest three
+        self.missing.read("the list of processes", tree.refresh)
+        self._samples = [self._take(beats, full)]  # the first, and the newest three
 
     @property
     def newest(self) -> Sample:
         return self._samples[-1]
-
-    def begin(self, beats: Sequence[Beat], full: bool) -> None:
-        """Take the first sample. full: with stacks (a signal to the processes) and py-spy."""
-        self.missing.read("the list of processes", self.tree.refresh)
-        self._samples = [self._take(beats, full)]
 
     def due(self, verdict: Verdict, now_s: float) -> bool:
         """Is it time for another sample?"""

@@ -227,14 +227,14 @@ def test_the_end_of_a_script_is_an_end_of_the_run(make_loop, trained, monkeypatc
 
 def test_a_suspicion_is_looked_into_once_and_progress_ends_it(make_loop, trained, monkeypatch):
     run, probes = make_loop(), [Mock(), Mock()]
-    began = iter(probes)
+    began, asked = iter(probes), []
     attempt, view = trained(run), Observation(time.monotonic(), 0.0, (beat(),))
-    monkeypatch.setattr(supervisor, "Probe", lambda *given: next(began))
+    monkeypatch.setattr(supervisor, "Probe", lambda *given: asked.append(given[-2:]) or next(began))
     verdict = Verdict("suspect", step=5, phase="step", stalled_s=4.0, budget_s=6.0)
     for _ in range(2):
         run.at = supervisor.suspect(run, attempt, view, verdict)
         assert run.at == Transition(State.SUSPECT, "no progress for 4 s", view.now_s + 2)
-    probes[0].begin.assert_called_once_with(view.beats, True)
+    assert asked == [(view.beats, True)]
     (event,) = events(run.folder.folder, "suspect")
     assert event["message"] == "training: no progress for 4.0 s (limit 6.0 s)" and event["step"] == 5
     slow = Verdict("slow", step=5, phase="step", evidence=("a busy disk", "swap"))
@@ -247,7 +247,7 @@ def test_a_suspicion_is_looked_into_once_and_progress_ends_it(make_loop, trained
     assert run.probe is None and probes[0].close.called and run.calm_since_s == view.now_s and run.slow_reason == ""
     assert "progress again: training, step 6" in (run.folder.folder / "monitor.log").read_text()
     supervisor.suspect(run, attempt, view, verdict)
-    assert not probes[1].begin.call_args.args[1], "the last suspicion was wrong a moment ago"
+    assert asked[1] == (view.beats, False), "the last suspicion was wrong a moment ago"
     run.at = Transition(State.STARTING)
     begins = Observation(view.now_s, 0.0, (beat(count=0),))
     assert supervisor.progressing(run, attempt, begins, Verdict("ok")) is run.at

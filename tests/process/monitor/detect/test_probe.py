@@ -249,9 +249,8 @@ def sleeper(tmp_path, spawn):
 def gathered(sleeper, heartbeats: Path, gpu=lambda: ()) -> probe.Probe:
     """A probe that has gone through its life, with the evidence it could read."""
     tree, beat = sleeper
-    found = probe.Probe(tree, heartbeats, CONFIG, gpu)
+    found = probe.Probe(tree, heartbeats, CONFIG, gpu, [beat], True)
     assert found.due(Verdict(SUSPECT, stalled_s=1.0, budget_s=2.0), time.monotonic()) is False
-    found.begin([beat], full=True)
     found.spy.poll()
     assert isinstance(found.sample_again([beat], 1.0), Signals)
     found.texts()
