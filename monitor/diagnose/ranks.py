@@ -16,7 +16,10 @@ import contextlib
 import fnmatch
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+import tomllib
 
 from guards.heartbeat import CHECK_POINTS, POINTS, WAITS, Beat
 from monitor.detect import probe
@@ -39,30 +42,9 @@ BARRIER = "ranks at a barrier"  # in the note of a rank whose deadline expired w
 STEPS = ("first_step", "step")
 FAILED, ENDED = ("failed", "deadline"), ("done", "stopped")  # outcomes
 MIN_SILENCE_S = 0.5  # one rank must be silent this much longer than the others to be the one that they wait for
-WAITING = ("distributed_c10d.py:*", "c10d_logger.py:*", "rendezvous.py:*", "*:wait_for_everyone", "*:barrier",
-           "*:all_reduce", "*:all_gather*", "*:broadcast*")  # fmt: skip
-"""Innermost frames of a rank that waits for the others."""
-MAYBE_WAITING = ("graph.py:_engine_run_backward", "*:synchronize")
-"""Innermost frames behind which native code computes, or waits for the others' gradients."""
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python")
-ADVICE = {
-    "arguments": "Check the disk of the Python environment: imports read thousands of files from it.",
-    "folders": "Check that the run's folder can be read and written; use a local disk.",
-    "tokenizer": "Check the connection to the model hub, or download the model first and set HF_HUB_OFFLINE=1.",
-    "model": "Check the disk that holds the base model, and that enough memory is free.",
-    "network": "Check that enough memory is free, and the settings of the LoRA network.",
-    "data": "Check the disk that holds the images and their caches; copy them to a local disk.",
-    "accelerator": "Check the driver (nvidia-smi), CUDA_VISIBLE_DEVICES, and that each rank reaches MASTER_ADDR.",
-    "tracker": "Turn the tracker off, or set WANDB_MODE=offline.",
-    "loader": "Use 0 data loader workers.",
-    "ready": "Resume from an older checkpoint, and do not draw sample images at the start.",
-    "first_step": "Use 0 data loader workers; with several GPUs try NCCL_P2P_DISABLE=1.",
-    "finished": "Check the disk that the LoRA is written to, and turn the tracker off.",
-}
-_NETWORK = (
-    "Check the network between the ranks: NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME, a firewall, NCCL_P2P_DISABLE=1."
-)
-_STEP_ADVICE = "The stack shows what it waits for. Use 0 data loader workers if it waits for a batch."
+_TABLE = tomllib.loads(Path(__file__).with_name("ranks.toml").read_text(encoding="utf-8"))
+ADVICE: dict[str, str] = _TABLE["advice"]
 
 
 # ---- one rank ----
@@ -178,7 +160,7 @@ class Group:
     def waits(self, rank: Rank) -> bool:
         """Does this rank wait for others? By its stack; without one, because it says so."""
         frames = self.frames(rank)
-        return _is(frames, WAITING) if frames else _says_it_waits(rank)
+        return _is(frames, _TABLE["waiting"]) if frames else _says_it_waits(rank)
 
     def culprit(self) -> Rank | None:
         """The rank that the others wait for; None where there is one rank only, or the evidence does not tell.
@@ -202,7 +184,7 @@ class Group:
         behind = [r for r in candidates if r["step"] == min(other["step"] for other in candidates)]
         outside = [r for r in behind if not self.waits(r)]
         known = all(map(self.frames, outside))  # one without a stack may be anywhere
-        certain = [r for r in outside if known and not _is(self.frames(r), MAYBE_WAITING)]
+        certain = [r for r in outside if known and not _is(self.frames(r), _TABLE["maybe_waiting"])]
         for group in (behind, outside, certain, _fewest_points(outside), [r for r in outside if not _in_step(r)]):
             if len(group) == 1:
                 return group[0]
@@ -241,11 +223,12 @@ class Group:
         if all(map(self.waits, going)):
             call = "".join(f" ({frame.function})" for frame in self.frames(one)[:1])
             text = f"wait in a collective operation{call} at {_and(at)}, and none of them is missing."
-            return Finding(f"All {len(going)} ranks {text}", _NETWORK)
+            return Finding(f"All {len(going)} ranks {text}", ADVICE["all_wait"])
         if len(at) == 1:
             return Finding(f"All {len(going)} ranks stopped at {at[0]}.", advice)
         each = "; ".join(f"rank {r['rank']}: {place(r)}" for r in going)
-        return Finding(f"The ranks stopped, and the evidence does not show which one first: {each}.", _STEP_ADVICE)
+        text = f"The ranks stopped, and the evidence does not show which one first: {each}."
+        return Finding(text, ADVICE["in_a_step"])
 
     def _said(self, rank: Rank) -> tuple[str, str]:
         """(`Rank 1 stopped at check point 4 (base model)`: the subject of the sentence, what to do)."""
@@ -263,7 +246,7 @@ class Group:
             return f"{name} (pid {pid}) is stopped by a signal at {at}", how
         if at_check_point(rank):
             return f"{name} stopped at {at}", ADVICE.get(rank["point"], "")
-        return (f"{name} has not ended {at}", _STEP_ADVICE) if _in_step(rank) else (f"{name} hangs: {at}", "")
+        return (f"{name} has not ended {at}", ADVICE["in_a_step"]) if _in_step(rank) else (f"{name} hangs: {at}", "")
 
     def _others(self, late: Rank) -> str:
         """` and never reached 5 (LoRA network), while ranks 0 and 2 wait for it in a barrier.`"""

@@ -27,7 +27,7 @@ import tomllib
 from guards.reading import cgroups, read_text
 from monitor import gpu
 from monitor.attempt import Attempt
-from monitor.detect.probe import Missing, ProcessSample, Sample, growths, take
+from monitor.detect.probe import DISK, NETWORK_DISK, Missing, ProcessSample, Sample, growths, take, waits_for
 from monitor.detect.progress import MIN_STEPS, OVER, Pace, Watch
 from monitor.ledger import amount
 from monitor.phrases import duration
@@ -41,9 +41,6 @@ from monitor.state import Observation, Verdict
 
 TABLE: list[dict[str, Any]] = tomllib.loads(Path(__file__).with_name("slow.toml").read_text(encoding="utf-8"))["cause"]
 UNKNOWN = "unknown"
-# Kernel functions: waits for a file of a network or FUSE file system, and uninterruptible waits for no file at all
-NETWORK_WAITS = ("nfs", "rpc_", "cifs", "smb", "fuse", "request_wait_answer", "netfs", "ceph")
-OTHER_WAITS = ("nv", "os_", "rm_", "uvm", "rwsem", "futex", "kernel_clone", "wait_for_vfork", "do_coredump", "ptrace")
 HOT, BRAKED = ("too hot", "hardware slowdown"), ("power brake",)
 WORKS = 10  # percent of a GPU
 Amounts = dict[str, tuple[float, float]]  # name -> (amount, seconds in which it came together)
@@ -116,9 +113,9 @@ def between(first: Reading, second: Reading, ours: Collection[int]) -> Amounts:
 
 
 def _for_files(process: ProcessSample) -> bool:
-    """Whether the process waits for a disk, a network file system or FUSE."""
-    waits = process.wchan.lstrip("_")
-    return waits.startswith(NETWORK_WAITS) or (process.state == "D" and not waits.startswith(OTHER_WAITS))
+    """Whether the process waits for a disk, a network file system or FUSE, or uninterruptibly for what is not known."""
+    what = waits_for(process.wchan)
+    return what == NETWORK_DISK or (process.state == "D" and what in (DISK, ""))
 
 
 def _gpu(gpu: Mapping[str, Any], ours: Collection[int]) -> dict[str, float]:
