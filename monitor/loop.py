@@ -256,7 +256,7 @@ class Loop(Run):
 
     def unkillable(self, names: str) -> Transition:
         """Processes in uninterruptible sleep: wait for them, start no second writer."""
-        now_s, waiting = time.monotonic(), self.at.state
+        now_s = time.monotonic()
         message = f"cannot be killed: {names}; nothing else is started while it lives"
         if self.remaining_s() < math.inf:  # the next start looks for them first
             return Transition(State.PREEMPTED, f"preempted; {message}")
@@ -264,7 +264,7 @@ class Loop(Run):
             return Transition(State.UNKILLABLE, message)
         if not self.at.give_up_s:
             self.folder.event("crash", message)
-        return Transition(waiting, message, now_s, self.at.give_up_s or now_s + self.config.end.unkillable_s)
+        return Transition(self.at.state, message, now_s, self.at.give_up_s or now_s + self.config.end.unkillable_s)
 
     def finish(self, end: Transition) -> Transition:
         """Reach a final state; the newest steps are on the disk, and what the store lacks is copied, before that."""

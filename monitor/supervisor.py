@@ -142,7 +142,8 @@ def shut_down(loop: Loop, shutdown: Shutdown) -> Transition:
     """Begin to stop: a checkpoint first when there is something to save."""
     end, now_s = loop.config.end, time.monotonic()
     loop.state.shutdown = shutdown
-    loop.standby.close()
+    if shutdown.ending != "changed":
+        loop.standby.close()
     if loop.attempt is None:
         return left(loop)
     if loop.at.state is State.RECOVERING:  # nothing is left to save: kill what is left
