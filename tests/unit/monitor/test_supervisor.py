@@ -155,6 +155,15 @@ def test_a_stop_waits_for_the_checkpoint_until_its_deadline_or_a_hang(make_loop,
     assert turn(run) == Transition(State.OPENING)
 
 
+def test_a_stop_ends_although_the_runs_folder_cannot_be_read_any_more(make_loop, monkeypatch):
+    """Each turn failed, the training was long gone, and the monitor never ended."""
+    run = make_loop()
+    run.at, run.state.shutdown, run.state.snapshots = Transition(State.STOPPING), Shutdown("stopped"), "/no/such/folder"
+    monkeypatch.setattr("guards.checkpoint.states", Mock(side_effect=OSError(5, "Input/output error")))
+    run.enter(turn(run))
+    assert run.at.state is State.STOPPED and run.state.reason.startswith("stopped at step 0")
+
+
 @pytest.mark.parametrize(
     ("view", "state", "code", "words"),
     [
