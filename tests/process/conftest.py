@@ -1,5 +1,6 @@
 """Fixtures of the tests with real processes."""
 
+from monitor_helpers import spawn
 from runs_helpers import data
 from short_run_helpers import one_cpu
 from snapshot_helpers import ring

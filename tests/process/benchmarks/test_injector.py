@@ -1,6 +1,7 @@
 """Faults are injected as they are named, and a second writer is noticed. tests/campaigns/test_faults.py plays all."""
 
-import children
+import sys
+
 import fault_actions
 import faults
 import tomllib
@@ -38,27 +39,21 @@ def test_the_drill_of_windows_finds_its_fault():
 HELD = "import time; from benchmarks import injector; injector.claim(); print('held', flush=True); time.sleep(600)"
 
 
-def test_a_second_writer_is_reported_and_one_that_has_died_is_none(tmp_path):
+def test_a_second_writer_is_reported_and_one_that_has_died_is_none(tmp_path, spawn):
     """What each row of the matrix is checked for; forked workers and the next attempt are no second writer."""
-    made = []
 
     def held(attempt: int, run: str = "/a"):
-        where = {injector.WRITERS: tmp_path, "HANGPROOF_RUN": run, "HANGPROOF_ATTEMPT": attempt}
-        made.append(children.start(HELD, **where))
-        assert made[-1].stdout.readline() == "held\n"
-        return made[-1]
+        where = {injector.WRITERS: str(tmp_path), "HANGPROOF_RUN": run, "HANGPROOF_ATTEMPT": str(attempt)}
+        process = spawn(sys.executable, "-c", HELD, **where)
+        assert process.stdout.readline() == "held\n"
+        return process
 
-    try:
-        first, _ = held(1), held(1, "/b")
-        assert injector.doubled(tmp_path) == []
-        first.kill()
-        first.wait()
-        second = held(2)
-        assert injector.doubled(tmp_path) == []
-        third = held(3)
-        (report,) = injector.doubled(tmp_path)
-        assert f"process {third.pid} (attempt 3) trains while process {second.pid} (attempt 2) trains /a" in report
-    finally:
-        for one in made:
-            one.kill()
-            one.communicate()
+    first, _ = held(1), held(1, "/b")
+    assert injector.doubled(tmp_path) == []
+    first.kill()
+    first.wait()
+    second = held(2)
+    assert injector.doubled(tmp_path) == []
+    third = held(3)
+    (report,) = injector.doubled(tmp_path)
+    assert f"process {third.pid} (attempt 3) trains while process {second.pid} (attempt 2) trains /a" in report

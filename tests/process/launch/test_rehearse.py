@@ -1,7 +1,6 @@
 """The rehearsal: the real trainers on tiny models; what fails in each stage, and that nothing of it is left."""
 
 import os
-import subprocess
 import time
 
 import pytest
@@ -73,19 +72,16 @@ def test_a_damaged_result_is_a_lost_one(tmp_path, content):
     assert rehearse.objection(tmp_path, spec()) == ""
 
 
-def test_what_a_killed_one_left_goes_with_what_it_started_and_one_runs_at_a_time(data):
+def test_what_a_killed_one_left_goes_with_what_it_started_and_one_runs_at_a_time(data, spawn):
     run = data / rehearse.SCRATCH / "outputs" / rehearse.NAME
     (run / "cache").mkdir(parents=True)
-    left = subprocess.Popen(["sleep", "60"], env=os.environ | {spawned.RUN: str(run), spawned.TOKEN: "0" * 32})
+    left = spawn(**{spawned.RUN: str(run), spawned.TOKEN: "0" * 32})
     environment = dict(os.environ)
-    try:
-        with rehearse.scratch() as scratch:
-            assert left.wait(10) < 0, "it was killed"
-            assert scratch == run and not (run / "cache").exists()
-            assert os.environ["HANGPROOF_DATA"] == str(data / rehearse.SCRATCH)
-            os.environ["HANGPROOF_DATA"] = str(data)
-            with pytest.raises(LaunchError, match="another run is being rehearsed"), rehearse.scratch():
-                pass
-    finally:
-        left.kill()
+    with rehearse.scratch() as scratch:
+        assert left.wait(10) < 0, "it was killed"
+        assert scratch == run and not (run / "cache").exists()
+        assert os.environ["HANGPROOF_DATA"] == str(data / rehearse.SCRATCH)
+        os.environ["HANGPROOF_DATA"] = str(data)
+        with pytest.raises(LaunchError, match="another run is being rehearsed"), rehearse.scratch():
+            pass
     assert [path.name for path in data.iterdir()] == [rehearse.LOCK] and dict(os.environ) == environment

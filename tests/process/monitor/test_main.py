@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 
@@ -49,25 +48,21 @@ def test_a_monitor_that_is_stopped_is_reported_and_replaced_and_the_hang_meanwhi
     assert incident["detect_s"] >= declared_s - hung_s - 1.0, "counted from the last step, not from the adoption"
 
 
-def test_nothing_that_a_shell_with_our_variables_started_is_killed_nor_the_keeper(folder):
+def test_nothing_that_a_shell_with_our_variables_started_is_killed_nor_the_keeper(folder, spawn):
     """HANGPROOF_RUN exported in a shell, as a person does who starts a trainer by hand."""
     toy_run(folder, fault_at(AT, "os.kill(os.getpid(), 9)"), **SHORT)
     exported = {"HANGPROOF_RUN": str(folder), "HANGPROOF_ATTEMPT": "1"}
-    foreign = subprocess.Popen(["sleep", "300"], env={**os.environ, **exported})
-    try:
-        code, _, err = supervise(folder, **exported)
-        assert code == 0, err
-        assert foreign.poll() is None, "a process of somebody else was killed"
-        assert f"monitor: {folder.name}: " not in err and len(events(folder, "restarted")) == 1
-        assert spawned.with_environment(spawned.RUN, str(folder)) == []
-        assert not [text for text in spawned.orphans() if str(folder) in text]
-        with spawned.idle(folder) as idle:
-            assert idle
-        code, _, err = finish(monitor(folder, "stop", **exported))
-        assert code == 1 and "nothing of it runs" in err and foreign.poll() is None
-    finally:
-        foreign.kill()
-        foreign.wait()
+    foreign = spawn("sleep", "300", **exported)
+    code, _, err = supervise(folder, **exported)
+    assert code == 0, err
+    assert foreign.poll() is None, "a process of somebody else was killed"
+    assert f"monitor: {folder.name}: " not in err and len(events(folder, "restarted")) == 1
+    assert spawned.with_environment(spawned.RUN, str(folder)) == []
+    assert not [text for text in spawned.orphans() if str(folder) in text]
+    with spawned.idle(folder) as idle:
+        assert idle
+    code, _, err = finish(monitor(folder, "stop", **exported))
+    assert code == 1 and "nothing of it runs" in err and foreign.poll() is None
 
 
 ORPHANS = """

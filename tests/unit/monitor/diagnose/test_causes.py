@@ -6,7 +6,6 @@ Which rank is in question; what cannot be read is named; counters that do not co
 import json
 import os
 import re
-import subprocess
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -110,22 +109,18 @@ def test_a_crash_is_that_of_the_rank_that_failed(tmp_path):
     assert causes.match(found).restart and "but the LoRA x.safetensors is missing." in causes.match(found).explanation
 
 
-def test_a_living_process_is_described_without_heartbeats(tmp_path):
-    process = subprocess.Popen(["sleep", "60"])
-    try:
-        while not platform.command_of(process.pid):
-            time.sleep(0.01)  # between fork and exec
-        members = {process.pid: platform.process_info(process.pid)}
-        stacks = {1: frames("a.py:launcher"), process.pid: frames("b.py:trainer")}
-        living = attempt(tmp_path, members=members)
-        living.record = replace(living.record, root=(process.pid, members[process.pid].start))
-        found = causes.of_process(known("hang"), living, ("sleeping",), stacks)
-        assert found.where() == "trainer (b.py:1)", "that of the process in question, not of the first one"
-        (one,) = found.processes
-        assert one["trainer"] and one["name"] == "sleep" and one["state"] in ("S", "R") and "60" in one["command"]
-    finally:
-        process.kill()
-        process.wait()
+def test_a_living_process_is_described_without_heartbeats(tmp_path, spawn):
+    process = spawn(STARTED="1")
+    members = {process.pid: platform.process_info(process.pid)}
+    stacks = {1: frames("a.py:launcher"), process.pid: frames("b.py:trainer")}
+    living = attempt(tmp_path, members=members)
+    living.record = replace(living.record, root=(process.pid, members[process.pid].start))
+    found = causes.of_process(known("hang"), living, ("sleeping",), stacks)
+    assert found.where() == "trainer (b.py:1)", "that of the process in question, not of the first one"
+    (one,) = found.processes
+    assert one["trainer"] and one["name"] == "sleep" and one["state"] in ("S", "R") and "60" in one["command"]
+    process.kill()
+    process.wait()
     gone = causes.process_facts(members, [process.pid], Missing())
     assert gone[0]["state"] == "" and gone[0]["command"] == ""
 
