@@ -26,14 +26,8 @@ def test_a_benchmark_has_arguments_with_which_it_measures(name, capsys):
     assert module.__doc__.splitlines()[0] in capsys.readouterr().out
     assert main(["speed"]) == 2 and name in capsys.readouterr().err, "an unknown name lists those there are"
     programs = [text for text in vars(module).values() if isinstance(text, str) and text.startswith("\nimport ")]
-    check = [
-        Path(sys.executable).parent / "ruff",
-        "check",
-        "--isolated",
-        "--select=F",
-        "--config=builtins=['module']",
-        "-",
-    ]
+    words = ("check", "--isolated", "--select=F", "--config=builtins=['module']", "-")
+    check = [Path(sys.executable).parent / "ruff", *words]
     for text in programs:
         assert subprocess.run(check, input=text, text=True, capture_output=True).returncode == 0, text
 

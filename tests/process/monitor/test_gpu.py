@@ -164,23 +164,21 @@ def test_a_helper_that_cannot_start_is_a_note(gpus, monkeypatch, where):
     assert wait_for(one.read) and one.note == "", "it is started once that works"
 
 
-def test_the_gpus_of_a_run_come_from_the_environment_and_its_spec(monkeypatch):
-    for (
-        ours,
-        cuda,
-        present,
-        *names,
-    ) in (  # the variables, whether there is a GPU, the GPUs of a spec with one and with two
+@pytest.mark.parametrize(
+    ("ours", "cuda", "present", "of_one", "of_two"),
+    [
         (None, "2,3", True, ["2"], ["2", "3"]),
         (None, "-1", True, [], []),
         ("a", "-1", True, ["a"], ["a"]),
         (None, None, True, ["0"], ["0", "1"]),
         (None, None, False, [], []),
-    ):
-        for name, value in (("HANGPROOF_GPUS", ours), ("CUDA_VISIBLE_DEVICES", cuda)):
-            monkeypatch.setenv(name, value) if value else monkeypatch.delenv(name, raising=False)
-        monkeypatch.setattr(gpu, "present", lambda present=present: present)
-        assert [gpu.devices({}), gpu.devices({"gpus": 2})] == names
+    ],
+)
+def test_the_gpus_of_a_run_come_from_the_environment_and_its_spec(monkeypatch, ours, cuda, present, of_one, of_two):
+    for name, value in (("HANGPROOF_GPUS", ours), ("CUDA_VISIBLE_DEVICES", cuda)):
+        monkeypatch.setenv(name, value) if value else monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(gpu, "present", lambda: present)
+    assert (gpu.devices({}), gpu.devices({"gpus": 2})) == (of_one, of_two)
 
 
 @pytest.fixture

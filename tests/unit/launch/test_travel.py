@@ -97,10 +97,8 @@ def test_a_secret_is_a_name_only(clean, monkeypatch):
 
 def test_the_compose_file_mounts_what_the_run_uses_and_docker_alone_has_its_secrets(data, tmp_path, clean, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_sesame")
-    executable(
-        tmp_path / "bin" / "docker",
-        '#!/usr/bin/env bash\nprintf \'%s\\n\' "$MY_KEY" "$@" > "$WORDS"\nexit "${CODE:-0}"\n',
-    )
+    docker = 'printf \'%s\\n\' "$MY_KEY" "$@" > "$WORDS"\nexit "${CODE:-0}"\n'
+    executable(tmp_path / "bin" / "docker", f"#!/usr/bin/env bash\n{docker}")
     store = tmp_path / "my $HOME, store"
     control = pictures(tmp_path / "control")
     more = {"control_dir": str(control), "environment": {"MY_KEY": "of the run"}}

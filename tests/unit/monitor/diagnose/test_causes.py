@@ -245,6 +245,7 @@ LONG = (
 )
 FATAL = "Fatal Python error: Segmentation fault\n\n" + frames("x.py:f")
 ASIDE = frames("queue.py:get", "trackers.py:_run", main=False) + "\n\n"
+OLD, KEY_ERROR = "steps 1\n", "KeyError: 'x'"
 STEP, READ = frames("loop.py:one_step"), frames("zipfile.py:read")
 FOUND = {row.get("what", row.get("error")): evidence(row) for row in TABLE["found"]} | {
     "a flag that argparse rejects, behind a long command": (crash(LONG, exit_code=1, phase="import"), "usage_error"),
@@ -253,10 +254,7 @@ FOUND = {row.get("what", row.get("error")): evidence(row) for row in TABLE["foun
 INNOCENT = {row["what"]: evidence(row) for row in TABLE["innocent"]} | {
     "a tracker's thread always waits": (hang(ASIDE + STEP), "stuck"),
     "a worker's stack is not the trainer's": (hang(ranks=[rank(0)], stacks={100: STEP, 50: READ}), "stuck"),
-    "an old out of memory that was survived": (
-        crash("CUDA out of memory, trying again\n" + "steps 1\n" * 400 + log("KeyError: 'x'")),
-        "exception",
-    ),
+    "an old out of memory that was survived": (crash(f"CUDA out of memory\n{400 * OLD}{log(KEY_ERROR)}"), "exception"),
 }
 
 

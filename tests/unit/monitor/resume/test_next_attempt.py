@@ -51,16 +51,12 @@ def test_the_next_script_is_rendered_once_until_the_job_or_the_changes_differ(jo
         assert len(asked) == requests, now_s
     prewarm.tick(500.0, [])
     assert len(asked) == 3 and prewarm.prepared([]) == (text, "it copies")
-    for number, place in (
-        (2, "/my disk's \udce9"),
-        (3, str(folder.folder)),
-    ):  # `save_dir`: another shell word than the folder
+    for number, place in ((2, "/my disk's \udce9"), (3, str(folder.folder))):  # `save_dir`: another word of the shell
         state = Path(place) / "toy-step00000010-state"
         ready = prewarm.render(number, state, [], [], None)
         assert ready == Rendered(folder.folder / f"train.attempt-{number}.sh", "/s")
-        assert shlex.split(os.fsdecode(ready.script.read_bytes())) == ["go", str(state)] and os.access(
-            ready.script, os.X_OK
-        )
+        assert shlex.split(os.fsdecode(ready.script.read_bytes())) == ["go", str(state)]
+        assert os.access(ready.script, os.X_OK)
     made = {"script": "/made", "save_dir": "", "compatible": False}
     for resume, changes, at_save in ((None, [], []), (state, [ONE], ["one"]), (state, [], ["one"])):
         replies.append(job(made))
@@ -121,10 +117,8 @@ def test_a_script_of_which_two_must_not_run_at_once_says_why(data, tmp_path, fie
     next_attempt.respond(folder, {"want": "problems"})  # the start takes over what was edited
     assert len((folder / ".run-id").read_text()) == 32  # for `save_local`: later the disk may refuse it
     found = next_attempt.respond(folder, {"want": "text", "resume": folder / STAND_IN})
-    assert (found["alone"], found["save_dir"]) == (
-        reason,
-        f"/var/tmp/fast/{folder.name}" if "save_dir" in fields else "",
-    )
+    copied_from = f"/var/tmp/fast/{folder.name}" if "save_dir" in fields else ""
+    assert (found["alone"], found["save_dir"]) == (reason, copied_from)
     assert line in found["text"] and STAND_IN in found["text"]
 
 
