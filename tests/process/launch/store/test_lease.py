@@ -82,13 +82,13 @@ class Contender:
     def limited(self, **limits: float) -> "Contender":
         return self
 
-    def _write(self, name: str, data: bytes, create: bool = False) -> bool:
+    def create(self, name: str, data: bytes, new: bool = True) -> bool:
         self.wait_here()
         files = self.world.files
         fault = self.world.faults.pop(0) if self.world.faults else ""
         if fault == "fails":
             raise Unavailable("injected")
-        done = not create or name not in files
+        done = not new or name not in files
         if done and fault != "lost":
             files[name] = data
         self.wait_here()
@@ -97,10 +97,7 @@ class Contender:
         return done or files.get(name) == data
 
     def put(self, name: str, data: bytes) -> None:
-        self._write(name, data)
-
-    def create(self, name: str, data: bytes) -> bool:
-        return self._write(name, data, create=True)
+        self.create(name, data, new=False)
 
     def read(self, name: str, most_bytes: int = 0) -> bytes:
         self.wait_here()
