@@ -1,7 +1,7 @@
 """Fixtures of the monitor's tests."""
 
 import pytest
-from monitor_evidence import make_loop
+from monitor_evidence import make_loop, trained
 from monitor_helpers import folder
 
 
