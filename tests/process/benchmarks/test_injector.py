@@ -1,13 +1,15 @@
-"""Faults are injected as they are named, and a second writer is noticed. tests/campaigns/test_faults.py plays all."""
+"""Faults are injected as they are named, and a second writer is noticed. tests/campaigns plays all of them."""
 
+import subprocess
 import sys
 
 import fault_actions
 import faults
 import tomllib
+from proc_helpers import linux
 from runs_helpers import python
 
-from benchmarks import injector
+from benchmarks import chaos, injector
 from guards.heartbeat import PHASES
 from monitor.state import FINAL
 from runs.paths import ROOT
@@ -57,3 +59,17 @@ def test_a_second_writer_is_reported_and_one_that_has_died_is_none(tmp_path, spa
     third = held(3)
     (report,) = injector.doubled(tmp_path)
     assert f"process {third.pid} (attempt 3) trains while process {second.pid} (attempt 2) trains /a" in report
+
+
+LOAD = (
+    "import sys; exec(open(sys.argv[1]).read() + '_install()'); from monitor import config, supervisor; config.load()"
+)
+
+
+@linux
+def test_the_whole_monitor_is_imported_under_the_shim_that_makes_its_calls_fail(tmp_path, monkeypatch):
+    for name, value in (("CHAOS_ROOT", ROOT), ("CHAOS_FOLDER", tmp_path), ("CHAOS_LEDGER", tmp_path / "none")):
+        monkeypatch.setenv(name, str(value))
+    command = [sys.executable, "-c", LOAD, str(chaos.SHIM / "sitecustomize.py")]
+    subprocess.run(command, cwd=ROOT, check=True)
+    assert "monitor/" in next(tmp_path.glob("places-*")).read_text()

@@ -14,7 +14,6 @@ import time
 from pathlib import Path
 from unittest.mock import Mock
 
-import children
 import pytest
 from monitor_helpers import ROOT, wait_for
 
@@ -307,24 +306,22 @@ time.sleep(600)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be another account")
-def test_two_accounts_exclude_each_other_in_a_folder_that_everybody_may_write_to(queued, request, monkeypatch):
+def test_two_accounts_exclude_each_other_in_a_folder_that_everybody_may_write_to(queued, spawn, request, monkeypatch):
     # Not below tmp_path: another pytest that starts closes that to other accounts again.
     shared = Path(tempfile.mkdtemp(prefix="hangproof-test-"))
     request.addfinalizer(lambda: shutil.rmtree(shared))
     shared.chmod(0o1777)
     monkeypatch.setenv("HANGPROOF_LOCKS", str(shared))
 
-    theirs = children.start(OTHER_ACCOUNT, "theirs")
+    theirs = spawn(sys.executable, "-c", OTHER_ACCOUNT, "theirs")
     assert theirs.stdout.readline() == "True \n"
     mine = queued("mine")
     assert not mine.acquire() and mine.message == "waiting for GPU 0: the run 'theirs' uses it"
     theirs.kill()
-    theirs.communicate()
+    theirs.wait()
     assert mine.acquire(), mine.message
-    theirs = children.start(OTHER_ACCOUNT, "theirs")
+    theirs = spawn(sys.executable, "-c", OTHER_ACCOUNT, "theirs")
     assert theirs.stdout.readline() == "False waiting for GPU 0: the run 'mine' uses it\n"
-    theirs.kill()
-    theirs.communicate()
     mine.release()
     assert mine.acquire()
 
