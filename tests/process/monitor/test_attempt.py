@@ -18,7 +18,6 @@ from monitor.detect.probe import Missing, Sample, take
 from monitor.diagnose.incident import Incident
 from monitor.process import platform, spawned
 from monitor.process.platform import ProcessInfo, process_info
-from monitor.process.spawned import KillResult
 from monitor.run_folder import RunFolder
 from monitor.state import Shutdown
 
@@ -187,7 +186,7 @@ def test_a_script_without_ranks_is_at_work_while_something_grows(make_loop, trai
 
 def test_what_is_killed_is_named_and_what_lives_on_starts_no_second_writer(make_loop, trained, monkeypatch):
     loop, given, waits = make_loop(), [], []
-    results = iter([KillResult((started(8),), (started(8),), 9.0), KillResult((started(7),), (), 1.5)])
+    results = iter([spawned.KillResult((started(8),), (started(8),), 9.0), spawned.KillResult((started(7),), (), 1.5)])
     attempt = SimpleNamespace(kill=lambda *times_s: given.append(times_s) or next(results))
     monkeypatch.setattr(loop.gpus, "wait_free", lambda pids, timeout_s: waits.append((pids, timeout_s)) or pids)
     open_incident(loop)
@@ -217,7 +216,7 @@ def test_processes_that_cannot_be_killed_let_nothing_start(make_loop, monkeypatc
 
     def kill(tree, *limits):
         given.append((dict(tree.members), limits))
-        return KillResult((one,), (one,), 1.0)
+        return spawned.KillResult((one,), (one,), 1.0)
 
     monkeypatch.setattr(spawned, "kill", kill)
     with pytest.raises(Unkillable, match=r"python \(7\)"):

@@ -20,15 +20,12 @@ from store_helpers import QUICK, add_state, held, make_run
 
 import runs
 from launch.store import agent, copies
-from launch.store.agent import Report
-from launch.store.copies import Copier
 from launch.store.lease import HELD, LOST, UNREACHABLE, WAITING, current
 from launch.store.places import NotFound, Refused, StoreError, Unavailable, open_place
 from monitor import config, store
 from monitor.cli.commands import line
 from monitor.run_folder import STATUS, STOP
 from monitor.state import read_status
-from monitor.store import STORE
 
 STEPS, LONG, EVERY = 80, 160, 20
 TRAINING = toy(STEPS, EVERY, step_s=0.03)
@@ -185,7 +182,7 @@ def test_what_a_training_saves_while_nobody_watches_reaches_the_store(machine, a
 
 
 def test_what_ends_a_run_is_not_overwritten_by_another_thread_of_the_agent(tmp_path):
-    report = Report(tmp_path, "1" * 16)
+    report = agent.Report(tmp_path, "1" * 16)
     report.set(lease=store.LeaseState.LOST, message="other (process 1) took the lease")
     report.set(lease=store.LeaseState.HELD, ready=True, message="the lease is held")
     values = json.loads((tmp_path / store.STORE).read_text())
@@ -205,7 +202,7 @@ def one(data, tmp_path, monkeypatch) -> agent.Agent:
 
 
 def values(one: agent.Agent) -> dict:
-    return json.loads((one.folder / STORE).read_text())
+    return json.loads((one.folder / store.STORE).read_text())
 
 
 @pytest.mark.parametrize("final", [False, True])
@@ -330,7 +327,7 @@ def test_what_the_store_lacks_is_named_and_a_new_checkpoint_or_lora_is_seen(one)
     lora = one.folder / f"{one.folder.name}.safetensors"
     lora.write_bytes(b"1")
     assert one.pending() == "the checkpoint of step 12, the LoRA" and len(one.signature()) == 3
-    one.copier = Copier(one.place, one.folder, held(one.place))
+    one.copier = copies.Copier(one.place, one.folder, held(one.place))
     one.copier.push()
     before = one.signature()
     assert one.pending() == ""

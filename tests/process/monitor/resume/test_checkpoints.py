@@ -23,7 +23,6 @@ from standby_helpers import Run
 from benchmarks import toy_loop
 from guards import checkpoint, snapshot_files
 from guards.checkpoint import VerifyResult
-from guards.snapshot_files import File, SnapshotError
 from guards.snapshots import Snapshots
 from monitor.resume import checkpoints
 from monitor.state import History, ResumePoint
@@ -148,7 +147,7 @@ def ring_of(run, *steps, spec="spec", of=None):
     writer = Snapshots(Path(ring), str(of or run), spec)
     for step in steps:
         writer.due()
-        writer.take(f"a-step{step:08d}-state", step, 1, [File("weights.bin", "raw", b"%d" % step)])
+        writer.take(f"a-step{step:08d}-state", step, 1, [snapshot_files.File("weights.bin", "raw", b"%d" % step)])
     return ring
 
 
@@ -211,7 +210,7 @@ def test_a_snapshot_whose_state_has_no_room_beside_it_is_refused(run, monkeypatc
     assert newest(ring, run)[0].step == 6
     monkeypatch.setattr("guards.checkpoint.writing", Mock(side_effect=OSError(28, "No space left on device")))
     path = next(iter(checkpoint.guards(Path(ring))))
-    with pytest.raises(SnapshotError, match="the next attempt resumes elsewhere") as raised:
+    with pytest.raises(snapshot_files.SnapshotError, match="the next attempt resumes elsewhere") as raised:
         snapshot_files.restore(Path(ring) / snapshot_files.RESUMED / path.name, {snapshot_files.RING: ring})
     assert not path.exists() and "No space" not in str(raised.value)
 

@@ -17,7 +17,6 @@ from monitor_evidence import LAUNCHER, attempt, beat, crash, frames, hang, known
 from guards.heartbeat import stacks_path
 from monitor.detect.probe import Missing
 from monitor.diagnose import causes, ranks, slow
-from monitor.diagnose.causes import Evidence
 from monitor.process import platform
 from monitor.state import ExitStatus, Verdict
 from runs.mitigate import MITIGATIONS
@@ -53,23 +52,6 @@ def test_of_two_ranks_the_one_that_the_other_waits_for_decides_the_cause(what, t
     assert (found.rank, found.phase, found.note) == (0, phase, "cat.png")
     if phase not in ranks.STEPS:
         assert causes.match(hung(two)).name == {"tracker_start": "loading"}.get(cause, cause), "no stacks"
-
-
-def test_a_save_is_stuck_on_rank_0_although_all_ranks_are_in_that_phase(tmp_path):
-    two = attempt(tmp_path, beat(0, 20, "save"), beat(1, 20, "save"))
-    assert causes.match(hung(two, stacks={100: frames("safetensors.py:save_file"), 101: WAITS})).name == "save_slow"
-    both = causes.match(hung(two, stacks={100: WAITS, 101: WAITS}))
-    assert both.name == "collective" and "does not show which one was late" in both.explanation
-
-
-def test_a_rank_that_gave_up_at_a_barrier_blames_the_save_that_it_waited_for(tmp_path):
-    note = "waited 1800 s for all 2 ranks at a barrier (this is rank 1)"
-    gave_up = beat(1, 20, "step", outcome="deadline", note=note)
-    found = causes.of_crash(known("crash"), attempt(tmp_path, beat(0, 20, "save"), gave_up), ended(75))
-    assert (found.kind, found.rank, found.phase) == ("crash", 0, "save")
-    assert causes.match(found).name == "save_slow"
-    found = causes.of_crash(known("crash"), attempt(tmp_path, beat(0, 20), gave_up), ended(75))
-    assert causes.match(found).name == "collective"
 
 
 def test_a_rank_that_waits_in_the_kernel_is_not_the_cause_unless_the_others_wait_for_it(tmp_path):
@@ -223,7 +205,7 @@ def log(error: str, end: str = NON_ZERO) -> str:
 TABLE = tomllib.loads((Path(__file__).parents[3] / "support" / "data" / "failures.toml").read_text(encoding="utf-8"))
 
 
-def evidence(row: dict) -> tuple[Evidence, str]:
+def evidence(row: dict) -> tuple[causes.Evidence, str]:
     """The evidence of a row of TABLE, and its cause."""
     values = {key: value for key, value in row.items() if key not in ("what", "cause")}
     for name, make in (("processes", proc), ("ranks", rank)):
@@ -306,15 +288,6 @@ def test_every_cause_is_a_sentence_and_every_mitigation_exists():
     of = {row["name"]: row.get("ladder", ()) for row in reversed(causes.TABLE)}
     expected = {"worker_killed": "workers_0", "npz_corrupt": "cache_aside", "block_swap": "no_block_swap"}
     assert [name for name, change in expected.items() if change not in of[name]] == []
-
-
-def test_a_hang_is_located_by_the_rank_and_not_by_a_worker():
-    waits, works = frames("selectors.py:select"), frames("loop.py:one_step")
-    found = hang(ranks=[rank(0), rank(1)], rank=1, stacks={50: waits, 101: works, 100: frames("loop.py:barrier")})
-    assert found.where() == "one_step (loop.py:1)"
-    assert "one_step" in causes.match(hang(ranks=[rank(0)], stacks={50: waits, 100: works})).explanation
-    assert hang(ranks=[rank(0)], stacks={50: waits}).where() == ""
-    assert hang(stacks={50: waits}).where() == "select (selectors.py:1)", "a script without ranks"
 
 
 def test_a_log_made_of_what_the_patterns_look_for_takes_no_time_worth_mentioning():
