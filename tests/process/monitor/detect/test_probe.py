@@ -171,12 +171,7 @@ PROVES = {  # two samples: the kind of evidence, and what it says
     "swaps": (RUNS, sample(2, one("R", cpu=1.0, faults=500), swapped_pages=5000), "slow", "swapping"),
     "throttled": (RUNS, sample(2, RAN, gpu=(HOT,)), "slow", "throttled"),
     "spills": (RUNS, sample(2, RAN, gpu=(SPILLED,)), "slow", "spills"),
-    "compiles": (
-        RUNS,
-        sample(2, RAN, stacks=TORCH + '_inductor/graph.py", line 9 in run'),
-        "slow",
-        "compiles the model",
-    ),
+    "compiles": (RUNS, sample(2, RAN, stacks=TORCH + '_inductor/graph.py", line 9'), "slow", "compiles the model"),
     "runs what is compiled": (RUNS, sample(2, RAN, stacks=TORCH + '_dynamo/eval_frame.py", line 9'), "busy", "in use"),
     "a busy machine": (RUNS, BUSY, "slow", "keep the processor busy"),
 }
