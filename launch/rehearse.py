@@ -275,7 +275,7 @@ class Trial:
         config.watch.poll_min_s, config.watch.poll_max_s, config.watch.tree_s = POLL_S, POLL_S, TREE_S
         config.end.grace_s, config.end.kill_wait_s = 0.0, KILL_S
         config.restart.snapshots_bytes = config.standby.tries_count = 0
-        loop.standby = Standby(loop.folder, config.standby, KILL_S)
+        loop.standby = Standby(loop)
         self.until_s, self._on_phase = until_s, on_phase
         self.busy = ""
         self.memory: dict[str, Any] = {}

@@ -1,9 +1,9 @@
 """One attempt: the script started in a session of its own, its processes, its heartbeats, and how it ended.
 
-The script runs under a one-line shell that writes its own process number and, at the end, the script's exit code to
-files: a monitor that adopts a living training is not its parent and could not ask for either. What is needed to adopt
-an attempt is written to monitor.json before the shell starts, so no kill of the monitor can leave a training that
-nobody knows.
+The script runs under a one-line shell that writes the script's exit code to a file at the end: a monitor that adopts a
+living training is not its parent and could not ask for it. What is needed to adopt an attempt, the token that all of its
+processes inherit, is written to monitor.json before the shell starts, so no kill of the monitor can leave a training
+that nobody knows.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from monitor.state import AttemptRecord, ExitStatus, Observation
 if TYPE_CHECKING:
     from monitor.recovery import Run
 
-_WRAPPER = 'printf %s "$$" >"$3"; bash "$1"; code=$?; printf %s "$code" >"$2"; exit "$code"'
+_WRAPPER = 'bash "$1"; code=$?; printf %s "$code" >"$2"; exit "$code"'
 # of no use to a training
 _OURS = (*MARKS, snapshot_files.RING, snapshot_files.SPEC, snapshot_files.LIMIT, "HANGPROOF_NOTIFY")
 ACTIVE_CORES = 0.05  # processor cores that the script's processes use when they are at work
@@ -67,12 +67,9 @@ class Attempt:
         if boot and record.boot_id and boot != record.boot_id:
             return None
         attempt = cls(folder, record)
-        if record.root is None:  # the monitor was killed while it started the script
-            with contextlib.suppress(OSError, ValueError):
-                process = platform.process_info(int((attempt.heartbeats / "pid").read_text()))
-                if process is not None and record.token in platform.environ_of(process.pid).values():
-                    attempt._set_root(process)
-        attempt.tree.refresh()
+        members = attempt.tree.refresh()
+        if record.root is None and members:  # the monitor was killed while it started the script, whose shell is oldest
+            attempt._set_root(next(iter(members.values())))
         return attempt
 
     def begins_now(self) -> None:
@@ -97,19 +94,9 @@ class Attempt:
         env |= {"HANGPROOF_HEARTBEAT": str(self.heartbeats), "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
         command = ["cmd", "/c", str(script)]
         if not platform.WINDOWS:
-            files = [str(self.heartbeats / name) for name in ("exit", "pid")]
-            command = ["bash", "-c", _WRAPPER, "hangproof", str(script), *files]
+            command = ["bash", "-c", _WRAPPER, "hangproof", str(script), str(self.heartbeats / "exit")]
         with open(output, "ab") as log:
-            self._popen = platform.popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd=self.folder.folder,
-                env=env,
-                pass_fds=inherit,
-                **platform.detached(),
-            )
+            self._popen = platform.popen(command, log, cwd=self.folder.folder, env=env, pass_fds=inherit)
         # From here on a training runs: an error must not read as "not started". Without a root the token finds it.
         with contextlib.suppress(OSError, ValueError):
             process = platform.process_info(self._popen.pid)

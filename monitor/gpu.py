@@ -337,7 +337,7 @@ class GpuQueue:
             try:
                 waits = self._take()
             except OSError as error:
-                why = f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+                why = f"{error.strerror}: {error.filename}" if error.filename else error.strerror or error
                 waits = f"{', '.join(self.devices)}: its lock is not usable: {why}"
             if waits:
                 self.release()

@@ -138,11 +138,6 @@ class Loop(Run):
             state.save(self.folder)
         self.write_status(force=True)
 
-    def report(self, state: State, message: str) -> None:
-        """Show a state while a long step of it is under way."""
-        if self.at.state is not state:
-            self.enter(Transition(state, message))
-
     def write_status(self, force: bool = False) -> bool:
         """status.json, once a second or when `force`; and the ledger, which an activity begins on time."""
         activity, ledger = self.activity(), self.state.ledger
@@ -243,8 +238,6 @@ class Loop(Run):
             elif times & (times - 1) == 0:  # 2, 4, 8, …
                 self.folder.log(f"the same error, {times} times: {last}")
             self.drop_probe()  # evidence that an error cut short must not be compared
-            if self.state.failing and self.at.state in WATCHED:
-                self.enter(Transition(State.RECOVERING, self.at.message))
             now_s = time.monotonic()
             since_s, step = self.failing_since = self.failing_since or (now_s, self.state.best_step)
             if now_s - since_s >= limit_s:
@@ -263,7 +256,7 @@ class Loop(Run):
 
     def unkillable(self, names: str) -> Transition:
         """Processes in uninterruptible sleep: wait for them, start no second writer."""
-        now_s, waiting = time.monotonic(), self.at.state
+        now_s = time.monotonic()
         message = f"cannot be killed: {names}; nothing else is started while it lives"
         if self.remaining_s() < math.inf:  # the next start looks for them first
             return Transition(State.PREEMPTED, f"preempted; {message}")
@@ -271,9 +264,7 @@ class Loop(Run):
             return Transition(State.UNKILLABLE, message)
         if not self.at.give_up_s:
             self.folder.event("crash", message)
-        if waiting in WATCHED and self.state.failing:
-            waiting = State.RECOVERING
-        return Transition(waiting, message, now_s, self.at.give_up_s or now_s + self.config.end.unkillable_s)
+        return Transition(self.at.state, message, now_s, self.at.give_up_s or now_s + self.config.end.unkillable_s)
 
     def finish(self, end: Transition) -> Transition:
         """Reach a final state; the newest steps are on the disk, and what the store lacks is copied, before that."""
@@ -287,7 +278,7 @@ class Loop(Run):
         if (incident := self.incident) is not None and not goes_on:
             ended = "completed" if end.state is State.COMPLETED else f"ended before it recovered: {reason}"
             outcome = f"the run {ended}" if incident.outcome == RESTARTING else incident.outcome
-            incident.close(self.folder, outcome, platform.now().utc)
+            incident.close(self.folder, outcome)
         self.state.failing &= end.state is State.UNKILLABLE
         self.state.code, self.state.reason = EXIT_CODES[end.state] if end.code is None else end.code, reason
         self.folder.event(end.state.value, reason, reached=self.view.step if self.view else 0)
@@ -303,7 +294,8 @@ class Loop(Run):
             return ""
         shutdown = self.state.shutdown
         until_s = now_s if shutdown is not None and shutdown.now else now_s + limits.flush_s
-        self.report(State.STOPPING, "copying the last files to the store")
+        if self.at.state is not State.STOPPING:
+            self.enter(Transition(State.STOPPING, "copying the last files to the store"))
 
         def limit_s() -> float:
             nonlocal until_s

@@ -57,7 +57,6 @@ class Run:
     """What supervisor and recovery share about one run."""
 
     pause: Callable[[float], None]  # waits, and keeps the status fresh; Interrupted: a signal or a stop request came
-    report: Callable[[State, str], None]  # shows a state while a long step of it is under way
 
     def __init__(self, folder: RunFolder, config: Config):
         """Raises MonitorError: the saved state cannot be read."""
@@ -67,8 +66,7 @@ class Run:
             folder.log(self.state.problem)
         self.gpus = gpu.Gpus()
         self.queue = GpuQueue(folder.name, folder.spec, self.gpus.listed)
-        self.prewarm = next_attempt.Prewarm(folder, config.check.render_s)
-        self.standby = Standby(folder, config.standby, config.end.kill_wait_s)
+        self.prewarm, self.standby = next_attempt.Prewarm(self), Standby(self)
         self.store = StoreAgent(folder, config.store) if folder.spec.get("store") else None
         self.watch = Watch(config, self.state.durations)
         self.at = Transition(State.OPENING)
@@ -103,6 +101,11 @@ class Run:
         first = Path(self.state.save_dir) if self.state.save_dir and not self.several else None
         return [self.folder.folder] + ([first] if first and first.is_dir() else [])
 
+    def record(self, attempt: Attempt) -> None:
+        """Write what a later monitor needs to adopt this attempt."""
+        self.state.current = attempt.record
+        self.state.save(self.folder)
+
     def remaining_s(self) -> float:
         """Seconds until the machine is taken away; infinite without a SIGTERM."""
         shutdown = self.state.shutdown
@@ -110,10 +113,8 @@ class Run:
         return math.inf if gone_by_s is None else max(0.0, gone_by_s - time.monotonic())
 
 
-def recover(run: Run, attempt: Attempt, evidence: Evidence | None, progress_s: float = 0.0) -> Transition:
-    """Answer a failure; the last progress was at `progress_s` (monotonic).
-
-    `evidence` None: go on with the recovery that `run.state` records.
+def recover(run: Run, attempt: Attempt, incident: Incident) -> Transition:
+    """Answer the failure that `open_incident` has recorded.
 
     Returns what follows: BACKOFF before a restart, an end, COMPLETED when the training was complete, or STOPPING when
     it stopped because it was asked to.
@@ -121,15 +122,7 @@ def recover(run: Run, attempt: Attempt, evidence: Evidence | None, progress_s: f
     Raises:
         Unkillable: a process of the attempt lives on.
     """
-    state = run.state
-    if not state.failing and evidence is not None:
-        _open_incident(run, attempt, evidence, progress_s)
-    incident = run.incident
-    if incident is None or not state.failing:
-        raise RuntimeError("recover() was called without a failure")
-    evidence, cause = incident.evidence, incident.cause
-    run.report(State.RECOVERING, _summary(evidence))
-
+    state, evidence, cause = run.state, incident.evidence, incident.cause
     kill_processes(run, attempt)
     view = attempt.poll(platform.now(), 0.0, fresh=True)
     status = attempt.exit_status(view.beats)
@@ -146,11 +139,9 @@ def recover(run: Run, attempt: Attempt, evidence: Evidence | None, progress_s: f
     # From a cause's second failure on, or at once where it is certain to return.
     change, limits = dict[str, Any](), run.config.restart
     if run.leads and cause.ladder and (cause_count >= 2 or cause.at_once):
-        render_s = run.config.check.render_s
-        change = next_attempt.next_change(run.folder, cause.ladder, state.changes, render_s, run.pause)
+        change = next_attempt.next_change(run, cause.ladder)
     mark = f"{evidence.phase}/{evidence.step}/{cause.name}"  # the same failure twice has the same fingerprint
-    new_steps = state.best_step > state.best_before
-    history, stop, wait_s = state.history.after_failure(mark, new_steps, bool(change), limits, cause.wait_s)
+    history, stop, wait_s = state.history.after_failure(mark, bool(change), limits, cause.wait_s)
     stop = stop if cause.restart else cause.explanation
     if stop:
         checkpoints.keep_newest(run, run.pause)  # the message names the checkpoint that is kept
@@ -179,28 +170,23 @@ def recover(run: Run, attempt: Attempt, evidence: Evidence | None, progress_s: f
     return result
 
 
-def _open_incident(run: Run, attempt: Attempt, evidence: Evidence, progress_s: float) -> None:
-    """Name the cause and write the incident; from here on a killed monitor can continue it."""
-    cause, now = causes.match(evidence), platform.now()
-    since_s = max(0.0, now.mono_s - progress_s)
-    message = f"{cause.title}: {_summary(evidence)}"
-    run.folder.event(evidence.kind, message, phase=evidence.phase, step=evidence.step, since_s=round(since_s, 3))
+def open_incident(run: Run, attempt: Attempt, evidence: Evidence, progress_s: float) -> Transition:
+    """Name the cause of a failure and write its incident: from here on a later monitor can answer it, too.
+
+    progress_s: when the last progress was (monotonic).
+    """
+    cause, since_s = causes.match(evidence), max(0.0, time.monotonic() - progress_s)
+    summary, phase, step = _summary(evidence), evidence.phase, evidence.step
+    run.folder.event(evidence.kind, f"{cause.title}: {summary}", phase=phase, step=step, since_s=round(since_s, 3))
     if run.incident is not None:
-        run.incident.close(run.folder, "the restart after it failed as well", now.utc)
-    incident = Incident.open(
-        run.folder,
-        evidence,
-        cause,
-        attempt=attempt.record.number,
-        progress_s=progress_s,
-        best_step=run.state.best_step,
-        started_at=platform.utc(now.wall_s - (now.mono_s - progress_s)),
-        detect_s=since_s,
-    )
+        run.incident.close(run.folder, "the restart after it failed as well")
+    number, best_step = attempt.record.number, run.state.best_step
+    incident = Incident.open(run.folder, evidence, cause, number, progress_s, best_step=best_step, detect_s=since_s)
     run.incident, run.state.incident, run.state.failing = incident, incident.number, True
     run.state.ledger.fails(since_s)
     run.state.save(run.folder)
     run.folder.log(f"incident {incident.number}: {cause.title}. {cause.explanation}")
+    return Transition(State.RECOVERING, summary)
 
 
 def evidence_of(run: Run, attempt: Attempt, kind: str) -> Evidence:
@@ -234,15 +220,16 @@ def load_incident(run: Run) -> None:
 
 def close_incident(run: Run, view: Observation, first_new: int) -> None:
     """Step `first_new` is the first one beyond those reached before the failure: the run has recovered."""
-    incident, run.incident, run.state.incident = run.incident, None, ""
+    incident, run.incident, run.state.incident, run.state.failing = run.incident, None, "", False
     if incident is None:
         return
     first = max(view.beats, key=lambda b: b.step)
     later = first.step - first_new  # steps since, whose durations the record keeps: they date `first_new`
     at_s = first.step_s - (sum(first.intervals[-later:]) if later else 0.0)
     incident.recover_s = max(0.0, at_s - incident.progress_s)
-    incident.steps_repeated = incident.best_step - (incident.resumed_from or 0)
-    incident.close(run.folder, f"the run recovered: step {first_new} is new", platform.now().utc)
+    # It went on by itself where it has resumed nothing.
+    incident.steps_repeated = 0 if incident.resumed_from is None else incident.best_step - incident.resumed_from
+    incident.close(run.folder, f"the run recovered: step {first_new} is new")
     run.state.save(run.folder)
     repeated = count(incident.steps_repeated, "step")
     message = f"step {first_new} is new: recovered in {incident.recover_s:.1f} s, {repeated} trained twice"
@@ -253,7 +240,7 @@ def _close_given_up(run: Run, incident: Incident, reason: str) -> str:
     """Close the incident; the reason as the user reads it."""
     newest = checkpoints.newest(run.state_folders())
     kept = f"; {newest.name} is kept, and a new start resumes from it" if newest else ""
-    incident.close(run.folder, f"the run gave up: {reason}{kept}", platform.now().utc)
+    incident.close(run.folder, f"the run gave up: {reason}{kept}")
     cause = incident.cause
     parts = [f"{cause.title}."]
     if run.several:
@@ -356,7 +343,7 @@ def _start_attempt(run: Run) -> Attempt | Transition:
     if number == 1 and point.path is not None:
         number = 2  # attempt 1 is train.sh itself, which starts at step 0
     try:
-        rendered = run.prewarm.render(number, point.path, changes, state.changes_at_save, run.pause)
+        rendered = run.prewarm.render(number, point.path)
     except MonitorError as error:
         return Transition(State.FAILED, f"attempt {number} cannot be started: {error}")
     if not rendered.compatible:
@@ -364,7 +351,7 @@ def _start_attempt(run: Run) -> Attempt | Transition:
 
     try:
         variables = checkpoints.memory_variables(run)
-        standby = run.standby.release(rendered.script, point.path, variables, lambda attempt: _record(run, attempt))
+        standby = run.standby.release(rendered.script, point.path, variables)
         attempt = standby or _start_cold(run, number, rendered, point, variables)
     except OSError:
         state.current = None
@@ -372,7 +359,7 @@ def _start_attempt(run: Run) -> Attempt | Transition:
     run.tries, state.best_step = 0, max(state.best_step, point.step)
     state.ledger.starts(point.step)
     state.attempt, state.changes_at_save, state.save_dir = number, [c["name"] for c in changes], rendered.save_dir
-    state.best_before, state.resumed_step, state.current = state.best_step, point.step, attempt.record
+    state.resumed_step, state.current = point.step, attempt.record
     state.save(run.folder)
     if run.incident is not None:
         run.incident.resumed_from, run.incident.from_memory = point.step, point.record is not None
@@ -381,11 +368,8 @@ def _start_attempt(run: Run) -> Attempt | Transition:
     where = "a snapshot in memory" if point.record else point.path.name if point.path else ""
     source = f"from step {point.step} ({where})" if point.path else "from the start"
     how = ", which had been started early" if standby else ""
-    kind, more = (
-        "started" if run.incident is None else "restarted",
-        {"changes": state.changes_at_save} if changes else {},
-    )
-    message = f"attempt {number} {source}, pid {attempt.pid}{how}"
+    more = {"changes": state.changes_at_save} if changes else {}
+    kind, message = "restarted" if run.incident else "started", f"attempt {number} {source}, pid {attempt.pid}{how}"
     run.folder.event(kind, message, attempt=number, step=point.step, **more)
     start_tracker(run.folder)
     return attempt
@@ -402,19 +386,13 @@ def start_tracker(folder: RunFolder) -> None:
         folder.log(f"trackio could not be started: {error.strerror or error}; the run continues without it")
 
 
-def _record(run: Run, attempt: Attempt) -> None:
-    """Write what a later monitor needs to adopt this attempt."""
-    run.state.current = attempt.record
-    run.state.save(run.folder)
-
-
 def _start_cold(
     run: Run, number: int, rendered: next_attempt.Rendered, point: ResumePoint, variables: dict[str, str]
 ) -> Attempt:
     """Start the script. OSError: it cannot be started, and nothing runs."""
     # Recorded before it starts: a monitor that is killed in between leaves a training that the next one can find.
     attempt = Attempt.prepare(run.folder, number)
-    _record(run, attempt)
+    run.record(attempt)
     resume = {"HANGPROOF_RESUME": str(point.path)} if point.path else {}
     try:
         attempt.announce(rendered.script, point.path)

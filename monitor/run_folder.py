@@ -212,13 +212,13 @@ class RunFolder:
         line = f"{platform.now().utc} {text}"
         if self.echo:
             print_line(line)
-        self._append(LOG, line)
+        self._write(LOG, lambda path: append_text(path, line))
 
     def event(self, kind: str, message: str, **more: object) -> None:
         """Append an event to events.jsonl and to the log. Intervals between events of one boot are in `mono_s`."""
         clock = {"mono_s": round(time.monotonic(), 3), "boot": platform.boot_id()[:8]}
         values = {"t": platform.now().utc, "kind": kind, "message": message, **more, **clock}
-        self._append(EVENTS, json.dumps(values, ensure_ascii=False))
+        self._write(EVENTS, lambda path: append_line(path, values))
         self.log(f"{kind}: {message}")
         self.on_event(kind, message)
 
@@ -249,7 +249,7 @@ class RunFolder:
 
     def mark_log(self, text: str) -> None:
         """Add a heading of the monitor to training.log."""
-        self._append(TRAINING_LOG, f"=== {platform.now().utc} {text}")
+        self._write(TRAINING_LOG, lambda path: append_text(path, f"=== {platform.now().utc} {text}"))
 
     def log_tail(self, since: int, limit: int) -> str:
         """The last `limit` bytes of training.log, none of them from before byte `since`, without the run's secrets."""
@@ -276,9 +276,6 @@ class RunFolder:
     def metric(self, values: dict[str, Any]) -> None:
         """Append a line to metrics.jsonl."""
         self._write(METRICS, lambda path: append_line(path, values))
-
-    def _append(self, name: str, line: str) -> None:
-        self._write(name, lambda path: append_text(path, line))
 
     def _write(self, name: str, write: Callable[[str], None]) -> bool:
         path = os.path.join(self.own, name)

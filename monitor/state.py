@@ -210,25 +210,23 @@ class History:
     new_steps_s: float = 0.0  # seconds of new steps since the last refund
 
     def after_progress(self, seconds: float, restart: Section) -> tuple[History, bool]:
-        """The failures after `seconds` of new steps, and whether the full allowance of restarts was just given back."""
+        """The history after a new step, which took `seconds`; whether it gave back the full allowance of restarts."""
         new_steps_s = self.new_steps_s + seconds
         if new_steps_s < restart.refund_s or not self.restarts:
-            return replace(self, new_steps_s=new_steps_s), False
-        return replace(self, restarts=0, new_steps_s=0.0), True
+            return replace(self, failures={}, new_steps_s=new_steps_s), False
+        return History(), True
 
     def after_failure(
-        self, mark: str, new_steps: bool, changes: bool, restart: Section, least_wait_s: float = 0.0
+        self, mark: str, changes: bool, restart: Section, least_wait_s: float = 0.0
     ) -> tuple[History, str, float]:
         """The history after a failure; the reason to end the run, "" to restart it; the seconds to wait before that.
 
         Args:
             mark: the failure's fingerprint.
-            new_steps: the attempt that failed got further than any before it.
             changes: the restart changes something.
             least_wait_s: what the cause needs (a full disk, a GPU that is being reset).
         """
-        failures = {} if new_steps else dict(self.failures)
-        failures[mark] = failures.get(mark, 0) + 1
+        failures = {**self.failures, mark: self.failures.get(mark, 0) + 1}
         counted = replace(self, failures=failures)
         same, in_all = failures[mark], sum(failures.values())
         if same >= restart.without_progress_count and not changes:
@@ -258,7 +256,6 @@ class RunState:
     attempt: int = 0  # the last attempt that was started
     restarts: int = 0  # of the whole run, never refunded: what the user is shown
     best_step: int = 0  # the furthest step that any attempt reached since the user's start, or where that began
-    best_before: int = 0  # the same before the current attempt
     resumed_step: int = 0  # where the current attempt began
     planned: int = 0
     started_at: str | None = None
@@ -344,7 +341,6 @@ class RunState:
             return ""
         for name in CARRIED:
             setattr(self, name, getattr(before, name))
-        self.best_before = self.best_step
         self.ledger.follows(amount(folder.spec.get("price_per_hour")))
         self.save(folder)
         same = before.spec_hash == spec_hash(folder.folder)

@@ -142,7 +142,8 @@ def shut_down(loop: Loop, shutdown: Shutdown) -> Transition:
     """Begin to stop: a checkpoint first when there is something to save."""
     end, now_s = loop.config.end, time.monotonic()
     loop.state.shutdown = shutdown
-    loop.standby.close()
+    if shutdown.ending != "changed":
+        loop.standby.close()
     if loop.attempt is None:
         return left(loop)
     if loop.at.state is State.RECOVERING:  # nothing is left to save: kill what is left
@@ -204,7 +205,7 @@ def opening(loop: Loop) -> Transition:
     state, record = loop.state, loop.state.current
     attempt = Attempt.adopt(loop.folder, record) if record is not None else None
     living = attempt is not None and bool(attempt.tree.members)
-    begun = attempt is not None and (attempt.pid is not None or (attempt.heartbeats / "pid").exists())
+    begun = attempt is not None and (attempt.pid is not None or attempt.exit_status(()).code is not None)
     if attempt is not None and not living and (loop.several or not begun):
         how = "ended with this machine's monitor; all machines start again" if begun else "had not begun yet"
         loop.folder.log(f"attempt {attempt.record.number} {how}")
@@ -359,10 +360,9 @@ def progressing(loop: Loop, attempt: Attempt, view: Observation, verdict: Verdic
         loop.folder.log(f"progress again: {PHASES[verdict.phase]}, step {verdict.step}")
         loop.calm_since_s, loop.slow_reason = view.now_s, ""
         loop.drop_probe()
-    if not loop.several:
-        loop.prewarm.tick(view.now_s, loop.state.changes)
+    loop.prewarm.tick(view.now_s)
     if loop.queue.held:  # else an adopted training has the GPU's lock, and a standby could not inherit it
-        loop.standby.tick(view, attempt, loop.prewarm.prepared(loop.state.changes), loop.queue.handles())
+        loop.standby.tick(view, attempt)
     # On its way to the gate, it takes processor time from the training.
     loop.watch.disturbed = loop.standby.attempt is not None and not loop.standby.ready
     if (store := loop.store) is not None and store.holds and verdict.phase == "step":
@@ -375,20 +375,13 @@ def progressing(loop: Loop, attempt: Attempt, view: Observation, verdict: Verdic
     return loop.at if begins else Transition(State.RUNNING, due_s=suspect_s)
 
 
-def start_probe(loop: Loop, attempt: Attempt, view: Observation, full: bool) -> Probe:
-    """Gather evidence; `full`: with stacks, which interrupts the training for a moment."""
-    probe = Probe(attempt.tree, attempt.heartbeats, loop.config, loop.gpus.read)
-    probe.begin(view.beats, full)
-    loop.probe = probe
-    return probe
-
-
 def suspect(loop: Loop, attempt: Attempt, view: Observation, verdict: Verdict) -> Transition:
     """Half the limit without progress: gather evidence, touch nothing."""
     if loop.probe is None:
-        recent = view.now_s - loop.calm_since_s < loop.config.watch.evidence_pause_s
-        start_probe(loop, attempt, view, full=not recent)
-        if not recent:
+        # With stacks, which interrupts the training for a moment: not again soon after a suspicion that was wrong.
+        full = view.now_s - loop.calm_since_s >= loop.config.watch.evidence_pause_s
+        loop.probe = Probe(attempt.tree, attempt.heartbeats, loop.config, loop.gpus.read, view.beats, full)
+        if full:
             message = f"no progress for {verdict.stalled_s:.1f} s (limit {verdict.budget_s:.1f} s)"
             loop.folder.event("suspect", f"{PHASES[verdict.phase]}: {message}", phase=verdict.phase, step=verdict.step)
     limit_s = view.now_s + verdict.budget_s - verdict.stalled_s  # the next turn is then, not a poll later
@@ -408,13 +401,14 @@ def slow(loop: Loop, verdict: Verdict) -> Transition:
 
 
 def hung(loop: Loop, attempt: Attempt, view: Observation, verdict: Verdict) -> Transition:
-    """Hung: recover."""
-    probe = loop.probe or start_probe(loop, attempt, view, full=True)
+    """Hung: collect the evidence."""
+    if (probe := loop.probe) is None:
+        probe = loop.probe = Probe(attempt.tree, attempt.heartbeats, loop.config, loop.gpus.read, view.beats, True)
     status, slow_reason = attempt.exit_status(view.beats), loop.slow_reason or loop.slowdown.text()
     found = recovery.evidence_of(loop, attempt, "hang")
     evidence = causes.of_hang(found, attempt, verdict, status, probe.texts(), slow_reason)
     evidence.missing += probe.missing
-    return recover(loop, attempt, evidence, loop.watch.last_progress_s())
+    return failed(loop, attempt, evidence, loop.watch.last_progress_s())
 
 
 def script_ended(loop: Loop, attempt: Attempt) -> Transition:
@@ -439,26 +433,27 @@ def script_ended(loop: Loop, attempt: Attempt) -> Transition:
         status = replace(status, outcome=causes.LORA_DAMAGED, note=problem)
     evidence = causes.of_crash(recovery.evidence_of(loop, attempt, "crash"), attempt, status)
     last_s = loop.watch.last_progress_s() if loop.watch.ranks else attempt.record.started_s
-    return recover(loop, attempt, evidence, last_s)
+    return failed(loop, attempt, evidence, last_s)
+
+
+def failed(loop: Loop, attempt: Attempt, evidence: causes.Evidence, progress_s: float) -> Transition:
+    """Record the failure, which the next turn answers. A trial ends with it."""
+    if not loop.trial:
+        return recovery.open_incident(loop, attempt, evidence, progress_s)
+    loop.evidence = evidence
+    kill_processes(loop, attempt)
+    return Transition(State.FAILED, "it failed")
 
 
 def recovering(loop: Loop) -> Transition:
-    """Continue a recovery: after an error in its middle, after the monitor was replaced, while a process survives."""
+    """Answer the failure; again after an error, after the monitor was replaced, while a process survives."""
     if loop.attempt is None:
         return Transition(State.OPENING)
-    if not loop.state.failing:  # an error came before the failure was recorded: judge the run again
+    if loop.view is None:  # adopted: it may have gone on by itself meanwhile
+        loop.observe(loop.attempt)
+    if loop.incident is None or not loop.state.failing:
         return Transition(State.RUNNING)
-    loop.observe(loop.attempt)
-    return recover(loop, loop.attempt, None)
-
-
-def recover(loop: Loop, attempt: Attempt, evidence: causes.Evidence | None, progress_s: float = 0.0) -> Transition:
-    """Hand the failure to `recovery.recover`, which says what follows."""
-    if loop.trial:
-        loop.evidence = evidence
-        kill_processes(loop, attempt)
-        return Transition(State.FAILED, "it failed")
-    result = recovery.recover(loop, attempt, evidence, progress_s)
+    result = recovery.recover(loop, loop.attempt, loop.incident)
     loop.drop_probe()
     if result.state is State.COMPLETED:
         return completed(loop)

@@ -15,7 +15,7 @@ from typing import Any
 from guards.checkpoint import atomic_write
 from monitor.process.platform import LOCK, Lock, is_held
 from monitor.run_folder import METRICS, RunFolder, read_json
-from runs.growing import count_of, json_objects
+from runs.growing import Added, count_of, entries
 
 STATE, OWN_LOCK = ".trackio.json", ".trackio.lock"  # the last step that was logged; one process a run
 NUMBERS = ("loss", "lr", "step_s")
@@ -23,14 +23,11 @@ NUMBERS = ("loss", "lr", "step_s")
 
 def feed(folder: Path, tracker: Any, poll_s: float = 2.0, end_s: float = 30.0) -> None:
     """Log each new step to `tracker`, until the run has had no monitor for `end_s` seconds (a killed one returns)."""
-    logged, seen_s, begin = count_of((read_json(folder / STATE) or {}).get("step")), time.monotonic(), 0
-    lines = b"the first"
+    logged, seen_s = count_of((read_json(folder / STATE) or {}).get("step")), time.monotonic()
+    metrics, lines = Added(folder / METRICS), [b"the first"]
     while lines or time.monotonic() - seen_s < end_s:
-        with open(folder / METRICS, "ab+") as file:
-            file.seek(begin)
-            lines = file.read(1 << 20).rpartition(b"\n")[0]  # the rest of the last line is not written yet
-        begin += len(lines) + bool(lines)
-        for line in json_objects(lines):
+        lines = metrics.lines(1 << 20)[0]
+        for line in entries(lines):
             known = {key: line[key] for key in NUMBERS if type(line.get(key)) in (int, float) and abs(line[key]) < 1e30}
             if line.get("kind") == "step" and known and count_of(line.get("step")) > logged:
                 logged = count_of(line["step"])

@@ -19,7 +19,7 @@ from typing import Any
 
 from guards import step_requests
 from guards.checkpoint import atomic_write
-from guards.reading import read_text
+from guards.reading import read_json, read_text
 from monitor.attempt import Attempt
 from monitor.ledger import Ledger
 from monitor.phrases import PHASES, count, duration
@@ -27,19 +27,7 @@ from monitor.process import platform, spawned
 from monitor.process.platform import LOCK, is_held
 from monitor.process.spawned import ROOT, Tree, helper_environment
 from monitor.resume.next_attempt import CHECKED, START, start_problems
-from monitor.run_folder import (
-    EVENTS,
-    LOG,
-    STATUS,
-    STOP,
-    MonitorError,
-    RunFolder,
-    all_folders,
-    find,
-    notify_file,
-    read_json,
-    wake_queue,
-)
+from monitor.run_folder import EVENTS, LOG, STATUS, STOP, MonitorError, RunFolder, all_folders, find, wake_queue
 from monitor.state import FINAL, WATCHED, AttemptRecord, RunState, State, is_abandoned, nothing_left, read_status
 from runs.growing import json_objects
 from runs.manage import size_text
@@ -329,8 +317,7 @@ def diagnose(args: argparse.Namespace) -> Answer:
         attempt, name = living, f"{folder.folder.name}, attempt {living.record.number}"
         found.log_tail = attempt.log_tail(limits.check.log_tail_bytes)
     beats, pid = attempt.poll(platform.now(), 0.0, fresh=True).beats, attempt.pid or 0
-    with contextlib.closing(Probe(attempt.tree, attempt.heartbeats, limits, lambda: ())) as probe:
-        probe.begin(beats, full=True)
+    with contextlib.closing(Probe(attempt.tree, attempt.heartbeats, limits, lambda: (), beats, True)) as probe:
         if not beats and pid in attempt.tree.members:
             probe.spy.begin(pid, attempt.tree.members[pid].start)
         first = probe.newest
@@ -391,6 +378,7 @@ def metrics(args: argparse.Namespace) -> Answer:
 def notify(args: argparse.Namespace) -> Answer:
     """Send a message to the user's own addresses, to test them."""
     from monitor.cli.notify import send
+    from monitor.run_folder import notify_file
 
     sent, addresses = send("test", "Hangproof", "This is what a message from your training will look like.")
     print(f"{sent} of {addresses} addresses in {notify_file()} accepted the message")

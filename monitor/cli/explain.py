@@ -10,22 +10,10 @@ from pathlib import Path
 import psutil
 
 from guards.reading import read_text
+from monitor.detect.probe import waits_for
 from monitor.phrases import STATES, count
 from monitor.process import platform
 from monitor.run_folder import MonitorError
-
-WAITS = {  # what is waited for, by the beginnings of kernel functions (proc(5), wchan)
-    "for a lock or for another thread": "futex",
-    "for a child process to end": "do_wait",
-    "for a time to pass (sleep)": "hrtimer_nanosleep do_nanosleep common_nsleep",
-    "for an event (network, pipe or timer)": "ep_poll do_epoll_wait poll_schedule do_sys_poll do_select",
-    "for another process, at a pipe or a socket": "pipe_ anon_pipe_ unix_",
-    "for the network": "sk_wait inet_ tcp_ wait_woken",
-    "for a network file system": "nfs rpc_ cifs fuse request_wait_answer",
-    "for the disk": "io_schedule folio_wait wait_on_page jbd2 ext4 xfs blk_",
-    "for the NVIDIA driver": "os_acquire nvidia uvm_",
-    "for a lock on a file": "flock_lock fcntl_",
-}
 
 
 def checked(pid: object) -> platform.ProcessInfo:
@@ -56,5 +44,4 @@ def facts(process: platform.ProcessInfo) -> dict[str, object]:
 def _waits(thread: Path) -> str:
     """What a thread waits for; the kernel function's name where it is not in the table."""
     name = read_text(thread / "wchan").strip().lstrip("_")
-    known = next((what for what, starts in WAITS.items() if name.startswith(tuple(starts.split()))), "")
-    return "computes" if name in ("", "0") else f"waits {known or f'in the kernel ({name[:60]})'}"
+    return "computes" if name in ("", "0") else f"waits {waits_for(name) or f'in the kernel ({name[:60]})'}"

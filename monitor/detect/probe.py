@@ -28,6 +28,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+import tomllib
+
 from guards.heartbeat import Beat, stacks_path
 from monitor.config import Config
 from monitor.process import platform
@@ -188,9 +190,9 @@ FAULTS_S = 10  # major faults of the run
 _COMPILES = re.compile(r'/torch/(_dynamo/convert_frame|_inductor/(graph|async_compile))\.py"')
 BUSY_DISK = 0.5  # of the time
 BUSY_GPU = 50  # percent
-# Kernel functions that wait for a local disk. A frozen file system, a dead mount or a driver waits in others.
-_DISK_WAITS = ("io_schedule", "folio_wait", "wait_on_page", "wait_on_buffer", "jbd2", "rq_qos", "blk_", "balance_dirty",
-               "xfs_", "btrfs_", "ext4_", "do_get_write_access")  # fmt: skip
+# A frozen file system, a dead mount or a driver waits in other functions than a local disk.
+WAITS: dict[str, list[str]] = tomllib.loads(Path(__file__).with_name("waits.toml").read_text(encoding="utf-8"))
+DISK, NETWORK_DISK = "for the disk", "for a network file system"  # of its rows
 
 Key = tuple[int, float]  # (pid, start) of a process
 Disks = dict[str, tuple[int, float]]  # name -> (sectors moved, seconds busy)
@@ -240,6 +242,12 @@ class Sample:
     disks: Disks = field(default_factory=dict)
     gpu: tuple[Gpu, ...] = ()
     stacks: str = ""  # of the ranks, as one text without addresses
+
+
+def waits_for(wchan: str) -> str:
+    """What a process waits for in this kernel function, as a phrase; "" where that is not known."""
+    name = wchan.lstrip("_")
+    return next((what for what, begins in WAITS.items() if name.startswith(tuple(begins))), "")
 
 
 def _io(text: str) -> dict[str, Any]:
@@ -306,7 +314,7 @@ def compare(first: Sample, second: Sample, ranks: Collection[int], enough_cpu: b
     io_known = all(old.io_known and new.io_known for old, new in both.values())
     waits = {pid: new.wchan for (pid, _), (old, new) in both.items() if pid in ranks and old.state == new.state == "D"}
     crowded = _busy_disk(first, second, elapsed)
-    if crowded and waits and all(wchan.startswith(_DISK_WAITS) for wchan in waits.values()):
+    if crowded and waits and all(waits_for(wchan) == DISK for wchan in waits.values()):
         slow.append(f"waits for a busy disk: {crowded}")
     elif waits and io_known and not moving:
         names = ", ".join(f"pid {pid} in {wchan or 'the kernel'}" for pid, wchan in waits.items())
@@ -353,10 +361,14 @@ def _busy_disk(first: Sample, second: Sample, elapsed: float) -> str:
 class Probe:
     """Gathers the evidence on one suspicion, without waiting for anything but the stacks. Its methods never raise.
 
-    gpu: returns the newest GPU readings, () where there are none. `begin` comes first.
+    It begins with a sample of these ranks, which is `full` with stacks (a signal to the processes) and py-spy.
+    gpu: returns the newest GPU readings, () where there are none.
     """
 
-    def __init__(self, tree: Tree, heartbeats: Path, config: Config, gpu: Callable[[], tuple[Gpu, ...]]):
+    def __init__(
+        self, tree: Tree, heartbeats: Path, config: Config, gpu: Callable[[], tuple[Gpu, ...]], beats: Sequence[Beat],
+        full: bool,
+    ):  # fmt: skip
         self.tree = tree
         self.signals = Signals()
         self.dumps: dict[int, str] = {}
@@ -366,16 +378,12 @@ class Probe:
         self._dump_s = config.check.stack_dump_s
         self._gpu = gpu
         self._full = False
-        self._samples: list[Sample] = []  # the first, and the newest three
+        self.missing.read("the list of processes", tree.refresh)
+        self._samples = [self._take(beats, full)]  # the first, and the newest three
 
     @property
     def newest(self) -> Sample:
         return self._samples[-1]
-
-    def begin(self, beats: Sequence[Beat], full: bool) -> None:
-        """Take the first sample. full: with stacks (a signal to the processes) and py-spy."""
-        self.missing.read("the list of processes", self.tree.refresh)
-        self._samples = [self._take(beats, full)]
 
     def due(self, verdict: Verdict, now_s: float) -> bool:
         """Is it time for another sample?"""

@@ -59,7 +59,6 @@ class Durations:
     def __init__(self, known: Mapping[str, float] | None = None):
         self._prior = dict(known or {})
         self._recent: deque[float] = deque(maxlen=RECENT)
-        self._known: dict[str, float] = {}  # what `known` returns, once it was asked since the last new value
         self.seen = 0
         self.longest = self._prior.get("longest", 0.0)
 
@@ -67,7 +66,6 @@ class Durations:
         """Add completed durations, oldest first. disturbed: another process made them longer than they are."""
         limit = OF_DISTURBED * self.median if disturbed and self.median else math.inf
         for value in (min(value, limit) for value in values):
-            self._known = {}
             self._recent.append(value)
             self.seen += 1
             if self.seen > WARM_UP:
@@ -81,10 +79,8 @@ class Durations:
         """What the next attempt or run needs, as plain numbers; {} when nothing is known."""
         if self.seen == 0:
             return dict(self._prior)
-        if not self._known:
-            n, usual_s = self.seen + self._prior.get("n", 0), OF_HIGHEST * max(self._recent)
-            self._known = {"n": n, "usual": usual_s, "longest": self.longest, "median": _median(self._recent)}
-        return dict(self._known)
+        n, usual_s = self.seen + self._prior.get("n", 0), OF_HIGHEST * max(self._recent)
+        return {"n": n, "usual": usual_s, "longest": self.longest, "median": _median(self._recent)}
 
     @property
     def median(self) -> float:

@@ -59,8 +59,12 @@ class Incident:
         return self.folder.name
 
     @classmethod
-    def open(cls, folder: RunFolder, evidence: Evidence, cause: Cause, *, attempt: int, **known: Any) -> Incident:
+    def open(
+        cls, folder: RunFolder, evidence: Evidence, cause: Cause, attempt: int, progress_s: float, **known: Any
+    ) -> Incident:
         """A new incident with these fields, saved."""
+        now = platform.now()
+        known = {"started_at": platform.utc(now.wall_s - (now.mono_s - progress_s)), **known}
         try:
             last = max(folder.incident_numbers(), default=0)
         except OSError:  # the folder cannot be listed; an attempt has one incident at most, so its number is free
@@ -69,7 +73,7 @@ class Incident:
         begun = cls.load(folders[0])  # by a monitor that was killed before it had noted the failure
         again = begun is not None and (begun.attempt, begun.outcome) == (attempt, RESTARTING)
         path = folders[0] if again else folders[1]
-        incident = cls(path, evidence, cause, attempt, **known)
+        incident = cls(path, evidence, cause, attempt, progress_s, **known)
         incident.save(folder)
         return incident
 
@@ -92,9 +96,9 @@ class Incident:
         except (AttributeError, LookupError, TypeError, ValueError):
             return None  # written by another version
 
-    def close(self, folder: RunFolder, outcome: str, ended_at: str) -> None:
-        """Record how it ended, as a sentence, and when (UTC); saved."""
-        self.outcome, self.ended_at = outcome, ended_at
+    def close(self, folder: RunFolder, outcome: str) -> None:
+        """Record how it ended, as a sentence, and when; saved."""
+        self.outcome, self.ended_at = outcome, platform.now().utc
         self.save(folder)
 
     def save(self, folder: RunFolder) -> bool:

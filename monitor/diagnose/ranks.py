@@ -5,19 +5,21 @@ main thread belongs to a collective operation; a frame further out is not enough
 Only then do the counters decide: steps, check points, phases, and last how long each has been silent. Where the
 evidence does not tell, nobody is accused.
 
-A rank is a dictionary with the keys of UNKNOWN, as `records` makes it of a heartbeat: it is stored in the incident, and
-goes from node to node. `Group.lines` is the report as text, for the terminal and, as a block of code, for the
-incident's report.
+A rank is a dictionary with the keys of UNKNOWN, as `records` makes it of a heartbeat: it is stored in the incident. Of a
+run on several machines, each monitor has the heartbeats of its own machine alone. `Group.lines` is the report as text,
+for the terminal and, as a block of code, for the incident's report.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fnmatch
-import socket
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+import tomllib
 
 from guards.heartbeat import CHECK_POINTS, POINTS, WAITS, Beat
 from monitor.detect import probe
@@ -40,30 +42,9 @@ BARRIER = "ranks at a barrier"  # in the note of a rank whose deadline expired w
 STEPS = ("first_step", "step")
 FAILED, ENDED = ("failed", "deadline"), ("done", "stopped")  # outcomes
 MIN_SILENCE_S = 0.5  # one rank must be silent this much longer than the others to be the one that they wait for
-WAITING = ("distributed_c10d.py:*", "c10d_logger.py:*", "rendezvous.py:*", "*:wait_for_everyone", "*:barrier",
-           "*:all_reduce", "*:all_gather*", "*:broadcast*")  # fmt: skip
-"""Innermost frames of a rank that waits for the others."""
-MAYBE_WAITING = ("graph.py:_engine_run_backward", "*:synchronize")
-"""Innermost frames behind which native code computes, or waits for the others' gradients."""
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python")
-ADVICE = {
-    "arguments": "Check the disk of the Python environment: imports read thousands of files from it.",
-    "folders": "Check that the run's folder can be read and written; use a local disk.",
-    "tokenizer": "Check the connection to the model hub, or download the model first and set HF_HUB_OFFLINE=1.",
-    "model": "Check the disk that holds the base model, and that enough memory is free.",
-    "network": "Check that enough memory is free, and the settings of the LoRA network.",
-    "data": "Check the disk that holds the images and their caches; copy them to a local disk.",
-    "accelerator": "Check the driver (nvidia-smi), CUDA_VISIBLE_DEVICES, and that each rank reaches MASTER_ADDR.",
-    "tracker": "Turn the tracker off, or set WANDB_MODE=offline.",
-    "loader": "Use 0 data loader workers.",
-    "ready": "Resume from an older checkpoint, and do not draw sample images at the start.",
-    "first_step": "Use 0 data loader workers; with several GPUs try NCCL_P2P_DISABLE=1.",
-    "finished": "Check the disk that the LoRA is written to, and turn the tracker off.",
-}
-_NETWORK = (
-    "Check the network between the ranks: NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME, a firewall, NCCL_P2P_DISABLE=1."
-)
-_STEP_ADVICE = "The stack shows what it waits for. Use 0 data loader workers if it waits for a batch."
+_TABLE = tomllib.loads(Path(__file__).with_name("ranks.toml").read_text(encoding="utf-8"))
+ADVICE: dict[str, str] = _TABLE["advice"]
 
 
 # ---- one rank ----
@@ -86,11 +67,10 @@ def _record(beat: Beat, now: Moment) -> Rank:
                 "number": number, "name": name, "at": platform.utc(now.wall_s - (now.mono_s - at_s)),
                 "elapsed_s": round(at_s - beat.started_s, 6), "spent_s": round(spent_s, 3),
             })  # fmt: skip
-    alive: bool | None = None  # a rank of another machine, or one that cannot be read
-    if beat.about.get("host") == socket.gethostname():
-        with contextlib.suppress(OSError):
-            process = platform.process_info(beat.pid)
-            alive = process is not None and not process.dead
+    alive: bool | None = None
+    with contextlib.suppress(OSError):
+        process = platform.process_info(beat.pid)
+        alive = process is not None and not process.dead
     return {
         **{name: getattr(beat, name, unknown) for name, unknown in UNKNOWN.items()},
         **{name: beat.about.get(name) or UNKNOWN[name] for name in ("host", "device", "backend", "environment")},
@@ -102,17 +82,12 @@ def _record(beat: Beat, now: Moment) -> Rank:
 
 
 def missing(ranks: Sequence[Rank]) -> list[Rank]:
-    """The ranks that should be there and have no record.
-
-    Where the others' records are known from this machine only, ranks of other machines are not missing.
-    """
+    """The ranks that should be on this machine and have no record."""
     world = max((r["world"] for r in ranks), default=0)
-    here: set[int] = set()
+    expected = set(range(world))
     for rank in ranks:
-        size = str(rank["environment"].get("LOCAL_WORLD_SIZE", ""))
-        first = rank["rank"] - (rank["local_rank"] or 0)
-        here |= set(range(first, first + int(size))) if size.isdecimal() else set()
-    expected = here if here and len({r["host"] for r in ranks}) == 1 else set(range(world))
+        size, first = str(rank["environment"].get("LOCAL_WORLD_SIZE", "")), rank["rank"] - (rank["local_rank"] or 0)
+        expected = set(range(first, first + int(size))) if size.isdecimal() else expected
     absent = sorted(expected - {r["rank"] for r in ranks})
     return [{**UNKNOWN, "rank": number, "world": world, "missing": True} for number in absent]
 
@@ -185,7 +160,7 @@ class Group:
     def waits(self, rank: Rank) -> bool:
         """Does this rank wait for others? By its stack; without one, because it says so."""
         frames = self.frames(rank)
-        return _is(frames, WAITING) if frames else _says_it_waits(rank)
+        return _is(frames, _TABLE["waiting"]) if frames else _says_it_waits(rank)
 
     def culprit(self) -> Rank | None:
         """The rank that the others wait for; None where there is one rank only, or the evidence does not tell.
@@ -209,7 +184,7 @@ class Group:
         behind = [r for r in candidates if r["step"] == min(other["step"] for other in candidates)]
         outside = [r for r in behind if not self.waits(r)]
         known = all(map(self.frames, outside))  # one without a stack may be anywhere
-        certain = [r for r in outside if known and not _is(self.frames(r), MAYBE_WAITING)]
+        certain = [r for r in outside if known and not _is(self.frames(r), _TABLE["maybe_waiting"])]
         for group in (behind, outside, certain, _fewest_points(outside), [r for r in outside if not _in_step(r)]):
             if len(group) == 1:
                 return group[0]
@@ -248,11 +223,12 @@ class Group:
         if all(map(self.waits, going)):
             call = "".join(f" ({frame.function})" for frame in self.frames(one)[:1])
             text = f"wait in a collective operation{call} at {_and(at)}, and none of them is missing."
-            return Finding(f"All {len(going)} ranks {text}", _NETWORK)
+            return Finding(f"All {len(going)} ranks {text}", ADVICE["all_wait"])
         if len(at) == 1:
             return Finding(f"All {len(going)} ranks stopped at {at[0]}.", advice)
         each = "; ".join(f"rank {r['rank']}: {place(r)}" for r in going)
-        return Finding(f"The ranks stopped, and the evidence does not show which one first: {each}.", _STEP_ADVICE)
+        text = f"The ranks stopped, and the evidence does not show which one first: {each}."
+        return Finding(text, ADVICE["in_a_step"])
 
     def _said(self, rank: Rank) -> tuple[str, str]:
         """(`Rank 1 stopped at check point 4 (base model)`: the subject of the sentence, what to do)."""
@@ -270,7 +246,7 @@ class Group:
             return f"{name} (pid {pid}) is stopped by a signal at {at}", how
         if at_check_point(rank):
             return f"{name} stopped at {at}", ADVICE.get(rank["point"], "")
-        return (f"{name} has not ended {at}", _STEP_ADVICE) if _in_step(rank) else (f"{name} hangs: {at}", "")
+        return (f"{name} has not ended {at}", ADVICE["in_a_step"]) if _in_step(rank) else (f"{name} hangs: {at}", "")
 
     def _others(self, late: Rank) -> str:
         """` and never reached 5 (LoRA network), while ranks 0 and 2 wait for it in a barrier.`"""

@@ -27,7 +27,7 @@ import tomllib
 from guards.reading import cgroups, read_text
 from monitor import gpu
 from monitor.attempt import Attempt
-from monitor.detect.probe import Missing, ProcessSample, Sample, growths, take
+from monitor.detect.probe import DISK, NETWORK_DISK, Missing, ProcessSample, Sample, growths, take, waits_for
 from monitor.detect.progress import MIN_STEPS, OVER, Pace, Watch
 from monitor.ledger import amount
 from monitor.phrases import duration
@@ -41,9 +41,6 @@ from monitor.state import Observation, Verdict
 
 TABLE: list[dict[str, Any]] = tomllib.loads(Path(__file__).with_name("slow.toml").read_text(encoding="utf-8"))["cause"]
 UNKNOWN = "unknown"
-# Kernel functions: waits for a file of a network or FUSE file system, and uninterruptible waits for no file at all
-NETWORK_WAITS = ("nfs", "rpc_", "cifs", "smb", "fuse", "request_wait_answer", "netfs", "ceph")
-OTHER_WAITS = ("nv", "os_", "rm_", "uvm", "rwsem", "futex", "kernel_clone", "wait_for_vfork", "do_coredump", "ptrace")
 HOT, BRAKED = ("too hot", "hardware slowdown"), ("power brake",)
 WORKS = 10  # percent of a GPU
 Amounts = dict[str, tuple[float, float]]  # name -> (amount, seconds in which it came together)
@@ -116,9 +113,9 @@ def between(first: Reading, second: Reading, ours: Collection[int]) -> Amounts:
 
 
 def _for_files(process: ProcessSample) -> bool:
-    """Whether the process waits for a disk, a network file system or FUSE."""
-    waits = process.wchan.lstrip("_")
-    return waits.startswith(NETWORK_WAITS) or (process.state == "D" and not waits.startswith(OTHER_WAITS))
+    """Whether the process waits for a disk, a network file system or FUSE, or uninterruptibly for what is not known."""
+    what = waits_for(process.wchan)
+    return what == NETWORK_DISK or (process.state == "D" and what in (DISK, ""))
 
 
 def _gpu(gpu: Mapping[str, Any], ours: Collection[int]) -> dict[str, float]:
@@ -233,10 +230,11 @@ class Slowdown:
     def __init__(self, run: Run):
         self.run = run
         self._window_s = run.config.slow.window_s
-        self._pace = Pace(self._window_s)
         self._begin()
 
-    def _begin(self) -> None:
+    def _begin(self, expected_s: float = 0.0) -> None:
+        """Another process is watched, whose steps are expected to take so long (0.0: not known)."""
+        self._pace = Pace(self._window_s, expected_s)
         self._reading: Reading | None = None
         self._pid = 0  # of the process whose pace it is
         self._visit = (0, -1.0)  # (pid, when the phase was entered) of `_reading`
@@ -252,8 +250,7 @@ class Slowdown:
         known = self.run.state.pace
         usual_s = amount(known.get("usual_s")) if known.get("changes", []) == self._names() else 0.0
         first = not usual_s and not self._names()
-        self._pace = Pace(self._window_s, _rehearsed_s(self.run.folder.folder) if first else usual_s)
-        self._begin()
+        self._begin(_rehearsed_s(self.run.folder.folder) if first else usual_s)
 
     def _names(self) -> list[str]:
         return [change["name"] for change in self.run.state.changes]
@@ -277,7 +274,6 @@ class Slowdown:
             self._reading = None
             return None
         if self._pid and beat.pid != self._pid:  # another stage of the script: it has a pace of its own
-            self._pace = Pace(self._window_s)
             self._begin()
         self._pid = beat.pid
         in_step = beat.phase == "step" and beat.outcome == "running" and beat.count > 0
@@ -379,7 +375,7 @@ class Slowdown:
             return None
         if not (ladder := run.slow["ladder"]):
             return None
-        change = next_attempt.next_change(run.folder, ladder, changes, run.config.check.render_s, run.pause)
+        change = next_attempt.next_change(run, ladder)
         known |= {"tried": change.get("name") or "none", "slow_s": run.slow["step_s"]}
         if not change:
             return None

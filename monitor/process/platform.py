@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 from guards import reading
 from guards.reading import read_bytes, read_text
@@ -41,6 +41,8 @@ _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _GONE = (errno.ENOENT, errno.ESRCH, errno.EPERM)  # EPERM: another user's, hidden by `hidepid` or by the system
 _STATES = {"running": "R", "stopped": "T", "zombie": "Z", "disk-sleep": "D"}  # psutil.STATUS_*
 T = TypeVar("T")
+Stream = IO[bytes] | int  # of a child: an open file, or a constant of subprocess
+NULL = subprocess.DEVNULL
 
 
 @dataclass(frozen=True)
@@ -260,8 +262,12 @@ def become_subreaper() -> None:
 _children: weakref.WeakValueDictionary[int, subprocess.Popen[bytes]] = weakref.WeakValueDictionary()  # of `popen`
 
 
-def popen(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
-    """`subprocess.Popen` for a thread that calls `reap`, which must know whose exit code somebody waits for."""
+def popen(command: list[str], out: Stream = NULL, stdin: Stream = NULL, **options: Any) -> subprocess.Popen[bytes]:
+    """A child in a session of its own, which prints into `out`; `reap` keeps its exit code for whoever waits for it.
+
+    options: more of `subprocess.Popen`'s. OSError: it cannot be started.
+    """
+    options |= {"bufsize": 0, "stdin": stdin, "stdout": out, "stderr": subprocess.STDOUT, **detached()}
     child: subprocess.Popen[bytes] = subprocess.Popen(command, **options)
     _children[child.pid] = child
     return child

@@ -11,7 +11,6 @@ temporary file, because a pipe that nobody drains blocks it. One that cannot be 
 """
 
 import contextlib
-import json
 import math
 import os
 import signal
@@ -24,10 +23,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from guards.reading import moved_bytes
+from guards.reading import json_object, moved_bytes
 from monitor.phrases import count
 from monitor.process import platform
-from monitor.process.platform import LOCK, Lock, ProcessInfo, is_held
+from monitor.process.platform import LOCK, NULL, Lock, ProcessInfo, Stream, is_held
 
 TOKEN = "HANGPROOF_TOKEN"
 RUN = "HANGPROOF_RUN"
@@ -194,27 +193,16 @@ def python(module: str, *arguments: str) -> list[str]:
     return [sys.executable, "-m", module, *arguments]
 
 
-def helper(
-    command: list[str], out: IO[bytes] | int, stdin: IO[bytes] | int = subprocess.DEVNULL
-) -> subprocess.Popen[bytes]:
-    """Start a helper in a session of its own, which prints into the file `out`. OSError: it cannot be started."""
-    return platform.popen(
-        command,
-        bufsize=0,
-        stdin=stdin,
-        stdout=out,
-        stderr=subprocess.STDOUT,
-        cwd=ROOT,
-        env=helper_environment(),
-        **platform.detached(),
-    )
+def helper(command: list[str], out: Stream, stdin: Stream = NULL) -> subprocess.Popen[bytes]:
+    """Start a helper, which prints into the file `out`. OSError: it cannot be started."""
+    return platform.popen(command, out, stdin, cwd=ROOT, env=helper_environment())
 
 
 class Subjob:
     """One child in a session of its own. Never raises: if it cannot be started, `done()` is True and `error` says why.
 
-    Once it is done: `code` is its exit status (negative: the signal; None: not started, or not killable), `took_s` its
-    time in seconds, and `error` the reason when it did not exit by itself with status 0, else "".
+    Once it is done: `code` is its exit status (negative: the signal; None: not started, or not killable), and `error`
+    the reason when it did not exit by itself with status 0, else "".
     """
 
     def __init__(self, command: list[str], timeout_s: float, stdin: bytes | None = b"", standstill_s: float = math.inf):
@@ -227,7 +215,6 @@ class Subjob:
         self.standstill_s = standstill_s
         self.code: int | None = None
         self.timed_out = False
-        self.took_s = 0.0
         self.error = ""
         self._text = ""
         self._done = False
@@ -304,7 +291,6 @@ class Subjob:
     def _finish(self, error: str = "") -> None:
         """Keep the result and close the files."""
         self._done = True
-        self.took_s = time.monotonic() - self._began_s
         try:
             if self._popen is not None:
                 self.code = self._popen.returncode
@@ -329,10 +315,7 @@ class Subjob:
 
     def answer(self) -> dict[str, Any] | None:
         """The JSON object on the last line of its output, None when there is none."""
-        with contextlib.suppress(ValueError):
-            value = json.loads(self._last_line())
-            return value if isinstance(value, dict) else None
-        return None
+        return json_object(self._last_line())
 
     def _last_line(self) -> str:
         return (self._text.strip().splitlines() or [""])[-1].strip()

@@ -89,8 +89,10 @@ def states(folders: list[Path]) -> dict[Path, int]:
 
 
 def newest(folders: list[Path]) -> Path | None:
-    """The newest state with a guard file, verified or not."""
-    return next((path for path, step in states(folders).items() if step >= 0), None)
+    """The newest state with a guard file, verified or not; None without one, and where they cannot be listed."""
+    with contextlib.suppress(OSError):
+        return next((path for path, step in states(folders).items() if step >= 0), None)
+    return None
 
 
 def choose(
@@ -283,8 +285,10 @@ def keep_newest(run: Run, pause: Callable[[float], None]) -> str:
     """
     if not run.state.snapshots or run.unkept is not None:
         return run.unkept or ""
-    on_disk = max(states(run.state_folders()).values(), default=0)
-    found, unkept = usable_snapshots(run, on_disk, room=False), ""
+    on_disk, unkept = 0, ""
+    with contextlib.suppress(OSError):  # they cannot be listed: it is written, where the disk takes that
+        on_disk = max(states(run.state_folders()).values(), default=0)
+    found = usable_snapshots(run, on_disk, room=False)
     point = choose([], run.config.check.verify_s, pause, found)
     if point.record is not None:
         interpreter = point.python if Path(point.python).is_file() else sys.executable

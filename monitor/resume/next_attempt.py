@@ -30,7 +30,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from guards import gate, reading
 from guards.reading import read_text
@@ -40,6 +40,9 @@ from monitor.process import platform
 from monitor.process.spawned import ROOT, Subjob, python
 from monitor.run_folder import JOB, SCRIPT, TRAINING_LOG, MonitorError, RunFolder
 from monitor.state import Observation, spec_edited
+
+if TYPE_CHECKING:
+    from monitor.recovery import Run
 
 Pause = Callable[[float], None]
 Change = dict[str, Any]  # a mitigation: {"name", "sentence", "patch"}; the patch is of the job (runs/job.py)
@@ -84,18 +87,18 @@ def with_state(text: str, folder: Path, state: Path | None) -> str:
     return text.replace(shlex.quote(str(folder / STAND_IN)), shlex.quote(str(state)))
 
 
-def next_change(
-    folder: RunFolder, ladder: Sequence[str], changes: list[Change], timeout_s: float, pause: Pause
-) -> Change:
-    """The first mitigation of `ladder` that changes anything beyond `changes`; {} for none, and where that is not known.
+def next_change(run: Run, ladder: Sequence[str]) -> Change:
+    """The first mitigation of `ladder` that changes anything beyond those in force; {} for none, and where that is unknown.
 
     One that cannot change a script that the user edited is left out, and an event says why.
     """
-    left = [name for name in ladder if name not in [c["name"] for c in changes]]
+    folder, changes = run.folder, run.state.changes
+    left = [name for name in ladder if name not in [change["name"] for change in changes]]
     if folder.foreign or not left:
         return {}
     try:
-        answer = _ask(folder, {"want": "change", "ladder": left, "changes": changes}, timeout_s, pause)
+        request = {"want": "change", "ladder": left, "changes": changes}
+        answer = _ask(folder, request, run.config.check.render_s, run.pause)
     except (MonitorError, OSError) as error:
         folder.log(f"the run is not changed: {error}")
         return {}
@@ -122,51 +125,52 @@ def _ask(folder: RunFolder, request: dict[str, Any], timeout_s: float, pause: Pa
 class Prewarm:
     """Renders the scripts of one run, the next one while the run is healthy."""
 
-    def __init__(self, folder: RunFolder, timeout_s: float):
-        self.folder = folder
-        self.timeout_s = timeout_s
+    def __init__(self, run: Run):
+        self.run = run
         self._job: Subjob | None = None  # renders the next script, or has
-        self._found: dict[str, Any] | None = None  # its answer
+        self._found: dict[str, Any] = {}  # its answer
         self._made_from: list[object] = []
         self._next_s = 0.0  # not again before, from the same
 
-    def tick(self, now_s: float, changes: list[Change]) -> None:
+    def tick(self, now_s: float) -> None:
         """Begin to render the script where it is missing or stale. Called while the run makes progress.
 
         Where that fails, the restart renders it, and reports what is wrong.
         """
-        made_from = self._depends_on(changes)
-        same = self._job is not None and made_from == self._made_from
-        if self.folder.foreign or platform.WINDOWS or (same and (now_s < self._next_s or self._fresh(changes))):
+        run, made_from = self.run, self._depends_on()
+        rests = self._job is not None and made_from == self._made_from and (now_s < self._next_s or self.prepared())
+        if run.folder.foreign or run.several or platform.WINDOWS or rests:
             return
         self.close()
-        request = {"want": "text", "resume": self.folder.folder / STAND_IN, "changes": changes}
-        self._job, self._found = _job(self.folder, request, self.timeout_s), None
+        request = {"want": "text", "resume": run.folder.folder / STAND_IN, "changes": run.state.changes}
+        self._job, self._found = _job(run.folder, request, run.config.check.render_s), {}
         self._made_from, self._next_s = made_from, now_s + REST_S
 
-    def prepared(self, changes: list[Change]) -> tuple[str, str]:
-        """The next script, with the stand-in, for a standby ("": missing or stale), and why it must not start early."""
-        found = self._fresh(changes) or {"text": "", "alone": ""}
-        return found["text"], found["alone"]
+    def prepared(self) -> dict[str, Any]:
+        """The next script, with the stand-in, as `respond` says; {} while it is missing, and where it is stale."""
+        if self._job is None or self._made_from != self._depends_on():
+            return {}
+        if not self._found and self._job.done():
+            self._found = self._job.answer() or {}
+        return self._found
 
-    def render(
-        self, number: int, resume: Path | None, changes: list[Change], changes_at_save: list[str], pause: Pause
-    ) -> Rendered:
+    def render(self, number: int, resume: Path | None) -> Rendered:
         """The script of attempt `number`: train.sh itself, the prepared text with the state's name, or rendered now.
 
         The user's own script is always itself; its environment says where to resume. MonitorError: not rendered.
         """
-        folder, same = self.folder, changes_at_save == [c["name"] for c in changes]
+        folder, changes, changes_at_save = self.run.folder, self.run.state.changes, self.run.state.changes_at_save
         if folder.foreign or (number == 1 and resume is None and not changes):
             return Rendered(folder.folder / SCRIPT, str(folder.spec.get("save_dir", "")))
-        if (found := self._fresh(changes)) is not None and resume is not None and same:
+        same = changes_at_save == [change["name"] for change in changes]
+        if (found := self.prepared()) and resume is not None and same:
             path = folder.folder / f"train.attempt-{number}.sh"
             text = with_state(found["text"], folder.folder, resume)
             if STAND_IN not in text and folder.replace(path.name, text.rstrip("\n"), errors="surrogateescape"):
                 path.chmod(0o755)
                 return Rendered(path, found["save_dir"])
         request = {"want": "script", "number": number, "resume": resume, "changes": changes, "was": changes_at_save}
-        answer = _ask(folder, request, self.timeout_s, pause)
+        answer = _ask(folder, request, self.run.config.check.render_s, self.run.pause)
         return Rendered(Path(answer["script"]), answer["save_dir"], answer["compatible"])
 
     def close(self) -> None:
@@ -174,20 +178,12 @@ class Prewarm:
         if self._job is not None:
             self._job.kill()
 
-    def _depends_on(self, changes: list[Change]) -> list[object]:
+    def _depends_on(self) -> list[object]:
         try:
-            stat = os.stat(self.folder.folder / JOB)
+            stat = os.stat(self.run.folder.folder / JOB)
         except OSError:
             return []
-        return [stat.st_mtime_ns, stat.st_size, *(c["name"] for c in changes)]
-
-    def _fresh(self, changes: list[Change]) -> dict[str, Any] | None:
-        """What the subprocess has answered; None while it has not, and where that was of another job or other changes."""
-        if self._job is None or self._made_from != self._depends_on(changes):
-            return None
-        if self._found is None and self._job.done():
-            self._found = self._job.answer()
-        return self._found
+        return [stat.st_mtime_ns, stat.st_size, *(change["name"] for change in self.run.state.changes)]
 
 
 # ---- the standby ----
@@ -213,11 +209,11 @@ def message(resume: str, environment: dict[str, str], log: str) -> bytes:
 class Standby:
     """The standby attempt of one run. `off`: why there is none."""
 
-    def __init__(self, folder: RunFolder, limits: config.Section, kill_wait_s: float):
-        self.folder, self.limits, self.kill_wait_s = folder, limits, kill_wait_s
-        self.off = never(folder, limits)
+    def __init__(self, run: Run):
+        self.run, self.folder, self.limits = run, run.folder, run.config.standby
+        self.off = never(run.folder, self.limits)
         self.attempt: Attempt | None = None
-        self._tries = 0 if self.off else limits.tries_count  # starts that may fail in a row
+        self._tries = 0 if self.off else self.limits.tries_count  # starts that may fail in a row
         self._gate: BinaryIO = io.BytesIO()
         self._next_s = 0.0  # of the next look at it; no start before
         self._waits = False  # it was ready at the last look
@@ -227,33 +223,28 @@ class Standby:
         """It waits at the gate."""
         return self.attempt is not None and (self.attempt.heartbeats / gate.READY).exists()
 
-    def tick(self, view: Observation, trains: Attempt, prepared: tuple[str, str], inherit: tuple[int, ...]) -> None:
-        """Start the standby, or look after it. Called while the run makes progress; OSError: it cannot be killed.
+    def tick(self, view: Observation, trains: Attempt) -> None:
+        """Start the standby beside the attempt that `trains`, or look after it. Called while the run makes progress.
 
-        trains: the attempt that trains. prepared: as Prewarm says it. inherit: descriptors that an attempt keeps open.
+        OSError: it cannot be killed.
         """
-        text, alone = prepared
-        if alone:
-            self._tries, self.off = 0, alone
+        prepared = self.run.prewarm.prepared()
+        if alone := prepared.get("alone"):
+            self._tries = 0
             return self.drop(alone)
-        attempt, limits, failed = self.attempt, self.limits, ""
-        may_begin = self._tries and text and any(b.count >= limits.steps_count for b in view.beats)
+        attempt, limits, failed, waited = self.attempt, self.limits, "", self._waits
+        may_begin = self._tries and prepared and any(b.count >= limits.steps_count for b in view.beats)
         if view.now_s < self._next_s or not (attempt or may_begin):
             return
-        self._next_s = view.now_s + LOOK_S
-        waited, self._waits = self._waits, self.ready
-        # While it waits, its processes stay what they are; a scan of all processes would take milliseconds.
-        settled = attempt is not None and waited and attempt.script_alive()
-        members = set(attempt.tree.members) if attempt is not None and settled else self.pids()
+        self._next_s, self._waits = view.now_s + LOOK_S, self.ready
         free, needed = reading.available_bytes(), limits.reserve_bytes // 2
         if attempt is None:  # more than what it may not fall below later
             needed = limits.reserve_bytes + min(platform.private_bytes(*trains.tree.members), AT_MOST_BYTES)
         if free is not None and free < needed:
-            self.off = f"memory is short: {free / 1e9:.1f} GB free, {needed / 1e9:.1f} GB needed"
-            self.drop(self.off)
+            self.drop(f"memory is short: {free / 1e9:.1f} GB free, {needed / 1e9:.1f} GB needed")
         elif attempt is None:
-            failed = self._begin(trains.record.number + 1, text, inherit)
-        elif not members:
+            failed = self._begin(trains.record.number + 1, prepared["text"])
+        elif not attempt.script_alive():
             lines = read_text(attempt.heartbeats / OUTPUT).strip().splitlines()
             failed = f"it ended by itself: {lines[-1][:300] if lines else 'without a message'}"
         elif not self.ready and view.now_s - attempt.record.started_s >= limits.start_s:
@@ -261,49 +252,46 @@ class Standby:
         if failed:  # tried again at the next look, a few times in a row
             self._tries -= 1
             self.drop(failed if self._tries else f"{failed} ({limits.tries_count} times)")
-        if not settled:  # short of memory, the kernel kills it and not the training
+        # Short of memory, the kernel kills it and not the training. While it waits, its processes stay what they are.
+        if attempt is None or not waited:
             platform.kill_first(self.pids())
 
-    def _begin(self, number: int, text: str, inherit: tuple[int, ...]) -> str:
+    def _begin(self, number: int, text: str) -> str:
         """Start it; "" or why it cannot be started."""
-        reader, writer = os.pipe()
-        self._version = reading.commit(ROOT)  # that it imports
-        self._gate = open(writer, "wb", buffering=0)  # noqa: SIM115 - until it is released or dropped
         try:
-            self.attempt = attempt = Attempt.prepare(self.folder, number)
-            script = attempt.heartbeats / f"train.attempt-{number}.sh"
-            script.write_text(text, encoding="utf-8", errors="surrogateescape")
-            stand_in = str(self.folder.folder / STAND_IN)
-            variables = {gate.VARIABLE: str(reader), gate.STAND_IN: stand_in, gate.NO_CONTEXT: "1"}
-            attempt.start(script, attempt.heartbeats / OUTPUT, variables, (*inherit, reader))
+            reader, writer = os.pipe()
+            self._gate = open(writer, "wb", buffering=0)  # noqa: SIM115 - until it is released or dropped
+            with open(reader, "rb"):
+                self._version = reading.commit(ROOT)  # that it imports
+                self.attempt = attempt = Attempt.prepare(self.folder, number)
+                script = attempt.heartbeats / f"train.attempt-{number}.sh"
+                script.write_text(text, encoding="utf-8", errors="surrogateescape")
+                stand_in = str(self.folder.folder / STAND_IN)
+                variables = {gate.VARIABLE: str(reader), gate.STAND_IN: stand_in, gate.NO_CONTEXT: "1"}
+                attempt.start(script, attempt.heartbeats / OUTPUT, variables, (*self.run.queue.handles(), reader))
             return ""
         except OSError as error:
             return f"it cannot be started: {error.strerror or error}"
-        finally:
-            os.close(reader)
 
-    def release(
-        self, script: Path, resume: Path | None, more: Mapping[str, str], save: Callable[[Attempt], None]
-    ) -> Attempt | None:
+    def release(self, script: Path, resume: Path | None, more: Mapping[str, str]) -> Attempt | None:
         """Let it train if it waits for exactly this script; else, and where it does not answer, it is killed.
 
-        more: of its environment. save: writes its record, for a later monitor. OSError: it cannot be killed or saved.
+        more: of its environment. OSError: it cannot be killed.
         """
         attempt, self._next_s = self.attempt, 0.0  # the next one need not wait
         if attempt is None:
             return None
-        waits_for = with_state(read_text(attempt.heartbeats / script.name), self.folder.folder, resume)
-        if resume is None:
-            reason = "the training starts over"
-        elif self._version != reading.commit(ROOT):  # what it imports later would not fit what it has
-            reason = "Hangproof was updated"
-        elif not waits_for or waits_for.rstrip() != read_text(script).rstrip():
-            reason = "the failure changes the script"
-        elif not (self.ready and self.pids()):
-            reason = "it has not imported everything yet"
-        else:
+        waits_for = with_state(read_text(attempt.heartbeats / script.name), self.folder.folder, resume).rstrip()
+        reasons = {
+            "the training starts over": resume is None,
+            "Hangproof was updated": self._version != reading.commit(ROOT),  # what it imports later would not fit
+            "the failure changes the script": not waits_for or waits_for != read_text(script).rstrip(),
+            "it has not imported everything yet": not (self.ready and self.pids()),
+        }
+        reason = next((reason for reason, applies in reasons.items() if applies), "")
+        if not reason:
             attempt.begins_now()
-            save(attempt)
+            self.run.record(attempt)
             until_s, passed = time.monotonic() + self.limits.gate_s, attempt.heartbeats / gate.PASSED
             with contextlib.suppress(OSError):  # it died a moment ago
                 attempt.announce(script, resume, before=read_text(attempt.heartbeats / OUTPUT))
@@ -321,13 +309,12 @@ class Standby:
         return None
 
     def drop(self, reason: str) -> None:
-        """Kill the standby, if there is one. OSError: it cannot be killed."""
-        attempt, self.attempt = self.attempt, None
+        """Kill the standby, if there is one: for this reason there is none. OSError: it cannot be killed."""
+        attempt, self.attempt, self.off = self.attempt, None, reason
         self._gate.close()
         if attempt is not None:
-            self.off = reason
             self.folder.log(f"the standby attempt is dropped: {reason}")
-            killed = attempt.kill(0.0, self.kill_wait_s)
+            killed = attempt.kill(0.0, self.run.config.end.kill_wait_s)
             attempt.close()
             if killed.survivors:
                 raise OSError("the standby attempt cannot be killed")
@@ -336,7 +323,7 @@ class Standby:
         """The run has ended, or its monitor does."""
         self._tries = 0
         with contextlib.suppress(OSError):
-            self.drop("the run has ended")
+            self.drop("the run has ended" if self.attempt else self.off)
 
     def pids(self) -> set[int]:
         """Its processes: none of them is a leftover."""

@@ -22,6 +22,7 @@ from run_facts import status, step_of, trainers
 from benchmarks.trial import read_lines
 from guards import step_requests
 from monitor import config
+from monitor.process import platform
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -210,6 +211,24 @@ def wait_for(condition, timeout_s: float = 120.0, what: str = "") -> object:
             return value
         time.sleep(0.02)
     raise AssertionError(f"not within {timeout_s} s: {what or condition}")
+
+
+@pytest.fixture
+def spawn():
+    """Starts a process with these variables, `sleep 60` by default, in a session of its own; killed at the end."""
+    made = []
+
+    def start(*command: str, **env: str) -> subprocess.Popen:
+        how = {"cwd": ROOT, "env": os.environ | env, "stdout": subprocess.PIPE, "text": True, "start_new_session": True}
+        made.append(subprocess.Popen(command or ("sleep", "60"), **how))
+        for name, value in env.items() if sys.platform.startswith("linux") else ():  # in mid-exec there is none
+            wait_for(lambda name=name, value=value: platform.environ_of(made[-1].pid).get(name) == value)
+        return made[-1]
+
+    yield start
+    for process in made:
+        process.kill()
+        process.communicate()
 
 
 @pytest.fixture

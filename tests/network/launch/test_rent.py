@@ -13,7 +13,6 @@ from runs_helpers import python
 
 from launch import rent, travel
 from launch.common import LaunchError
-from launch.rent import ApiError
 from launch.serve import Container
 
 KEY, NAME = "rpa_0123456789SECRET", "hangproof-my-lora-1234"
@@ -123,7 +122,7 @@ def test_a_pod_needs_a_key_and_a_store_that_takes_one(remote, monkeypatch):
 
 
 def test_the_key_goes_only_where_it_belongs(monkeypatch):
-    def asked(url: str, text: str, kind: type = ApiError) -> None:
+    def asked(url: str, text: str, kind: type = rent.ApiError) -> None:
         monkeypatch.setenv("HANGPROOF_RUNPOD_URL", url)
         with pytest.raises(LaunchError, match=text) as caught:
             rent.call(KEY, "GET", "/v2/pods")

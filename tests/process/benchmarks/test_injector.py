@@ -1,12 +1,15 @@
-"""Faults are injected as they are named, and a second writer is noticed. tests/campaigns/test_faults.py plays all."""
+"""Faults are injected as they are named, and a second writer is noticed. tests/campaigns plays all of them."""
 
-import children
+import subprocess
+import sys
+
 import fault_actions
 import faults
 import tomllib
+from proc_helpers import linux
 from runs_helpers import python
 
-from benchmarks import injector
+from benchmarks import chaos, injector
 from guards.heartbeat import PHASES
 from monitor.state import FINAL
 from runs.paths import ROOT
@@ -38,27 +41,35 @@ def test_the_drill_of_windows_finds_its_fault():
 HELD = "import time; from benchmarks import injector; injector.claim(); print('held', flush=True); time.sleep(600)"
 
 
-def test_a_second_writer_is_reported_and_one_that_has_died_is_none(tmp_path):
+def test_a_second_writer_is_reported_and_one_that_has_died_is_none(tmp_path, spawn):
     """What each row of the matrix is checked for; forked workers and the next attempt are no second writer."""
-    made = []
 
     def held(attempt: int, run: str = "/a"):
-        where = {injector.WRITERS: tmp_path, "HANGPROOF_RUN": run, "HANGPROOF_ATTEMPT": attempt}
-        made.append(children.start(HELD, **where))
-        assert made[-1].stdout.readline() == "held\n"
-        return made[-1]
+        where = {injector.WRITERS: str(tmp_path), "HANGPROOF_RUN": run, "HANGPROOF_ATTEMPT": str(attempt)}
+        process = spawn(sys.executable, "-c", HELD, **where)
+        assert process.stdout.readline() == "held\n"
+        return process
 
-    try:
-        first, _ = held(1), held(1, "/b")
-        assert injector.doubled(tmp_path) == []
-        first.kill()
-        first.wait()
-        second = held(2)
-        assert injector.doubled(tmp_path) == []
-        third = held(3)
-        (report,) = injector.doubled(tmp_path)
-        assert f"process {third.pid} (attempt 3) trains while process {second.pid} (attempt 2) trains /a" in report
-    finally:
-        for one in made:
-            one.kill()
-            one.communicate()
+    first, _ = held(1), held(1, "/b")
+    assert injector.doubled(tmp_path) == []
+    first.kill()
+    first.wait()
+    second = held(2)
+    assert injector.doubled(tmp_path) == []
+    third = held(3)
+    (report,) = injector.doubled(tmp_path)
+    assert f"process {third.pid} (attempt 3) trains while process {second.pid} (attempt 2) trains /a" in report
+
+
+LOAD = (
+    "import sys; exec(open(sys.argv[1]).read() + '_install()'); from monitor import config, supervisor; config.load()"
+)
+
+
+@linux
+def test_the_whole_monitor_is_imported_under_the_shim_that_makes_its_calls_fail(tmp_path, monkeypatch):
+    for name, value in (("CHAOS_ROOT", ROOT), ("CHAOS_FOLDER", tmp_path), ("CHAOS_LEDGER", tmp_path / "none")):
+        monkeypatch.setenv(name, str(value))
+    command = [sys.executable, "-c", LOAD, str(chaos.SHIM / "sitecustomize.py")]
+    subprocess.run(command, cwd=ROOT, check=True)
+    assert "monitor/" in next(tmp_path.glob("places-*")).read_text()

@@ -11,10 +11,9 @@ import pytest
 from runs_helpers import call
 
 from benchmarks import __main__ as command, overhead
-from benchmarks.__main__ import NAMES, main
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", command.NAMES)
 def test_a_benchmark_has_arguments_with_which_it_measures(name, capsys):
     module = importlib.import_module(f"benchmarks.{name}")
     parser = argparse.ArgumentParser()
@@ -22,18 +21,12 @@ def test_a_benchmark_has_arguments_with_which_it_measures(name, capsys):
     parser.parse_args([])
     assert callable(module.measure)
     with pytest.raises(SystemExit, match="0"):
-        main([name, "--help"])
+        command.main([name, "--help"])
     assert module.__doc__.splitlines()[0] in capsys.readouterr().out
-    assert main(["speed"]) == 2 and name in capsys.readouterr().err, "an unknown name lists those there are"
+    assert command.main(["speed"]) == 2 and name in capsys.readouterr().err, "an unknown name lists those there are"
     programs = [text for text in vars(module).values() if isinstance(text, str) and text.startswith("\nimport ")]
-    check = [
-        Path(sys.executable).parent / "ruff",
-        "check",
-        "--isolated",
-        "--select=F",
-        "--config=builtins=['module']",
-        "-",
-    ]
+    words = ("check", "--isolated", "--select=F", "--config=builtins=['module']", "-")
+    check = [Path(sys.executable).parent / "ruff", *words]
     for text in programs:
         assert subprocess.run(check, input=text, text=True, capture_output=True).returncode == 0, text
 
@@ -61,6 +54,6 @@ def test_against_another_checkout_it_prints_the_ratios_of_the_figures_that_diffe
         (tmp_path / name / "benchmarks").mkdir(parents=True)
         (tmp_path / name / "benchmarks" / "__main__.py").write_text(PRINTS.format(value))
     monkeypatch.setattr(command, "ROOT", tmp_path / "ours")
-    assert main(["overhead", "--against", str(tmp_path / "theirs"), "--steps", "30"]) == 0
+    assert command.main(["overhead", "--against", str(tmp_path / "theirs"), "--steps", "30"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["ratios"] == {"parts.a": {"median": 0.75, "low": 0.75, "high": 0.75, "n": 3}}

@@ -7,8 +7,10 @@ import pytest
 from monitor_helpers import toy_run, wait_for
 from queue_helpers import command, ended, made, processes, starts
 from run_facts import step_of, weight
+from sweep_helpers import make
 from toys import undisturbed
 
+import runs
 from jobs import queue
 from monitor.process.platform import LOCK, Lock
 from monitor.process.spawned import idle
@@ -184,3 +186,20 @@ def test_a_run_without_a_gpu_starts_at_once_and_one_with_a_gpu_waits(data, monke
     assert first["pid"] and first == second
     for name in ("busy", "other"):
         assert command("stop", name, "--wait", "60").returncode == 0
+
+
+def test_cancelling_a_sweep_removes_what_is_left(base):
+    made = make(base, rank=[4, 8])
+    queue.add_sweep(made.name, [run for run, _ in made.runs])
+    assert queue.cancel(made.name) == [] and not queue.read().entries
+    with pytest.raises(MonitorError, match="none of its runs waits or trains"):
+        queue.cancel(made.name)
+
+
+def test_a_run_of_a_sweep_starts_with_the_caches_of_those_before_it(base, monkeypatch):
+    first, second = (run for run, _ in make(base, rank=[4, 8]).runs)
+    (runs.datasets_dir() / first / "0_flux.npz").write_bytes(b"cache")
+    started = []
+    monkeypatch.setattr(queue, "launch", lambda folder: started.append((folder.name, len(list(data.glob("*.npz"))))))
+    data = runs.datasets_dir() / second
+    assert queue._start(runs.outputs_dir() / second) == "" and started == [(second, 1)]

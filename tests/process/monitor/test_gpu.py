@@ -14,7 +14,6 @@ import time
 from pathlib import Path
 from unittest.mock import Mock
 
-import children
 import pytest
 from monitor_helpers import ROOT, wait_for
 
@@ -164,23 +163,21 @@ def test_a_helper_that_cannot_start_is_a_note(gpus, monkeypatch, where):
     assert wait_for(one.read) and one.note == "", "it is started once that works"
 
 
-def test_the_gpus_of_a_run_come_from_the_environment_and_its_spec(monkeypatch):
-    for (
-        ours,
-        cuda,
-        present,
-        *names,
-    ) in (  # the variables, whether there is a GPU, the GPUs of a spec with one and with two
+@pytest.mark.parametrize(
+    ("ours", "cuda", "present", "of_one", "of_two"),
+    [
         (None, "2,3", True, ["2"], ["2", "3"]),
         (None, "-1", True, [], []),
         ("a", "-1", True, ["a"], ["a"]),
         (None, None, True, ["0"], ["0", "1"]),
         (None, None, False, [], []),
-    ):
-        for name, value in (("HANGPROOF_GPUS", ours), ("CUDA_VISIBLE_DEVICES", cuda)):
-            monkeypatch.setenv(name, value) if value else monkeypatch.delenv(name, raising=False)
-        monkeypatch.setattr(gpu, "present", lambda present=present: present)
-        assert [gpu.devices({}), gpu.devices({"gpus": 2})] == names
+    ],
+)
+def test_the_gpus_of_a_run_come_from_the_environment_and_its_spec(monkeypatch, ours, cuda, present, of_one, of_two):
+    for name, value in (("HANGPROOF_GPUS", ours), ("CUDA_VISIBLE_DEVICES", cuda)):
+        monkeypatch.setenv(name, value) if value else monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(gpu, "present", lambda: present)
+    assert (gpu.devices({}), gpu.devices({"gpus": 2})) == (of_one, of_two)
 
 
 @pytest.fixture
@@ -309,26 +306,30 @@ time.sleep(600)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be another account")
-def test_two_accounts_exclude_each_other_in_a_folder_that_everybody_may_write_to(queued, request, monkeypatch):
+def test_two_accounts_exclude_each_other_in_a_folder_that_everybody_may_write_to(queued, spawn, request, monkeypatch):
     # Not below tmp_path: another pytest that starts closes that to other accounts again.
     shared = Path(tempfile.mkdtemp(prefix="hangproof-test-"))
     request.addfinalizer(lambda: shutil.rmtree(shared))
     shared.chmod(0o1777)
     monkeypatch.setenv("HANGPROOF_LOCKS", str(shared))
 
-    theirs = children.start(OTHER_ACCOUNT, "theirs")
+    theirs = spawn(sys.executable, "-c", OTHER_ACCOUNT, "theirs")
     assert theirs.stdout.readline() == "True \n"
     mine = queued("mine")
     assert not mine.acquire() and mine.message == "waiting for GPU 0: the run 'theirs' uses it"
     theirs.kill()
-    theirs.communicate()
+    theirs.wait()
     assert mine.acquire(), mine.message
-    theirs = children.start(OTHER_ACCOUNT, "theirs")
+    theirs = spawn(sys.executable, "-c", OTHER_ACCOUNT, "theirs")
     assert theirs.stdout.readline() == "False waiting for GPU 0: the run 'mine' uses it\n"
-    theirs.kill()
-    theirs.communicate()
     mine.release()
     assert mine.acquire()
+
+
+@pytest.mark.skipif(platform.WINDOWS, reason="msvcrt has no such error")
+def test_a_folder_without_locks_is_named_as_the_reason(queued, monkeypatch):
+    monkeypatch.setattr("fcntl.flock", Mock(side_effect=OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))))
+    assert not (one := queued("one")).acquire() and "has no file locks" in one.message
 
 
 def test_a_link_where_a_lock_should_be_is_refused_and_what_it_leads_to_is_unharmed(queued, tmp_path):

@@ -1,23 +1,36 @@
-"""How an attempt is started, on real folders, with quick scripts of the user's own."""
+"""What a recovery decides and changes, what keeps a run from its start, and how an attempt is started, on real folders."""
 
+import json
 import os
+import struct
 import subprocess
+import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
-from monitor_evidence import open_incident, saved_state
-from monitor_helpers import events, wait_for
+import pytest
+from monitor_evidence import beat, crash, hang, open_incident, saved_state
+from monitor_helpers import events, supervise, toy, wait_for
+from run_facts import incidents, report, status
+from runs_helpers import executable, pictures
+from toys import fault_at
 
-from monitor import config, recovery
+import runs
+from guards.heartbeat import REQUEST_TERM
+from monitor import config, recovery, state as states
 from monitor.attempt import Attempt, kill_leftovers
-from monitor.diagnose.incident import Incident
+from monitor.diagnose.incident import RESTARTING, Incident
 from monitor.process import platform, spawned
 from monitor.resume import checkpoints, next_attempt
 from monitor.resume.next_attempt import Rendered
-from monitor.state import ResumePoint, RunState, State
+from monitor.run_folder import MonitorError, RunFolder
+from monitor.state import Observation, ResumePoint, RunState, Shutdown, State, Transition
+from monitor.supervisor import turn
+from runs.pin import pinned
+from runs.scripts import rendered
 
-LIMITS = config.load(environ={}).restart
 ENV = "env | grep HANGPROOF >env.txt\n"
 
 
@@ -45,7 +58,7 @@ def test_an_attempt_starts_from_the_newest_good_state_and_its_record_is_saved(ma
         assert isinstance(attempt, Attempt) and attempt.record.number == 2, "attempt 1 is train.sh from step 0"
         saved = RunState.load(run.folder)
         assert saved == run.state and saved.current == attempt.record and run.tries == 0
-        assert (saved.attempt, saved.best_before, saved.resumed_step, saved.changes_at_save) == (2, 25, 10, ["one"])
+        assert (saved.attempt, saved.best_step, saved.resumed_step, saved.changes_at_save) == (2, 25, 10, ["one"])
         found = Incident.load(run.incident.folder)
         assert (found.resumed_from, found.from_memory, found.standby) == (10, False, False)
         assert found.bad_checkpoints[0].startswith(f"{bad.name}.bad") or found.bad_checkpoints[0].startswith(bad.name)
@@ -112,7 +125,7 @@ def test_a_state_that_cannot_be_verified_now_is_waited_for_and_never_means_step_
     for chosen, tries, starts in ((None, 9, False), (old, 0, False), (old, 4, True)):
         point = ResumePoint(chosen, 10, unsure=((new, "no answer"),))
         monkeypatch.setattr(checkpoints, "choose", lambda *_, point=point: point)
-        run.tries, run.wait_limit_s = tries, LIMITS.start_s
+        run.tries, run.wait_limit_s = tries, CONFIG.restart.start_s
         run.failing_since_s = time.monotonic()
         result = recovery.start_attempt(run)
         assert isinstance(result, Attempt) is starts, (chosen, tries)
@@ -141,8 +154,327 @@ def test_another_machine_takes_its_changes_from_the_first(make_loop, monkeypatch
     first.state.changes, first.state.changes_at_save = [{"name": "batch_1", "sentence": "s"}], ["batch_1"]
     first.state.save(first.folder)
     second, seen = make_loop("nodes = 2\n", machine=1), []
+    state = second.state
     monkeypatch.setenv(next_attempt.CHECKED, "1")
-    monkeypatch.setattr(second.prewarm, "render", lambda *given: seen.append(given) or Rendered(script(second)))
+    rendered_for = lambda *_: seen.append((state.changes, state.changes_at_save)) or Rendered(script(second))  # noqa: E731
+    monkeypatch.setattr(second.prewarm, "render", rendered_for)
     attempt = recovery.start_attempt(second)
     ended(attempt)
-    assert seen[0][2] == first.state.changes and seen[0][3] == ["batch_1"]
+    assert seen == [(first.state.changes, ["batch_1"])]
+
+
+FORK = """
+if args.max_data_loader_n_workers:
+    raise RuntimeError("Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, use spawn")
+"""
+
+
+@pytest.mark.slow
+def test_a_certain_cause_is_changed_at_the_first_restart_and_the_spec_stays_the_users(tmp_path, monkeypatch):
+    (tmp_path / "trainer.py").write_text(toy(fault_at(25, FORK, "True"), steps=40, pace=0.02, every=10))
+    # What accelerate would start: it fails as the trainer's flags say it must.
+    text = f'#!/bin/sh\nexec {sys.executable} {tmp_path}/trainer.py "$@"\n'
+    env = {"HANGPROOF_DATA": str(tmp_path), "TRAINER_PYTHON": str(executable(tmp_path / "accelerate", text))}
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    # The toy takes sd-scripts' flags too; which backend has which needs its checkout.
+    monkeypatch.setattr("runs.flags.check_extra", lambda spec: None)
+    made = {"name": "Ladder 1", "trigger": "t", "model": "tiny-flux", "backend": "diffusers", "max_train_steps": 40}
+    folder = runs.create(runs.make({**made, "workers": 2}), pictures(tmp_path / "photos", 1))
+    limits = "[restart]\nbackoff_first_s = 0.1\n[phases.step]\nfloor_s = 30\n"
+    assert supervise(folder, limits, **env)[0] == 0
+    now = status(folder)
+    assert (now["state"], now["restarts"], now["name"]) == ("completed", 1, "Ladder 1")
+    (incident,) = incidents(folder)
+    assert incident["cause"] == "cuda_after_fork" and incident["resumed_from"] == 20
+    assert len(incident["changed"]) == 1 and "worker processes" in incident["changed"][0]
+    assert now["changes"] == incident["changed"] and events(folder, "mitigated")[0]["change"] == "workers_0"
+    assert f"Changed: {incident['changed'][0]}" in report(folder)
+    assert "workers = 2" in (folder / "run.toml").read_text(), "the original is kept"
+    first, second = (folder / "train.sh").read_text(), (folder / "train.attempt-2.sh").read_text()
+    assert "--max_data_loader_n_workers 2" in first and "--max_data_loader_n_workers 0" in second
+    assert "step00000020-state" in second and "--resume" not in first
+    (mitigated,), (again,) = events(folder, "mitigated"), events(folder, "restarted")
+    assert mitigated["patch"]["commands"]["0"]["flags"]["max_data_loader_n_workers"] == 0
+    assert "spec" not in mitigated["patch"] and again["changes"] == ["workers_0"]
+    (change,) = RunState.load(RunFolder(folder)).changes
+    job = pinned(folder).patched(change["patch"])
+    assert (pinned(folder).spec["workers"], job.spec["workers"]) == (2, 0), "the job itself stays"
+    assert rendered(job, folder / "Ladder-1-step00000020-state") == second
+    learned = json.loads((folder.parent / ".learned.json").read_text())  # for the next run of this kind
+    assert "tiny-flux" in (key := states.learned_key(RunFolder(folder).spec)) and list(learned) == [key]
+    assert learned[key]["step"]["n"] >= 30 and 0.01 < learned[key]["step"]["median"] < 1
+    assert states.load_learned(folder, {"model": "another"}) == {}
+
+
+CONFIG = config.load(environ={})
+HEADER = b'{"t":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
+LORA = struct.pack("<Q", len(HEADER)) + HEADER + bytes(4)
+
+
+def test_a_lora_that_does_not_verify_is_never_called_completed(make_loop, tmp_path):
+    loop = make_loop()
+    lora, save_dir = loop.folder.folder / "toy.safetensors", tmp_path / "local"
+    lora.write_bytes(b"\x10\0\0\0\0\0\0\0{")
+    assert "damaged" in recovery.complete(loop)
+    lora.unlink()
+    assert "missing" in recovery.complete(loop)
+    save_dir.mkdir()
+    (save_dir / lora.name).write_bytes(LORA)
+    loop.state.save_dir = str(save_dir)
+    for size in (None, len(LORA) - 1, len(LORA)):  # beside what was saved locally, what an earlier attempt left
+        if size:
+            lora.write_bytes(b"x" * size)
+            os.utime(lora, (1e9, 1e9))
+        assert recovery.complete(loop) == "" and lora.read_bytes() == LORA
+    assert make_loop("").folder.foreign and not recovery.complete(make_loop(""))
+    assert not recovery.complete(make_loop("nodes = 2\n", machine=1)), "the first machine has it"
+
+
+def fail(loop, attempt, **values):
+    """Recover from a crash whose last progress was 5 s ago."""
+    log = values.pop("log", "something broke")
+    return recover(loop, attempt, crash(**{"log": log, "outcome": "failed", "ended": "exit code 1", **values}))
+
+
+def recover(loop, attempt, evidence):
+    """Recover from this failure, whose last progress was 5 s ago."""
+    loop.at = recovery.open_incident(loop, attempt, evidence, time.monotonic() - 5)
+    assert loop.at.state is State.RECOVERING and RunState.load(loop.folder).failing
+    return recovery.recover(loop, attempt, loop.incident)
+
+
+def test_a_crash_is_recorded_answered_at_once_and_the_third_ends_the_run(make_loop, trained):
+    loop = make_loop()
+    folder, state = loop.folder.folder, loop.state
+    state.best_step, state.current = 10, trained(loop).record
+    for number in (1, 2, 3):
+        attempt = trained(loop)
+        result = fail(loop, attempt)
+        assert not state.failing and state.current is None and not attempt.heartbeats.exists()
+        if number < 3:
+            assert result.state is State.BACKOFF and state.restarts == number
+            wait_s = result.due_s - time.monotonic()
+            assert wait_s <= 0 if number == 1 else 0 < wait_s <= CONFIG.restart.backoff_first_s
+    assert result.state is State.FAILED and result.code == 4 and state.restarts == 2
+    assert "Gave up: the same failure 3 times" in result.message and "incidents/0003/report.md" in result.message
+    title = loop.incident.cause.title
+    assert loop.at.message == "training, step 10: exit code 1" and result.message.startswith(title)
+    assert state.cause_counts == {loop.incident.cause.name: 3} and state.ledger.failures == 3
+    assert RunState.load(loop.folder) == state
+    first, second, third = (Incident.load(folder / "incidents" / f"000{n}") for n in (1, 2, 3))
+    assert first.outcome == second.outcome == "the restart after it failed as well" and first.ended_at
+    assert third.outcome.startswith("the run gave up: the same failure 3 times") and third.best_step == 10
+    assert 5 <= third.detect_s < 60
+    assert events(folder, "crash")[0]["since_s"] == round(first.detect_s, 3)
+    assert [event["message"] for event in events(folder, "backoff")] == ["restarting in 10 s"]
+    last = (folder / "training.log").read_text().splitlines()[-1]
+    assert last.startswith("=== ") and f"stopped: {title}" in last
+    assert events(folder, "crash")[0]["message"] == f"{title}: training, step 10: exit code 1"
+
+
+def test_a_cause_that_no_restart_removes_ends_the_run_at_once_with_what_to_do(make_loop, trained):
+    loop = make_loop()
+    saved_state(loop.folder.folder, 8)
+    result = fail(loop, trained(loop), exit_code=2, log="train.py: error: no such option: --x")
+    cause = loop.incident.cause
+    assert not cause.restart and result == Transition(State.FAILED, result.message)
+    assert result.message == f"{cause.title}. {cause.explanation} {cause.advice} See incidents/0001/report.md"
+    assert "toy-step00000008-state is kept, and a new start resumes from it" in loop.incident.outcome
+
+
+def test_the_second_failure_of_a_cause_changes_something(make_loop, trained, monkeypatch):
+    """At the first where it is certain to return; the subprocess that knows the changes is replaced."""
+    change = {"name": "workers_0", "sentence": "no workers", "patch": {"spec": {"workers": 0}, "flags": 1}}
+    asked = []
+    monkeypatch.setattr(next_attempt, "next_change", lambda folder, ladder, *more: asked.append(ladder) or change)
+    loop = make_loop()
+    oom = "CUDA out of memory. Tried to allocate 2.00 GiB"
+    fail(loop, trained(loop), log=oom)
+    assert asked == [loop.incident.cause.ladder] and loop.state.changes == [change]
+    assert loop.incident.changed == ["no workers"]
+    (event,) = events(loop.folder.folder, "mitigated")
+    assert event["patch"] == {"flags": 1} and event["change"] == "workers_0"
+    late = "loss is nan"
+    for _ in range(2):
+        fail(loop, trained(loop), log=late, note=late, outcome="failed")
+    assert "nan" in loop.incident.cause.name and not loop.incident.cause.at_once
+    assert len(asked) == 2, "not at its first failure"
+    other = make_loop("nodes = 2\n", machine=1)
+    result = fail(other, trained(other), log=oom)
+    message = f"{other.incident.cause.title}; restarting in 5 s with all machines"
+    assert result == Transition(State.PREEMPTED, message, code=6)
+    assert len(asked) == 2, "what changes is decided on the first machine"
+
+
+def test_a_training_that_had_finished_or_was_asked_to_stop_is_not_restarted(make_loop, trained):
+    loop = make_loop()
+    lora = loop.folder.folder / "toy.safetensors"
+    lora.write_bytes(LORA)
+    done = dict(outcome="done", step=40, planned=40)
+    assert recover(loop, trained(loop, **done), hang()) == Transition(State.COMPLETED)
+    assert "was complete" in loop.incident.outcome and loop.state.restarts == 0
+    lora.unlink()
+    assert recover(loop, trained(loop, **done), hang()).state is State.BACKOFF, "without a LoRA"
+    assert "is missing; the last checkpoint is used" in (loop.folder.folder / "monitor.log").read_text()
+    loop.state.cause_counts.clear()
+    loop.state.shutdown, stopped = Shutdown("stopped"), dict(outcome="stopped", step=20)
+    assert recover(loop, trained(loop, **stopped), hang()).state is State.STOPPING
+    own = trained(loop, **stopped, request=REQUEST_TERM)
+    assert recovery.recover(loop, own, loop.incident).state is State.BACKOFF, "something else sent it SIGTERM"
+
+
+def test_the_first_new_step_closes_the_incident_at_its_own_time(make_loop, trained):
+    loop = make_loop()
+    loop.state.best_step = 10
+    now_s = time.monotonic()
+    fail(loop, trained(loop))
+    loop.incident.progress_s, loop.incident.resumed_from, number = now_s - 100, 8, loop.incident.folder
+    beats = (beat(0, 9), beat(1, 13, step_s=now_s - 2, intervals=(9.0, 3.0, 4.0)))
+    recovery.close_incident(loop, Observation(now_s, 0.0, beats), 11)
+    closed = Incident.load(number)
+    assert closed.recover_s == pytest.approx(98 - 7) and closed.steps_repeated == 2 and closed.ended_at
+    assert closed.outcome == "the run recovered: step 11 is new"
+    assert loop.incident is None and RunState.load(loop.folder).incident == ""
+    (event,) = events(loop.folder.folder, "progress")
+    assert event["message"] == "step 11 is new: recovered in 91.0 s, 2 steps trained twice"
+    recovery.close_incident(loop, Observation(now_s, 0.0, beats), 11)
+    assert len(events(loop.folder.folder, "progress")) == 1
+
+
+def test_a_training_that_went_on_while_no_monitor_was_there_to_answer_its_failure_is_left_alone(make_loop, trained):
+    """The next monitor failed at every turn, and then stopped the run with that reason."""
+    loop = make_loop()
+    recovery.open_incident(loop, trained(loop), hang(), time.monotonic() - 5)
+    loop.at, loop.attempt, loop.state.best_step = Transition(State.RECOVERING), trained(loop, step=12), 11
+    assert turn(loop) == Transition(State.RUNNING) and loop.attempt.heartbeats.exists()
+    assert not loop.state.failing and loop.incident is None
+    assert (
+        "recovered in" in (said := events(loop.folder.folder, "progress")[0]["message"]) and "0 steps trained" in said
+    )
+
+
+def test_the_next_monitor_takes_up_an_open_incident(make_loop, trained):
+    loop = make_loop()
+    fail(loop, trained(loop))
+    number = loop.state.incident
+    for failing, recover_s, open_again in ((True, 3.0, True), (False, None, True), (False, 3.0, False)):
+        loop.incident.recover_s = recover_s
+        loop.incident.close(loop.folder, "a process could not be killed")
+        again = make_loop()
+        again.state.failing = failing
+        recovery.load_incident(again)
+        assert (again.incident is not None) is open_again and again.state.failing is failing
+        assert not failing or (again.incident.outcome, again.incident.ended_at) == (RESTARTING, None)
+    (loop.incident.folder / "incident.json").write_text("{")
+    again.state.failing, again.state.incident = True, number
+    recovery.load_incident(again)
+    assert again.incident is None and not again.state.failing and again.state.incident == ""
+    assert "cannot be continued" in (loop.folder.folder / "monitor.log").read_text()
+
+
+def test_a_start_that_the_system_refuses_is_tried_up_to_the_limit_with_growing_waits(make_loop, monkeypatch):
+    clock, run = [100.0], make_loop()
+    monkeypatch.setattr(recovery, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    waits, limit_s = [], CONFIG.restart.start_s
+    while (wait := recovery._try_again(run, "no descriptor", limit_s, 4)).state is State.BACKOFF:
+        waits.append(wait.due_s - clock[0])
+        clock[0] = wait.due_s
+    assert waits[:8] == [1, 2, 4, 8, 16, 32, 60, 60] and limit_s <= clock[0] - 100 < limit_s + 60
+    assert wait == Transition(State.FAILED, wait.message, code=4)
+    assert wait.message.startswith(f"no descriptor (tried {len(waits) + 1} times in 1")
+    assert recovery._try_again(run, "a full disk", limit_s + 1).due_s == clock[0] + 1, "another reason starts over"
+    assert [event["message"] for event in events(run.folder.folder, "backoff")] == ["no descriptor", "a full disk"]
+
+
+@pytest.mark.parametrize(
+    ("wish", "trained_on", "found", "gpus", "state", "words"),
+    [
+        ("", "", 0, 1, None, ""),
+        ("0", "a GPU", 0, 1, None, ""),
+        ("1", "", None, 1, None, ""),  # the driver does not answer
+        ("1", "", 1, 1, None, ""),
+        ("", "A40", 0, 1, State.PREEMPTED, "the run has trained on A40, and this machine has none: nothing is trained"),
+        ("1", "", 0, 1, State.FAILED, "the run needs 1 GPU, and this machine has none: nothing is trained on the CPU"),
+        ("1", "", 1, 2, State.FAILED, "the run needs 2 GPUs, and this machine has 1 GPU: it needs 2 (or set"),
+    ],
+)
+def test_a_run_that_needs_a_gpu_has_one(make_loop, monkeypatch, wish, trained_on, found, gpus, state, words):
+    run = make_loop(f"gpus = {gpus}\n")
+    monkeypatch.setenv(recovery.NEEDS_GPU, wish)
+    monkeypatch.setattr(run.gpus, "count", lambda pause: found)
+    run.state.gpu = trained_on
+    result = recovery.gpu_missing(run)
+    assert (result.state if result else None) is state
+    if result is not None:
+        assert words in result.message and result.code == (4 if state is State.FAILED else None)
+
+
+def test_the_gpu_that_a_training_uses_is_recorded_once(make_loop):
+    run = make_loop()
+    recovery.note_gpu(run, [beat(about={"device": "cpu"}), beat(about={})])
+    assert run.state.gpu == ""
+    recovery.note_gpu(run, [beat(), beat(about={"device": "cuda:0"})])
+    assert run.state.gpu and RunState.load(run.folder).gpu == run.state.gpu
+    run.state.gpu = "RTX 4090"
+    recovery.note_gpu(run, [beat(about={"device": "cuda:0"})])
+    assert run.state.gpu == "RTX 4090"
+
+
+def test_where_states_are_and_how_long_the_machine_stays(make_loop, tmp_path):
+    run, second = make_loop(), make_loop("nodes = 2\n", machine=1)
+    own = run.folder.folder
+    assert run.leads and not run.several and second.several and not second.leads and make_loop("", machine=0).leads
+    assert run.state_folders() == [own]
+    for one in (run, second):
+        one.state.save_dir = str(tmp_path / "local")
+    assert run.state_folders() == [own], "it is not there"
+    (tmp_path / "local").mkdir()
+    assert run.state_folders() == [own, tmp_path / "local"] and second.state_folders() == [own]
+    saved_state(tmp_path / "local", 90).rename(tmp_path / "local" / "toy-r8-step00000090-state")
+    assert checkpoints.newest(run.state_folders()) is None, (
+        "another run, such as one of the same sweep, has this save_dir too"
+    )
+    mine = saved_state(tmp_path / "local", 20)
+    assert checkpoints.newest(run.state_folders()) == mine
+    assert run.remaining_s() == float("inf")
+    run.state.shutdown = Shutdown("preempted", gone_by_s=time.monotonic() + 50)
+    assert 40 < run.remaining_s() <= 50
+    run.state.shutdown = Shutdown("preempted", gone_by_s=time.monotonic() - 50)
+    assert run.remaining_s() == 0
+
+
+def test_what_prevents_a_start_is_said_and_a_full_disk_may_pass(make_loop, monkeypatch, tmp_path):
+    run = make_loop('name = "toy"\n')
+    run.state.save_dir = str(tmp_path)
+    own, other = (tmp_path / f".{name}-step00000020-state.7.tmp" for name in ("toy", "toy-r8"))
+    own.mkdir()
+    other.mkdir()
+    wrong = lambda *_: (_ for _ in ()).throw(MonitorError("run.toml: no tier"))  # noqa: E731
+    for problems, said in ((lambda *_: ["no model", "no tier"], "no model; no tier"), (wrong, "run.toml: no tier")):
+        monkeypatch.setattr(next_attempt, "start_problems", problems)
+        assert recovery.start_attempt(run) == Transition(State.FAILED, said)
+    assert other.is_dir() and not own.exists(), "a run with the same `save_dir` may be writing a state"
+    monkeypatch.setenv(next_attempt.CHECKED, "1")  # whoever started the monitor has looked
+    monkeypatch.setattr(run.prewarm, "render", wrong)
+    assert recovery.start_attempt(run).message == "attempt 1 cannot be started: run.toml: no tier"
+    monkeypatch.setattr(checkpoints, "room_missing", lambda folders: "the disk is full")
+    assert recovery.start_attempt(run) == Transition(State.FAILED, "the disk is full, then start the run again")
+    run.state.attempt = 1
+    assert recovery.start_attempt(run).state is State.BACKOFF and run.wait_limit_s == CONFIG.restart.disk_wait_s
+    monkeypatch.setenv(recovery.NEEDS_GPU, "1")
+    monkeypatch.setattr(run.gpus, "count", lambda pause: 0)
+    assert "the run needs 1 GPU" in recovery.start_attempt(run).message
+
+
+def test_a_tracker_that_cannot_be_started_costs_the_run_nothing(make_loop, monkeypatch):
+    run, commands = make_loop('trackers = "trackio"\n'), []
+    monkeypatch.setattr(recovery, "helper", lambda command, log: commands.append((command, log.name)))
+    recovery.start_tracker(run.folder)
+    folder = run.folder.folder
+    assert commands == [([sys.executable, "-m", "monitor.trackio_feed", str(folder)], str(folder / "trackio.log"))]
+    monkeypatch.setattr(recovery, "helper", lambda *_: (_ for _ in ()).throw(OSError(12, "Cannot allocate memory")))
+    recovery.start_tracker(run.folder)
+    assert "trackio could not be started: Cannot allocate memory" in (folder / "monitor.log").read_text()
+    recovery.start_tracker(make_loop().folder)
+    assert len(commands) == 1

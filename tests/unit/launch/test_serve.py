@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from types import SimpleNamespace
@@ -168,31 +167,22 @@ WATCHED = """import signal, sys, time; from pathlib import Path; from monitor.pr
 lock = Lock(Path(sys.argv[1]) / LOCK); assert lock.acquire(); print("held", flush=True); time.sleep(600)"""
 
 
-def test_leaving_preempts_every_monitor_and_names_one_that_stays(data, monkeypatch, capsys):
+def test_leaving_preempts_every_monitor_and_names_one_that_stays(data, spawn, monkeypatch, capsys):
     folder = data / "outputs" / "cat"
     folder.mkdir(parents=True)
     (folder / "train.sh").write_text("")
-    with (
-        subprocess.Popen([sys.executable, "-c", WATCHED, str(folder)], stdout=subprocess.PIPE) as monitor,
-        subprocess.Popen(["sleep", "600"]) as other,
-        subprocess.Popen(["sleep", "600"]) as page,
-    ):
-        try:
-            assert monitor.stdout.readline() == b"held\n"
-            status = {"state": "running", "keeper_pid": other.pid, "monitor_pid": None}
-            (folder / "status.json").write_text(json.dumps(status))
-            assert serve.observe() == ({"cat": "running"}, {"cat"})
-            container = Container(1, {})
-            late = SimpleNamespace(end=SimpleNamespace(preempt_total_s=-5.0))
-            monkeypatch.setattr(serve.config, "load", lambda: late)
-            assert container.leave() == 1 and "not saved in time: cat" in capsys.readouterr().err
-            (folder / "status.json").write_text(json.dumps({**status, "monitor_pid": monitor.pid}))
-            monkeypatch.undo()
-            monkeypatch.setenv("HANGPROOF_DATA", str(data))
-            container.page = page
-            assert container.leave() == 0 and monitor.wait(10) == -signal.SIGTERM and page.poll() is not None
-            assert other.poll() is None, "its number belonged to another process"
-            assert serve.observe() == ({"cat": "running"}, set())
-        finally:
-            for process in (monitor, other, page):
-                process.kill()
+    monitor, other, page = spawn(sys.executable, "-c", WATCHED, str(folder)), spawn(), spawn()
+    assert monitor.stdout.readline() == "held\n"
+    status = {"state": "running", "keeper_pid": other.pid, "monitor_pid": None}
+    (folder / "status.json").write_text(json.dumps(status))
+    assert serve.observe() == ({"cat": "running"}, {"cat"})
+    container = Container(1, {})
+    late = SimpleNamespace(end=SimpleNamespace(preempt_total_s=-5.0))
+    with monkeypatch.context() as patch:
+        patch.setattr(serve.config, "load", lambda: late)
+        assert container.leave() == 1 and "not saved in time: cat" in capsys.readouterr().err
+    (folder / "status.json").write_text(json.dumps({**status, "monitor_pid": monitor.pid}))
+    container.page = page
+    assert container.leave() == 0 and monitor.wait(10) == -signal.SIGTERM and page.poll() is not None
+    assert other.poll() is None, "its number belonged to another process"
+    assert serve.observe() == ({"cat": "running"}, set())

@@ -12,7 +12,7 @@ from runs_helpers import call, executable, picture, pictures, spec
 
 import presets
 import runs
-from launch import containers, rent, skypilot, travel
+from launch import containers, rent, skypilot, train, travel
 from launch.common import LaunchError
 from launch.store.places import open_place
 from monitor import config
@@ -97,10 +97,8 @@ def test_a_secret_is_a_name_only(clean, monkeypatch):
 
 def test_the_compose_file_mounts_what_the_run_uses_and_docker_alone_has_its_secrets(data, tmp_path, clean, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_sesame")
-    executable(
-        tmp_path / "bin" / "docker",
-        '#!/usr/bin/env bash\nprintf \'%s\\n\' "$MY_KEY" "$@" > "$WORDS"\nexit "${CODE:-0}"\n',
-    )
+    docker = 'printf \'%s\\n\' "$MY_KEY" "$@" > "$WORDS"\nexit "${CODE:-0}"\n'
+    executable(tmp_path / "bin" / "docker", f"#!/usr/bin/env bash\n{docker}")
     store = tmp_path / "my $HOME, store"
     control = pictures(tmp_path / "control")
     more = {"control_dir": str(control), "environment": {"MY_KEY": "of the run"}}
@@ -140,3 +138,18 @@ def test_a_store_is_the_same_folder_in_the_container(data, tmp_path, monkeypatch
     for home in (str(tmp_path / "home"), containers.HOME):
         monkeypatch.setenv("HOME", home)
         assert mounts[open_place(runs.load(folder).store).address] == tmp_path / "home" / "kept"
+
+
+def test_prepare_writes_the_script_for_this_machine_and_fetches_the_model(data, clean, monkeypatch):
+    fetched = []
+    monkeypatch.setattr(runs, "fetch_model", fetched.append)
+    for choice in (("sdxl", "sd-scripts", "12G"), ("flux-dev", "diffusers", "20G")):
+        folder = a_run(data, name=choice[0], model=choice[0], backend=choice[1], tier=choice[2])
+        for file in (folder / "train.sh", folder / "job.json"):
+            file.write_text(file.read_text().replace(str(data), "/another/machine"))
+        assert train.run(arguments(train, "--prepare", run=folder.name)) == 0
+        assert str(folder) in (folder / "train.sh").read_text()
+    assert fetched == ["sdxl"], "the built-in trainer fetches its own"
+    for file in (folder / "run.toml", folder / "job.json"):
+        file.write_text(file.read_text().replace('"flux-dev"', '"of-their-models-toml"'))
+    assert train.run(arguments(train, "--prepare", run=folder.name)) == 0

@@ -7,46 +7,24 @@ from copy import deepcopy
 
 import pytest
 
-from monitor import config
+from monitor import config, state as states
 from monitor.diagnose import slow
 from monitor.process import platform
 from monitor.run_folder import MonitorError, RunFolder
-from monitor.state import (
-    AttemptRecord,
-    ExitStatus,
-    History,
-    RunState,
-    Shutdown,
-    State,
-    is_abandoned,
-    learned_key,
-    load_learned,
-    nothing_left,
-    spec_edited,
-    spec_hash,
-    with_age,
-)
+from monitor.state import AttemptRecord, ExitStatus, History, RunState, Shutdown, State
 from runs.files import checksum
 
 RESTART = config.load().restart
 CHANGE = {"name": "workers_0", "sentence": "no workers"}
 
 
-def test_the_state_is_the_same_after_it_was_saved_and_loaded(tmp_path):
-    folder = RunFolder(tmp_path)
-    record = AttemptRecord("boot", 3, "token", "/tmp/x", 10, 1.5, (7, 8.0), {"/proc/vmstat": 2})
-    saved = RunState(State.RECOVERING, 3, current=record, incident="0001", failing=True, shutdown=Shutdown("stopped"))
-    assert saved.save(folder)
-    assert RunState.load(folder) == saved
-
-
 def test_a_copy_of_a_run_goes_on_by_itself_and_leaves_the_training_of_the_other_one_alone(tmp_path):
     folder, copy = tmp_path / "cat", tmp_path / "dog"
-    record = AttemptRecord("boot", 3, "token", "/tmp/x", 10, 1.5, (7, 8.0))
+    record = AttemptRecord("boot", 3, "token", "/tmp/x", 10, 1.5, (7, 8.0), {"/proc/vmstat": 2})
     folder.mkdir()
-    more = {"shutdown": Shutdown("stopped"), "snapshots": "/dev/shm/x", "best_step": 9}
+    more = {"shutdown": Shutdown("stopped"), "snapshots": "/dev/shm/x", "best_step": 9, "failing": True}
     saved = RunState(State.RUNNING, 3, current=record, **more)
-    assert saved.save(RunFolder(folder))
+    assert saved.save(RunFolder(folder)) and RunState.load(RunFolder(folder)) == saved
     shutil.copytree(folder, copy)
     found = RunState.load(RunFolder(copy))
     assert (found.current, found.shutdown, found.snapshots, found.best_step) == (None, None, "", 9)
@@ -59,13 +37,13 @@ def test_a_copy_of_a_run_goes_on_by_itself_and_leaves_the_training_of_the_other_
 def test_old_figures_are_called_old():
     now_s = time.monotonic()
     known = {"state": "running", "alive": True, "boot": platform.boot_id()[:8], "updated_at": platform.utc(time.time())}
-    fresh = with_age({**known, "updated_mono_s": now_s})
+    fresh = states.with_age({**known, "updated_mono_s": now_s})
     assert fresh["stale"] == "" and fresh["age_s"] < 25
-    old = with_age({**known, "updated_mono_s": now_s - 95})
+    old = states.with_age({**known, "updated_mono_s": now_s - 95})
     assert old["stale"].endswith("s old: the monitor does not respond") and 94 <= old["age_s"] < 130
-    assert with_age({**known, "alive": False, "updated_mono_s": now_s - 95})["stale"] == ""
+    assert states.with_age({**known, "alive": False, "updated_mono_s": now_s - 95})["stale"] == ""
     rebooted = {**known, "boot": "another", "updated_at": "2026-01-01T00:00:00Z", "updated_mono_s": now_s}
-    assert with_age(rebooted)["stale"]
+    assert states.with_age(rebooted)["stale"]
 
 
 @pytest.mark.parametrize(
@@ -111,15 +89,16 @@ def test_a_state_that_cannot_be_read_is_no_new_run_and_one_of_another_version_is
 
 
 def test_what_earlier_runs_or_a_rehearsal_took_is_not_used_where_it_is_damaged(tmp_path):
-    key = learned_key({})
-    for known, found in (
+    key = states.learned_key({})
+    known_found = [
         ({"step": {"n": 3}}, {"step": {"n": 3.0}}),
         (None, {}),
         ({"step": 5}, {}),
         ({"step": {"n": "x"}}, {}),
-    ):
+    ]
+    for known, found in known_found:
         (tmp_path / ".learned.json").write_text(json.dumps({key: known}))
-        assert load_learned(tmp_path / "run", {}) == found
+        assert states.load_learned(tmp_path / "run", {}) == found
     for text, step_s in (('{"step_s": 2}', 2.0), ('{"step_s": NaN}', 0.0), ("5", 0.0), ("{}", 0.0)):
         (tmp_path / "run.toml").touch()
         (tmp_path / "rehearsal.json").write_text(f'{{"measured": {text}}}')
@@ -127,19 +106,21 @@ def test_what_earlier_runs_or_a_rehearsal_took_is_not_used_where_it_is_damaged(t
 
 
 def test_a_completed_run_has_work_to_do_once_it_was_made_again(tmp_path):
-    assert spec_hash(tmp_path) == "" and not spec_edited(tmp_path)
+    assert states.spec_hash(tmp_path) == "" and not states.spec_edited(tmp_path)
     (tmp_path / "run.toml").write_text("x = 1\n")
     known = checksum(b"x = 1\n")
-    assert spec_hash(tmp_path) == known and not spec_edited(tmp_path)
+    assert states.spec_hash(tmp_path) == known and not states.spec_edited(tmp_path)
     state = RunState(State.COMPLETED, best_step=40, spec_hash=known, cause_counts={"oom": 1}, changes=[CHANGE])
     state.save(RunFolder(tmp_path))
-    assert nothing_left(tmp_path) == ""
+    assert states.nothing_left(tmp_path) == ""
     (tmp_path / f"{tmp_path.name}.safetensors").touch()
-    assert nothing_left(tmp_path).startswith("already completed (40 steps). To train longer")
+    assert states.nothing_left(tmp_path).startswith("already completed (40 steps). To train longer")
     (tmp_path / "job.json").write_text(json.dumps({"digest": "new", "run_toml": known}))
-    assert nothing_left(tmp_path) == "" and spec_hash(tmp_path) == "new" and not spec_edited(tmp_path)
+    assert (
+        states.nothing_left(tmp_path) == "" and states.spec_hash(tmp_path) == "new" and not states.spec_edited(tmp_path)
+    )
     (tmp_path / "run.toml").write_text("x = 2\n")
-    assert spec_edited(tmp_path)
+    assert states.spec_edited(tmp_path)
     state.renew(known)
     assert state.changes and state.cause_counts
     state.planned = 900
@@ -149,8 +130,8 @@ def test_a_completed_run_has_work_to_do_once_it_was_made_again(tmp_path):
 
 @pytest.mark.parametrize(("state", "abandoned"), [("running", True), ("preempted", True), ("stopped", False)])
 def test_a_run_without_its_monitor_is_to_be_continued(state, abandoned):
-    assert is_abandoned({"state": state, "alive": False}) is abandoned
-    assert not is_abandoned({"state": state, "alive": True}) and not is_abandoned(None)
+    assert states.is_abandoned({"state": state, "alive": False}) is abandoned
+    assert not states.is_abandoned({"state": state, "alive": True}) and not states.is_abandoned(None)
 
 
 @pytest.mark.parametrize(
@@ -165,11 +146,13 @@ def test_a_run_without_its_monitor_is_to_be_continued(state, abandoned):
 def test_failures_are_answered_at_once_then_after_longer_and_the_last_ends_the_run(failures, waits_s, stop):
     history = History()
     for failure, wait_s in zip(failures, [*waits_s, None], strict=True):
+        mark, new_steps, changes = failure
+        history = history.after_progress(1.0, RESTART)[0] if new_steps else history
         before, copied = history, deepcopy(history)
-        history, reason, waited_s = history.after_failure(*failure, RESTART)
+        history, reason, waited_s = history.after_failure(mark, changes, RESTART)
         assert (reason, waited_s) == ("", wait_s) if wait_s is not None else stop in reason
         assert before == copied, "an error in the middle of recover() must not count a failure twice"
-    assert History().after_failure("x", True, False, RESTART, least_wait_s=30)[2] == 30, "the cause needs time"
+    assert History().after_failure("x", False, RESTART, least_wait_s=30)[2] == 30, "the cause needs time"
 
 
 def test_the_state_of_another_machine_is_continued_without_what_depends_on_that_machine(make_loop):
@@ -177,7 +160,7 @@ def test_the_state_of_another_machine_is_continued_without_what_depends_on_that_
     folder = there.folder.folder
     before = RunState(
         State.FAILED, attempt=3, restarts=2, best_step=40, changes=[CHANGE], changes_at_save=["batch_1"], failing=True,
-        spec_hash=spec_hash(folder), durations={"step": {"n": 3}}, cause_counts={"oom": 1},
+        spec_hash=states.spec_hash(folder), durations={"step": {"n": 3}}, cause_counts={"oom": 1},
     )  # fmt: skip
     before.ledger.steps, before.ledger.price_per_hour = 40, 9.0
 
@@ -190,14 +173,14 @@ def test_the_state_of_another_machine_is_continued_without_what_depends_on_that_
         return here.state.adopt_restored(here.folder), here.state
 
     reason, state = adopted()
-    assert reason == "" and (state.attempt, state.restarts, state.best_step, state.best_before) == (3, 2, 40, 40)
+    assert reason == "" and (state.attempt, state.restarts, state.best_step) == (3, 2, 40)
     assert state.changes == [CHANGE] and state.cause_counts == {"oom": 1}
     assert state.ledger.steps == 40 and state.ledger.price_per_hour == 0.0, "the price is that of this machine"
     assert not state.durations and not state.failing
     (folder / "toy.safetensors").write_bytes(b"x")
     assert adopted()[0] == ""
     assert adopted(state=State.COMPLETED)[0] == "already completed on another machine (40 steps); LoRA: toy.safetensors"
-    assert RunState.load(there.folder).best_before == 40, "saved"
+    assert RunState.load(there.folder).best_step == 40, "saved"
     assert adopted(spec_hash="another")[0] == ""
     for wrong in ({"best_step": "x"}, {"best_step": 40, "changes_at_save": ["$(rm)"]}):
         reason, state = adopted(**wrong)

@@ -1,10 +1,14 @@
-"""A run with a store, as real processes: keeper, monitor, agent and a toy trainer; a machine is an empty data root."""
+"""What the agent reports and exchanges; a run with a store as real processes: keeper, monitor, agent and a toy trainer."""
 
+import io
 import json
 import os
 import signal
 import socket
+import threading
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -12,14 +16,15 @@ from machines import Machine, toy
 from monitor_helpers import events, wait_for
 from PIL import Image
 from run_facts import step_of
+from store_helpers import QUICK, add_state, held, make_run
 
 import runs
-from launch.store import copies
-from launch.store.agent import Report
-from launch.store.lease import current
-from launch.store.places import open_place
-from monitor import store
+from launch.store import agent, copies
+from launch.store.lease import HELD, LOST, UNREACHABLE, WAITING, current
+from launch.store.places import NotFound, Refused, StoreError, Unavailable, open_place
+from monitor import config, store
 from monitor.cli.commands import line
+from monitor.run_folder import STATUS, STOP
 from monitor.state import read_status
 
 STEPS, LONG, EVERY = 80, 160, 20
@@ -177,8 +182,190 @@ def test_what_a_training_saves_while_nobody_watches_reaches_the_store(machine, a
 
 
 def test_what_ends_a_run_is_not_overwritten_by_another_thread_of_the_agent(tmp_path):
-    report = Report(tmp_path, "1" * 16)
+    report = agent.Report(tmp_path, "1" * 16)
     report.set(lease=store.LeaseState.LOST, message="other (process 1) took the lease")
     report.set(lease=store.LeaseState.HELD, ready=True, message="the lease is held")
     values = json.loads((tmp_path / store.STORE).read_text())
     assert (values["lease"], values["ready"], values["message"]) == ("lost", False, "other (process 1) took the lease")
+
+
+@pytest.fixture
+def one(data, tmp_path, monkeypatch) -> agent.Agent:
+    """The agent of a run whose store is a folder."""
+    folder, limits = make_run(tmp_path), config.load().store
+    place, limits.lease_s = open_place(str(tmp_path / "store"), QUICK).under(folder.name), 0.0
+    monkeypatch.setattr(agent, "RETRY_S", 0.0)
+    monkeypatch.setattr(agent, "POLL_S", 0.01)
+    lease = Mock(state="held", holder="far (process 7)", error="", seen_alive=False)
+    lease.valid = lambda: lease.state == "held"
+    return agent.Agent(folder, place, place, lease, agent.Report(folder, "1" * 16), limits, adopted=False)
+
+
+def values(one: agent.Agent) -> dict:
+    return json.loads((one.folder / store.STORE).read_text())
+
+
+@pytest.mark.parametrize("final", [False, True])
+def test_a_copy_that_fails_is_reported_and_the_error_goes_with_the_next_one_that_succeeds(one, monkeypatch, final):
+    seen = []
+
+    def push(progress):
+        seen.append(values(one)["error"])
+        if len(seen) == 1:
+            raise StoreError("the store is full")
+        one.final = True  # the end of the run
+        return SimpleNamespace(notes=[], manifest=None)
+
+    monkeypatch.setattr(agent, "Copier", lambda *_: SimpleNamespace(last=None, push=push))
+    one.adopted, one.final = True, final
+    one.held.set()
+    one.copy()
+    assert seen[:2] == ([""] if final else ["", "the store is full"])
+    assert values(one)["error"] == ("the store is full" if final else ""), "the last copy is not repeated"
+
+
+@pytest.mark.parametrize(
+    ("state", "more", "lease", "said"),
+    [
+        (LOST, {}, "lost", "far (process 7) took the lease of this run"),
+        (WAITING, {"seen_alive": True}, "refused", "far (process 7) trains this run. Stop it there"),
+        (WAITING, {"seen_alive": True, "adopted": True}, "lost", "took the lease of this run"),
+        (WAITING, {"seen_alive": True, "lease_s": 100.0}, "waiting", "its lease expires within 125 s"),
+        (WAITING, {}, "waiting", "far (process 7) holds the lease of this run; finding out"),
+        (WAITING, {"holder": ""}, "connecting", "connecting to "),
+        (WAITING, {"error": "no route"}, "connecting", "connecting to "),
+        (HELD, {}, "held", "the lease is held"),
+        (UNREACHABLE, {"error": "no route"}, "connecting", "connecting to the store"),
+    ],
+)
+def test_what_is_said_of_the_lease(one, state, more, lease, said):
+    for name, value in more.items():
+        setattr({"adopted": one, "lease_s": one.limits}.get(name, one.lease), name, value)
+    one.lease.poll = lambda: one.released.set() or state
+    (one.folder / STATUS).write_text("{}")
+    one.keep_lease()
+    found = values(one)
+    assert found["lease"] == lease and said in found["message"] and not found["ready"]
+    assert found["reachable"] == (lease in ("held", "waiting") or "holder" in more)
+    assert found["error"] == more.get("error", "") and found["holder"] in ("", one.lease.holder)
+    assert one.held.is_set() == bool(one.place.list()) == (state == HELD), "the status is copied"
+
+
+def test_the_first_copy_waits_for_the_lease_and_the_last_gives_it_back(one, monkeypatch):
+    thread = Mock(join=lambda limit_s: (add_state(one.folder, 5), one.held.set(), one.copy()))
+    (one.folder / STATUS).write_text('{"state": "completed"}')
+    one.lease = held(one.place)
+    one.release(thread, 0.0)
+    found = values(one)
+    assert (found["lease"], found["message"]) == ("connecting", "the lease was given back") and one.released.is_set()
+    assert not one.lease.valid() and one.place.read(STATUS) == b'{"state": "completed"}'
+    assert (found["ready"], found["step"], found["pending"], found["pending_bytes"]) == (False, None, "", 0)
+    one.final, one.released = False, threading.Event()
+    one.lease = held(one.place)
+    wait = lambda seconds: setattr(one, "final", values(one)["step"] == 5)  # noqa: E731
+    monkeypatch.setattr(one, "wake", Mock(wait=wait))
+    one.copy()
+    found = values(one)
+    assert (found["ready"], found["step"], found["pending"]) == (True, 5, "") and one.copier.last.step == 5
+    one.lease, one.final = Mock(state=LOST, valid=lambda: False, holder=""), False
+    one.copy()
+    assert values(one)["error"] == "", "the one who took the lease is reported elsewhere"
+
+
+@pytest.mark.parametrize(
+    ("status", "adopted", "kept"),
+    [
+        ('{"state": "completed"}', False, 0),
+        ('{"state": "completed"}', True, 1),
+        ('{"state": "preempted"}', False, 1),
+        ("[", False, 1),
+    ],
+)
+def test_a_stop_of_an_ended_run_is_discarded(one, status, adopted, kept):
+    one.adopted = adopted
+    one.place.put(STATUS, status.encode()), one.place.put(agent.REQUEST, b"{}")
+    one.discard_old_request()
+    assert len(one.place.list("requests")) == kept
+
+
+@pytest.mark.parametrize("sent, now", [(b'{"now": true}', True), (b'{"now": 1}', False), (b"[", False), (b"[]", False)])
+def test_a_stop_through_the_store_is_handed_on_once(one, monkeypatch, sent, now):
+    with pytest.raises(NotFound):
+        one.fetch_request()
+    one.place.put(agent.REQUEST, sent)
+    with monkeypatch.context() as full:
+        full.setattr(agent.checkpoint, "atomic_write", Mock(side_effect=OSError(28, "No space left")))
+        one.fetch_request()
+    assert one.place.list("requests"), "it is not lost: the disk here may have space again"
+    for handed in (True, False):
+        one.place.put(agent.REQUEST, sent)
+        one.fetch_request()
+        assert not one.place.list("requests") and (one.folder / STOP).is_file() == handed
+        assert not handed or json.loads((one.folder / STOP).read_text()) == {"now": now}
+        (one.folder / STOP).unlink(missing_ok=True)
+
+
+def test_a_status_is_sent_when_it_changed_and_while_the_lease_is_held(one):
+    one.send_status()
+    (one.folder / STATUS).write_text("1")
+    one.lease.state = "lost"
+    one.send_status()
+    assert not one.place.list()
+    one.lease.state = "held"
+    one.send_status()
+    one.place.delete([STATUS])
+    one.send_status()
+    assert not one.place.list(), "nothing new"
+    (one.folder / STATUS).write_text("2")
+    one.send_status()
+    assert one.place.read(STATUS) == b"2"
+
+
+def test_what_the_store_lacks_is_named_and_a_new_checkpoint_or_lora_is_seen(one):
+    assert one.pending() == "" and one.signature() == []
+    add_state(one.folder, 5), add_state(one.folder, 12)
+    lora = one.folder / f"{one.folder.name}.safetensors"
+    lora.write_bytes(b"1")
+    assert one.pending() == "the checkpoint of step 12, the LoRA" and len(one.signature()) == 3
+    one.copier = copies.Copier(one.place, one.folder, held(one.place))
+    one.copier.push()
+    before = one.signature()
+    assert one.pending() == ""
+    add_state(one.folder, 20), os.utime(lora, (1, 1))
+    assert one.pending() == "the checkpoint of step 20" and len({*before, *one.signature()}) == 5
+    one.orders = 3
+    one.progress(10, 30, (3, False))
+    assert (values(one)["pending"], values(one)["pending_bytes"]) == ("the checkpoint of step 20", 20)
+    with pytest.raises(agent.Superseded):
+        one.progress(10, 30, (2, False))
+
+
+def test_a_restore_is_tried_again_until_it_cannot_succeed(one, monkeypatch, capsys):
+    errors = [Unavailable("busy"), NotFound("gone")]
+
+    def restore(place, run, folder, on_progress):
+        on_progress(1_000_000, 3_000_000)
+        assert "restoring from the store: 1 of 3 MB" in values(one)["message"]
+        if errors:
+            raise errors.pop(0)
+        return SimpleNamespace(notes=["a note"], files=2, step=7, damaged={"x"}, manifest=SimpleNamespace(owner="far"))
+
+    monkeypatch.setattr(agent, "restore", restore)
+    assert one.retried_restore() == {"x"} and "store: a note" in capsys.readouterr().err
+    found = values(one)
+    assert (found["restored_step"], found["restored_from"], found["error"]) == (7, "far", "gone")
+    errors, one.final = [Unavailable("busy")], True
+    assert one.retried_restore() is None and errors, "the run ends first"
+    one.final, one.limits.connect_s = False, 0.0
+    assert one.retried_restore() is None and values(one)["lease"] == "unusable", "late"
+    one.report, one.limits.connect_s, errors = agent.Report(one.folder, ""), 1e6, [Refused("another run")]
+    assert one.retried_restore() is None and values(one)["message"] == "another run"
+
+
+def test_the_monitors_orders(one, monkeypatch):
+    orders = ({"what": "flush", "order": 4}, {"what": "release", "limit_s": 10.0}, {"what": "flush", "order": 9})
+    lines = io.BytesIO(b"".join(json.dumps(order).encode() + b"\n" for order in orders))
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=lines))
+    one.lease.poll = lambda: WAITING
+    assert one.serve() == 0
+    assert one.orders == 4 and one.final and one.wake.is_set() and one.released.is_set() and one.lease.release.called

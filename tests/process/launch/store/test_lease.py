@@ -7,9 +7,6 @@ be repeated.
 The campaign, 20 minutes: HANGPROOF_EXAMPLES=100 python -m pytest tests/process/launch/store/test_lease.py -k two_never
 """
 
-import os
-import signal
-import subprocess
 import sys
 from dataclasses import replace
 
@@ -85,13 +82,13 @@ class Contender:
     def limited(self, **limits: float) -> "Contender":
         return self
 
-    def _write(self, name: str, data: bytes, create: bool = False) -> bool:
+    def create(self, name: str, data: bytes, new: bool = True) -> bool:
         self.wait_here()
         files = self.world.files
         fault = self.world.faults.pop(0) if self.world.faults else ""
         if fault == "fails":
             raise Unavailable("injected")
-        done = not create or name not in files
+        done = not new or name not in files
         if done and fault != "lost":
             files[name] = data
         self.wait_here()
@@ -100,10 +97,7 @@ class Contender:
         return done or files.get(name) == data
 
     def put(self, name: str, data: bytes) -> None:
-        self._write(name, data)
-
-    def create(self, name: str, data: bytes) -> bool:
-        return self._write(name, data, create=True)
+        self.create(name, data, new=False)
 
     def read(self, name: str, most_bytes: int = 0) -> bytes:
         self.wait_here()
@@ -214,27 +208,23 @@ def test_a_store_that_is_away_makes_the_lease_invalid_until_it_is_renewed(place,
     assert first.poll() == "held" and first.error == ""
 
 
-def test_the_lease_of_a_killed_process_is_taken_at_once(place, tmp_path):
+def test_the_lease_of_a_killed_process_is_taken_at_once(place, tmp_path, spawn):
     code = (
         "import sys, time; from launch.store.lease import Lease; from launch.store.places import open_place\n"
         f"lease = Lease(open_place({str(tmp_path / 'store')!r}).under('my-run'), settle_s=0)\n"
         "assert lease.poll() == 'held'; print('held', flush=True); time.sleep(600)"
     )
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
-    try:
-        assert process.stdout.readline() == b"held\n"
-        owner = current(place).owner
-        assert owner.pid == process.pid and not is_dead(owner)
-        mine = Lease(place, settle_s=0)
-        assert mine.poll() == "waiting" and f"process {process.pid}" in mine.holder
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
-        assert is_dead(owner) and not is_dead(replace(owner, boot_id="another boot"))
-        assert not is_dead(replace(owner, process_space="another container"))
-        assert acquired(mine) and mine.number == 2
-    finally:
-        process.kill()
-        process.communicate()
+    process = spawn(sys.executable, "-c", code)
+    assert process.stdout.readline() == "held\n"
+    owner = current(place).owner
+    assert owner.pid == process.pid and not is_dead(owner)
+    mine = Lease(place, settle_s=0)
+    assert mine.poll() == "waiting" and f"process {process.pid}" in mine.holder
+    process.kill()
+    process.wait()
+    assert is_dead(owner) and not is_dead(replace(owner, boot_id="another boot"))
+    assert not is_dead(replace(owner, process_space="another container"))
+    assert acquired(mine) and mine.number == 2
 
 
 def test_a_claim_that_never_held_gives_no_right_to_hurry(place):

@@ -2,14 +2,13 @@
 
 import argparse
 import json
-import subprocess
 import sys
 import urllib.error
 import urllib.request
 
 import psutil
 import pytest
-from monitor_helpers import ROOT, STATUS, environment, toy_run
+from monitor_helpers import STATUS, toy_run
 
 from monitor.cli import commands, metrics
 from monitor.run_folder import MonitorError, RunFolder
@@ -26,23 +25,18 @@ def test_prometheus_text_names_every_run_and_escapes_its_name():
     assert r'{run="a	b\n\\t"} 12' in metrics.text([{**STATUS, "name": "a\tb\n\\t"}]), "a tab has no escape"
 
 
-def test_metrics_are_served_on_this_machine_only_and_other_paths_say_so(tmp_path):
+def test_metrics_are_served_on_this_machine_only_and_other_paths_say_so(tmp_path, spawn):
     folder = toy_run(tmp_path / "outputs" / "toy")
     RunFolder(folder).write_status({**STATUS, "name": "toy"})
     with pytest.raises(MonitorError, match="port 99999 cannot be used: ports end at 65535; choose another with --port"):
         commands.metrics(argparse.Namespace(port=99999))
-    command = [sys.executable, "-m", "monitor", "metrics", "--port", "0", "--json"]
-    env = environment(folder, HANGPROOF_DATA=str(tmp_path))
-    process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True)
-    try:
-        process.stdout.readline()
-        port = json.loads(process.stdout.readline())["port"]
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
-            assert 'hangproof_step{run="toy"} 12' in answer.read().decode()
-        with pytest.raises(urllib.error.HTTPError, match="404"):
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/other", timeout=10)
-        listening = [c.laddr.ip for c in psutil.Process(process.pid).net_connections() if c.status == "LISTEN"]
-        assert listening == ["127.0.0.1"]
-    finally:
-        process.kill()
-        process.communicate()
+    words = (sys.executable, "-m", "monitor", "metrics", "--port", "0", "--json")
+    process = spawn(*words, HANGPROOF_DATA=str(tmp_path))
+    process.stdout.readline()
+    port = json.loads(process.stdout.readline())["port"]
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        assert 'hangproof_step{run="toy"} 12' in answer.read().decode()
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/other", timeout=10)
+    listening = [c.laddr.ip for c in psutil.Process(process.pid).net_connections() if c.status == "LISTEN"]
+    assert listening == ["127.0.0.1"]

@@ -171,12 +171,7 @@ PROVES = {  # two samples: the kind of evidence, and what it says
     "swaps": (RUNS, sample(2, one("R", cpu=1.0, faults=500), swapped_pages=5000), "slow", "swapping"),
     "throttled": (RUNS, sample(2, RAN, gpu=(HOT,)), "slow", "throttled"),
     "spills": (RUNS, sample(2, RAN, gpu=(SPILLED,)), "slow", "spills"),
-    "compiles": (
-        RUNS,
-        sample(2, RAN, stacks=TORCH + '_inductor/graph.py", line 9 in run'),
-        "slow",
-        "compiles the model",
-    ),
+    "compiles": (RUNS, sample(2, RAN, stacks=TORCH + '_inductor/graph.py", line 9'), "slow", "compiles the model"),
     "runs what is compiled": (RUNS, sample(2, RAN, stacks=TORCH + '_dynamo/eval_frame.py", line 9'), "busy", "in use"),
     "a busy machine": (RUNS, BUSY, "slow", "keep the processor busy"),
 }
@@ -249,9 +244,8 @@ def sleeper(tmp_path, spawn):
 def gathered(sleeper, heartbeats: Path, gpu=lambda: ()) -> probe.Probe:
     """A probe that has gone through its life, with the evidence it could read."""
     tree, beat = sleeper
-    found = probe.Probe(tree, heartbeats, CONFIG, gpu)
+    found = probe.Probe(tree, heartbeats, CONFIG, gpu, [beat], True)
     assert found.due(Verdict(SUSPECT, stalled_s=1.0, budget_s=2.0), time.monotonic()) is False
-    found.begin([beat], full=True)
     found.spy.poll()
     assert isinstance(found.sample_again([beat], 1.0), Signals)
     found.texts()

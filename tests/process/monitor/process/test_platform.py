@@ -134,14 +134,9 @@ def test_an_environment_that_cannot_be_read_is_not_an_empty_one(monkeypatch, chi
             failing(context, path, number)
             assert platform.environ_of(child.pid) == {}
     failing(monkeypatch, path, errno.EIO)
-    unreadable = (
-        lambda: platform.environ_of(child.pid),
-        lambda: spawned.with_environment(spawned.RUN, "/x"),
-        spawned.orphans,
-    )
-    for read in unreadable:
+    for read, *given in ((platform.environ_of, child.pid), (spawned.with_environment, "X", "x"), (spawned.orphans,)):
         with pytest.raises(OSError):
-            read()
+            read(*given)
     failing(monkeypatch, "", errno.ENOENT)
     assert platform.boot_id() == "", "and a boot whose name cannot be read is unknown"
 

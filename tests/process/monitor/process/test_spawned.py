@@ -14,8 +14,6 @@ from monitor_helpers import ROOT, wait_for
 from proc_helpers import error, failing, linux, start_of
 
 from monitor.process import platform, spawned
-from monitor.process.platform import Lock
-from monitor.process.spawned import Subjob
 
 MARK = f"test-{os.getpid()}"  # the token: another run of these tests has another one
 OURS = {spawned.TOKEN: MARK}
@@ -103,7 +101,7 @@ def test_orphans_are_named_with_what_to_do(tmp_path, spawn, monkeypatch):
     process = spawn(**{spawned.RUN: str(tmp_path), spawned.TOKEN: "0" * 32})
     (sentence,) = [s for s in spawned.orphans() if str(tmp_path) in s]
     assert f"1 process of {tmp_path} (sleep {process.pid})" in sentence and f"monitor start {tmp_path}" in sentence
-    lock = Lock(tmp_path / platform.LOCK)
+    lock = platform.Lock(tmp_path / platform.LOCK)
     assert lock.acquire()
     assert not [s for s in spawned.orphans() if str(tmp_path) in s], "it has a monitor"
     lock.release()
@@ -122,7 +120,7 @@ def test_orphans_are_named_with_what_to_do(tmp_path, spawn, monkeypatch):
 
 def run(code, timeout_s=60, **more):
     """Run Python code to its end."""
-    job = Subjob([sys.executable, "-c", code], timeout_s, **more)
+    job = spawned.Subjob([sys.executable, "-c", code], timeout_s, **more)
     job.wait(time.sleep)
     return job
 
@@ -130,7 +128,7 @@ def run(code, timeout_s=60, **more):
 def test_the_answer_is_the_json_object_on_the_last_line_whatever_it_reads_and_however_much_it_prints():
     job = run("print('noise'); print('{\"a\": 1}'); print()")
     assert (job.code, job.error, job.answer()) == (0, "", {"a": 1}) and job.text().startswith("noise")
-    assert not job.timed_out and job.took_s > 0
+    assert not job.timed_out
     assert run("print('[1]')").answer() is None and run("print('{')").answer() is None and run("").answer() is None
     echo = "import sys; print(len(sys.stdin.read()))"
     assert run(echo, stdin=b"x" * 1_000_000).text().strip() == "1000000"
@@ -149,14 +147,14 @@ def test_the_error_is_the_last_line_or_the_exit_status():
 
 
 def test_its_deadline_or_a_pause_that_raises_kills_it_and_its_children():
-    job = Subjob(["bash", "-c", "sleep 600 & echo $!; wait"], 0.5)
+    job = spawned.Subjob(["bash", "-c", "sleep 600 & echo $!; wait"], 0.5)
     job.wait(time.sleep)
-    assert job.timed_out and "timed out after 0.5 s" in job.error and job.code == -9 and job.took_s >= 0.5
+    assert job.timed_out and "timed out after 0.5 s" in job.error and job.code == -9
     child = int(job.text())
     wait_for(lambda: (info := platform.process_info(child)) is None or info.dead)
     job.kill()
     assert "timed out" in job.error, "the first reason stays"
-    job = Subjob([sys.executable, "-c", "import time; time.sleep(60)"], 60)
+    job = spawned.Subjob([sys.executable, "-c", "import time; time.sleep(60)"], 60)
     with pytest.raises(KeyboardInterrupt):
         job.wait(Mock(side_effect=KeyboardInterrupt))
     assert job.done() and job.error.endswith("was killed") and job.code != 0
@@ -175,12 +173,12 @@ def test_a_standstill_or_its_limit_ends_one_that_moves_bytes(monkeypatch, moves,
 
 
 def test_a_program_that_is_missing_is_an_error_in_words():
-    job = Subjob(["no-such-program-here"], 5)
+    job = spawned.Subjob(["no-such-program-here"], 5)
     assert job.done() and job.code is None and job.answer() is None and job.text() == ""
     assert job.error.startswith("no-such-program-here cannot be started: No such file or directory")
     job.wait(time.sleep)
     job.kill()
-    assert Subjob(["a\0b"], 5).error
+    assert spawned.Subjob(["a\0b"], 5).error
 
 
 @linux
@@ -206,7 +204,7 @@ assert len(os.listdir('/proc/self/fd')) - 1 == n, 'nothing stays open'
 
 def test_a_child_that_cannot_be_killed_does_not_hold_us_up(monkeypatch):
     killed = []
-    job = Subjob(["sleep", "60"], 0.2)
+    job = spawned.Subjob(["sleep", "60"], 0.2)
     with monkeypatch.context() as context:
         context.setattr(os, "killpg", lambda *_: killed.append(1))  # as if it were in uninterruptible sleep
         wait_for(job.done)

@@ -3,7 +3,6 @@
 import dataclasses
 import os
 import signal
-import subprocess
 import sys
 
 from hypothesis import given, settings, strategies as st
@@ -30,19 +29,15 @@ def says(pid: int, words: str) -> None:
     until(lambda: words in explain.facts(explain.checked(pid))["text"], f"{words} is said", 10)
 
 
-def test_a_dead_lock_a_read_and_a_stop_are_explained(tmp_path):
+def test_a_dead_lock_a_read_and_a_stop_are_explained(spawn):
     code = "import sys, threading; lock = threading.Lock(); lock.acquire(); print('r', flush=True)\n"
     pipe = "import os; r, w = os.pipe(); print('r', flush=True); os.read(r, 1)"
     for program, words in ((code + "lock.acquire()", "for a lock"), (pipe, "pipe")):
-        process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
-        try:
-            assert process.stdout is not None and process.stdout.readline()
-            says(process.pid, words)
-            process.send_signal(signal.SIGSTOP)
-            says(process.pid, "is stopped by a signal")
-        finally:
-            process.kill()
-            process.wait(60)
+        process = spawn(sys.executable, "-c", program)
+        assert process.stdout.readline()
+        says(process.pid, words)
+        process.send_signal(signal.SIGSTOP)
+        says(process.pid, "is stopped by a signal")
 
 
 def test_a_process_in_the_kernel_is_out_of_reach_of_signals(monkeypatch):

@@ -4,6 +4,7 @@ import dataclasses
 import random
 from collections.abc import Callable, Iterable
 
+import monitor_evidence
 import pytest
 from hypothesis import given, settings, strategies as st
 from monitor_traces import ASLEEP, KINDS, hanging, healthy, play, step_times
@@ -25,12 +26,8 @@ HOURS = {0.05: (0.06, 2), 2.0: (1.2, 1), 8.0: (2.0, 1)}
 
 def beat(**values) -> Beat:
     """A record; by default that of a run in the middle of its steps."""
-    base = dict(
-        rank=0, world=1, pid=7, request=0, phase="step", outcome="running", step=100, planned=1000, epoch=1, done=0,
-        total=0, count=100, loss=0.1, lr=1e-4, beat_s=100.0, phase_s=0.0, step_s=0.0, started_s=0.0, note="",
-        intervals=(0.05,) * 100,
-    )  # fmt: skip
-    return Beat(**{**base, **values})
+    known = dict(pid=7, step=100, planned=1000, epoch=1, beat_s=100.0, phase_s=0.0, step_s=0.0, started_s=0.0)
+    return monitor_evidence.beat(**{**known, "count": 100, "intervals": (0.05,) * 100, **values})
 
 
 def stepped(step: int, each_s: float = 0.05, **values) -> Beat:

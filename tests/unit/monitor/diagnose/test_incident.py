@@ -43,13 +43,6 @@ def test_a_hang_is_reported_with_its_place_time_limit_and_evidence():
     assert "The other ranks were waiting for rank 0. The limit was 4.0 s without progress" in text
 
 
-@pytest.mark.parametrize(("counts", "shown"), [((5,), False), ((0,), True), ((5, 5), True)])
-def test_the_ranks_have_a_section_where_there_are_several_or_one_has_not_started(counts, shown):
-    points = [{"number": 1, "name": "arguments", "at": "", "elapsed_s": 0.0, "spent_s": 1.0}]
-    ranks = [rank(number) | {"points": points, "count": count} for number, count in enumerate(counts)]
-    assert ("## Ranks\n\n    " in text_of(hang(ranks=ranks))) == shown
-
-
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+from unittest.mock import Mock
 
 import pytest
 from monitor_evidence import beat
@@ -214,3 +215,9 @@ def test_a_turn_asks_for_a_change_and_saves_the_run_for_it(training, monkeypatch
     monkeypatch.setattr(run, "observe", lambda attempt: Observation(training.now_s, 0.0, tuple(attempt.beats)))
     assert supervisor.watching(run).state is State.STOPPING
     assert run.state.changes == [change] and run.state.shutdown == Shutdown("changed")
+    ended, run.standby.close = run.standby.close, Mock()
+    supervisor.shut_down(run, Shutdown("changed"))
+    assert not run.standby.close.called, "the attempt after the restart has a standby, too"
+    supervisor.shut_down(run, Shutdown("stopped"))
+    assert run.standby.close.called
+    run.standby.close = ended
