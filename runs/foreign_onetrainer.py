@@ -3,16 +3,13 @@
 A setting that is not in the file has the value that OneTrainer uses then (modules/util/config/TrainConfig.py).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from runs.files import RunError
+from runs.foreign_settings import TABLES, Settings, tables
 
-if TYPE_CHECKING:
-    from runs.foreign import Settings
-
-KIND = "a configuration of OneTrainer"
 # model_type: the training script, and kohya's model_type.
 MODELS = {
     "STABLE_DIFFUSION_15": "train_network.py",
@@ -69,14 +66,14 @@ OPTIMIZER_ARGS = {
     "ADAFACTOR": ("scale_parameter", "relative_step", "warmup_init", "weight_decay"),
     "PRODIGY": ("weight_decay", "d_coef", "decouple", "use_bias_correction", "safeguard_warmup"),
 }
-PLAIN = "Hangproof trains plain LoRAs"
-BY_MODEL = "Set by the base model"
-# Why a setting is not taken over, and its usual value, which needs no word.
+REASONS: dict[str, str] = TABLES["ai_toolkit"]["not_taken"]
+PLAIN, BY_MODEL = REASONS["network.type"], REASONS["train.noise_scheduler"]
+# A setting that is not taken over: its usual value, which needs no word, and the reason.
 NOT_TAKEN = {
     "peft_type": ("LORA", PLAIN),
     "lora_decompose": (False, PLAIN),
     "layer_filter_preset": ("full", "Hangproof trains the layers of kohya's LoRAs"),
-    "ema": ("OFF", "No trainer here keeps an average of the weights"),
+    "ema": ("OFF", REASONS["train.ema_config"]),
     "loss_weight_fn": ("CONSTANT", "Set it by hand in “All trainer options”"),
     "timestep_distribution": ("UNIFORM", BY_MODEL),
     "timestep_shift": (1.0, BY_MODEL),
@@ -88,14 +85,15 @@ TEXT_ENCODERS = ("text_encoder", "text_encoder_2", "text_encoder_3", "text_encod
 INTERVALS = {"save_every": "save_every_n_{}s", "sample_after": "sample_every_n_{}s"}  # by step or epoch
 
 
-def read_onetrainer(out: "Settings", table: Mapping[str, Any]) -> None:
+def read_onetrainer(out: Settings, table: Mapping[str, Any]) -> None:
     """Add what a configuration sets. RunError: it trains no LoRA, or a kind of base model that is not here."""
     method, model = table.get("training_method", "FINE_TUNE"), table.get("model_type", "STABLE_DIFFUSION_15")
     if method != "LORA":
         raise RunError(f"this configuration trains no LoRA ({str(method)[:40]}); choose one whose method is LORA")
     if not isinstance(model, str) or model not in MODELS:
         raise RunError(f"model_type: Hangproof has no base model of the kind {str(model)[:40]}")
-    out.kind, (out.script, *kind) = KIND, MODELS[model].split()
+    out.kind, out.kohya = "a configuration of OneTrainer", False
+    out.script, *kind = MODELS[model].split()
     out.add("model_type", " ".join(kind), "model_type")
     out.plain = table.get("peft_type", "LORA") == "LORA"
     optimizer = found if isinstance(found := table.get("optimizer"), dict) else {}
@@ -105,8 +103,7 @@ def read_onetrainer(out: "Settings", table: Mapping[str, Any]) -> None:
             given["learning_rate"] = own["learning_rate"]
     sides = str(given.get("resolution", "")).split(",")
     if len(sides) > 1 and all(side.strip().isdecimal() for side in sides):
-        given["resolution"] = max(int(side) for side in sides)
-        out.notes.append("The data set is trained at several resolutions; Hangproof trains at the largest one.")
+        given["resolution"] = out.largest(list(map(int, sides)))
     for key, (flag, usual) in FLAGS.items():
         value = given.get(key, usual)
         name = NAMES.get(value) if isinstance(value, str) else None
@@ -128,13 +125,12 @@ def read_onetrainer(out: "Settings", table: Mapping[str, Any]) -> None:
             out.refuse(key, value if isinstance(value, str | int | float) else "…", why)
     for part in TEXT_ENCODERS:
         if isinstance(own := table.get(part), dict) and own.get("train") is True:
-            out.refuse(f"{part}.train", "true", "Text encoders are not trained: captions are encoded once")
-    prompts = [one["prompt"] for one in _enabled(table, "samples") if isinstance(one.get("prompt"), str)]
-    out.prompts = [text[:1000] for text in (" ".join(prompt.split()) for prompt in prompts) if text][:100]
+            out.refuse(f"{part}.train", "true", REASONS["train.train_text_encoder"])
+    out.add_prompts(one.get("prompt") for one in _enabled(table, "samples"))
     _concepts(out, table)
 
 
-def _concepts(out: "Settings", table: Mapping[str, Any]) -> None:
+def _concepts(out: Settings, table: Mapping[str, Any]) -> None:
     """The folders of images. Without any, the file is a preset, or OneTrainer keeps them in another file."""
     for one in _enabled(table, "concepts"):
         path, repeats = one.get("path"), one.get("balancing", 1)
@@ -149,11 +145,6 @@ def _concepts(out: "Settings", table: Mapping[str, Any]) -> None:
         out.notes.append("The file names no images: OneTrainer keeps its concepts apart. Add the images in step 1.")
 
 
-def _enabled(table: Mapping[str, Any], key: str) -> Iterator[Mapping[str, Any]]:
-    """The tables of a list that are switched on; at most 1000."""
-    found = table.get(key)
-    yield from (
-        one
-        for one in (found if isinstance(found, list) else [])[:1000]
-        if isinstance(one, dict) and one.get("enabled", True)
-    )
+def _enabled(table: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
+    """The tables of a list that are switched on."""
+    return [one for one in tables(table.get(key)) if one.get("enabled", True)]

@@ -21,8 +21,7 @@ from runs.command import flags as ours_of, tier_flags
 from runs.fields import LABELS
 from runs.files import RunError
 from runs.flags import flag_faults, flag_value, known_flags
-from runs.foreign import TABLES, Row, Settings, number, shown
-from runs.foreign_onetrainer import KIND
+from runs.foreign_settings import TABLES, Row, Settings, number, shown
 from runs.paths import CHECKOUTS, outputs_dir
 from runs.spec import ALIASES, RESERVED_FLAGS, RunSpec, make
 
@@ -46,7 +45,6 @@ OPTIMIZER = ("optimizer_args", "lr_scheduler", "max_grad_norm")  # flags of a ti
 LEARNED = (*OPTIMIZER, "optimizer_type", "network_args", "fp8_base", "quantize")
 # Flags of a family that stay where the file has none: about the model, its memory, its precision and the file.
 KEPT = ("model_type", "model_version", "task", "highvram", "no_half_vae", "save_model_as")
-NO_FLAGS = ("a job of ai-toolkit", KIND)  # their trainers have none of kohya's, so none of its defaults either
 DEFAULT = "The trainer's default; the file has none"
 OF_THE_MODEL = "The usual value of the base model; the file has none, and the trainer's default suits no LoRA"
 
@@ -330,7 +328,7 @@ def _extra(out: Settings, given: set[str]) -> None:
         if flag.startswith(LEARNED) and flag not in (*given, *extra):
             text = shown(" ".join(value) if isinstance(value, list) else number(value))
             out.rows.append(Row(f"--{flag}", text, "changed", "Set by the VRAM choice; the file has none"))
-    for flag in [] if out.kind in NO_FLAGS else presets.trainer_of(basic.model, basic.backend)["flags"]:
+    for flag in presets.trainer_of(basic.model, basic.backend)["flags"] if out.kohya else ():
         usual = known.get(flag, {}).get("default")
         if flag == "network_train_unet_only" and flag not in given:
             text = "Not in the file, which trains text encoders, too; Hangproof does not"

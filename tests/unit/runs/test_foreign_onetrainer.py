@@ -6,7 +6,7 @@ import pytest
 from foreign_helpers import imported, row
 
 from runs.files import RunError
-from runs.foreign import ImageFolder
+from runs.foreign_settings import ImageFolder
 
 PRESET = {"training_method": "LORA", "model_type": "FLUX_DEV_1", "base_model_name": "black-forest-labs/FLUX.1-dev"}
 
