@@ -121,7 +121,7 @@ def read_command(out: Settings, t: Training) -> None:
         musubi = out.script in read_table("lint.toml")["guarded_scripts"]
         out.kind = f"a command of {'musubi-tuner' if musubi else 'sd-scripts'}"
     count = t.launch.get("num_processes") or t.launch.get("nproc_per_node") or ""
-    out.gpus = int(count) if count.isdigit() and 1 <= int(count) <= 1024 else 1
+    out.gpus = int(count) if re.fullmatch("[0-9]{1,4}", count) and 1 <= int(count) <= 1024 else 1
     for flag, known in t.flags.items():
         if known.values and None in known.values:
             out.refuse(f"--{flag}", "…", "Its value is known only when the script runs; set it by hand")

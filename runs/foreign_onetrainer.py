@@ -3,6 +3,7 @@
 A setting that is not in the file has the value that OneTrainer uses then (modules/util/config/TrainConfig.py).
 """
 
+import re
 from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
@@ -102,7 +103,7 @@ def read_onetrainer(out: Settings, table: Mapping[str, Any]) -> None:
         if isinstance(own := table.get(part), dict) and own.get("learning_rate") is not None:
             given["learning_rate"] = own["learning_rate"]
     sides = str(given.get("resolution", "")).split(",")
-    if len(sides) > 1 and all(side.strip().isdecimal() for side in sides):
+    if len(sides) > 1 and all(re.fullmatch(r"\s*[0-9]{1,5}\s*", side) for side in sides):
         given["resolution"] = out.largest(list(map(int, sides)))
     for key, (flag, usual) in FLAGS.items():
         value = given.get(key, usual)

@@ -39,6 +39,8 @@ def test_prompts_with_options_are_prompts_and_a_value_of_0_is_one():
             one = imported(*order)
             assert (one.kind, one.fields["backend"], one.fields["rank"]) == ("a script of Hangproof", "diffusers", "8")
             assert one.prompts == ["a cat --n bad --w 512", "#two --d 1"] and one.fields["keep_tokens"] == "0"
+    many = imported(("sample_prompts.txt", f"{'a' * 2000}\n" * 200), ("train.sh", script)).prompts
+    assert many == ["a" * 1000] * 100
     with pytest.raises(RunError, match="none of kohya_ss"):  # not its lines as prompts
         imported(("p.json", '{"prompt": "a cat"}'), ("train.sh", f"{script} --sample_prompts p.json"))
 
@@ -160,6 +162,8 @@ def test_a_command_overrides_its_config_file_and_what_is_in_other_files_is_asked
         one = imported(*order)
         assert (one.fields["rank"], one.fields["learning_rate"], one.fields["gpus"]) == ("8", "0.0005", 2)
         assert row(one, "config_file").outcome == "run" and row(one, "dataset_config").outcome == "unsupported"
+    for odd in ("³", "9" * 5000, "gpu", "0"):
+        assert "gpus" not in imported(("t.sh", script.replace("node 2", f"node {odd}"))).fields
     one = imported(("t.sh", f"accelerate launch --config_file a.yaml {script.partition('2 ')[2]}"))
     assert "add the file" in row(one, "config_file").text and "accelerate in a.yaml" in one.notes[0]
 

@@ -52,6 +52,6 @@ def test_what_hangproof_does_not_train_is_refused_and_odd_values_are_no_error():
             of(**more)
     one = of(peft_type="LOHA", lora_rank=64)
     assert row(one, "peft_type").outcome == "unsupported" and "rank" not in one.fields
-    for odd in (None, 7, "x", [], {}, [None, {"path": 3, "prompt": 4}]):
+    for odd in (None, 7, "x", "9," * 9 + "9" * 5000, [], {}, [None, {"path": 3, "prompt": 4}]):
         keys = ("optimizer", "transformer", "concepts", "samples", "resolution", "lora_rank", "save_every_unit")
         assert of(**dict.fromkeys(keys, odd)).fields["model"] == "flux-dev"
