@@ -150,7 +150,10 @@ def test_a_job_of_ai_toolkit_gives_its_length_prompts_and_resolution():
     one = imported(("", f"config: {{process: [{job}]}}"))
     assert one.prompts == ["a p3r5on b"], "as ai-toolkit fills it in"
     assert (one.fields["model"], one.fields["rank"]) == ("flux-dev", "8"), "a file of one's own is no Chroma"
-    for arch, model in (("is_v3: true", "sd35-large"), ("arch: chroma", "chroma"), ("", "sd15")):
+    for arch, model in (
+        ("is_v3: true", "sd35-large"), ("arch: chroma", "chroma"), ("", "sd15"), ("arch: zimage", "z-image"),
+        ("arch: zimage, name_or_path: Tongyi-MAI/Z-Image-Turbo", "z-image-turbo"),
+    ):  # fmt: skip
         text = f"config: {{process: [{{network: {{}}, model: {{{arch}}}}}]}}"
         assert imported(("", text)).fields["model"] == model
 

@@ -24,6 +24,8 @@ def test_a_preset_trains_as_onetrainer_trains_it_without_more():
         assert row(one, name).outcome == "unsupported"
     assert not one.folders and any("Add the images in step 1" in note for note in one.notes)
     assert of(model_type="CHROMA_1", base_model_name="").fields["model"] == "chroma"
+    klein = of(model_type="FLUX_2", base_model_name="black-forest-labs/FLUX.2-klein-base-4B")
+    assert klein.fields["model"] == "flux2-klein-4b" and row(klein, "base_model_name").outcome == "field"
 
 
 def test_an_exported_configuration_brings_its_concepts_samples_and_intervals():
