@@ -343,7 +343,7 @@ def read_job(out: Settings, table: Mapping[str, Any]) -> None:
             value = parts[name][key]
             out.add(flag, JOB["precisions"].get(str(value)) if flag == "mixed_precision" else value, place)
     out.script, *kind = _job_script(parts.get("model", {})).split()
-    out.add("model_type", " ".join(kind), "model.arch")
+    out.add(*kind or ("model_type", ""), "model.arch")
     given = found if isinstance(found := parts.get("sample", {}).get("prompts"), list) else []
     texts = (one.get("prompt") if isinstance(one, dict) else one for one in given)
     out.add_prompts(texts, str(first.get("trigger_word") or "[trigger]"))
@@ -373,7 +373,7 @@ def _job_folders(out: Settings, datasets: list[dict[str, Any]], trigger: object)
 
 
 def _job_script(model: Mapping[str, Any]) -> str:
-    """The training script of a base model, and its model_type. RunError: Hangproof does not train this kind."""
+    """The training script of a base model, and a flag that tells it. RunError: Hangproof does not train this kind."""
     arch, named = model.get("arch"), [str(key)[3:] for key, on in model.items() if on and str(key).startswith("is_")]
     known = arch if isinstance(arch, str) else (named or ["sd1"])[0]
     if not (script := JOB["architectures"].get(known.partition(":")[0].lower())):

@@ -11,14 +11,14 @@ from typing import Any
 from runs.files import RunError
 from runs.foreign_settings import TABLES, Settings, tables
 
-# model_type: the training script, and kohya's model_type.
+# model_type: the training script, and a flag that tells the model.
 MODELS = {
     "STABLE_DIFFUSION_15": "train_network.py",
     "STABLE_DIFFUSION_XL_10_BASE": "sdxl_train_network.py",
     "STABLE_DIFFUSION_35": "sd3_train_network.py",
     "FLUX_DEV_1": "flux_train_network.py",
     "FLUX_2": "flux_2_train_network.py",
-    "CHROMA_1": "flux_train_network.py chroma",
+    "CHROMA_1": "flux_train_network.py model_type chroma",
     "QWEN": "qwen_image_train_network.py",
     "ANIMA": "anima_train_network.py",
     "KREA_2": "krea2_train_network.py",
@@ -81,7 +81,7 @@ NOT_TAKEN = {
     "dynamic_timestep_shifting": (False, BY_MODEL),
     "masked_training": (False, "A mask is used where an image has one"),
 }
-PARTS = ("unet", "transformer")  # what is trained, with a learning rate of its own
+PARTS = ("unet", "transformer")  # what is trained, which may have a learning rate and a file of its own
 TEXT_ENCODERS = ("text_encoder", "text_encoder_2", "text_encoder_3", "text_encoder_4")
 INTERVALS = {"save_every": "save_every_n_{}s", "sample_after": "sample_every_n_{}s"}  # by step or epoch
 
@@ -95,13 +95,18 @@ def read_onetrainer(out: Settings, table: Mapping[str, Any]) -> None:
         raise RunError(f"model_type: Hangproof has no base model of the kind {str(model)[:40]}")
     out.kind, out.kohya = "a configuration of OneTrainer", False
     out.script, *kind = MODELS[model].split()
-    out.add("model_type", " ".join(kind), "model_type")
+    out.add(*kind or ("model_type", ""), "model_type")
     out.plain = table.get("peft_type", "LORA") == "LORA"
     optimizer = found if isinstance(found := table.get("optimizer"), dict) else {}
     given = {**table, "optimizer": optimizer.get("optimizer", "ADAMW")}
     for part in PARTS:
-        if isinstance(own := table.get(part), dict) and own.get("learning_rate") is not None:
+        own = found if isinstance(found := table.get(part), dict) else {}
+        if own.get("learning_rate") is not None:
             given["learning_rate"] = own["learning_rate"]
+        if (file := own.get("model_name")) and not str(file).endswith(
+            ".gguf"
+        ):  # which has the base model in fewer bits
+            given["base_model_name"] = file
     sides = str(given.get("resolution", "")).split(",")
     if len(sides) > 1 and all(re.fullmatch(r"\s*[0-9]{1,5}\s*", side) for side in sides):
         given["resolution"] = out.largest(list(map(int, sides)))

@@ -151,8 +151,11 @@ def test_a_job_of_ai_toolkit_gives_its_length_prompts_and_resolution():
     assert one.prompts == ["a p3r5on b"], "as ai-toolkit fills it in"
     assert (one.fields["model"], one.fields["rank"]) == ("flux-dev", "8"), "a file of one's own is no Chroma"
     for arch, model in (
-        ("is_v3: true", "sd35-large"), ("arch: chroma", "chroma"), ("", "sd15"), ("arch: zimage", "z-image"),
-        ("arch: zimage, name_or_path: Tongyi-MAI/Z-Image-Turbo", "z-image-turbo"),
+        ("is_v3: true", "sd35-large"), ("arch: chroma", "chroma"), ("", "sd15"), ("arch: sd15", "sd15"),
+        ("arch: anima", "anima"), ("arch: krea2", "krea2"), ("arch: flux2", "flux2-dev"),
+        ("arch: flux2_klein_4b", "flux2-klein-4b"), ("arch: flux2_klein_9b, name_or_path: a/b", "flux2-klein-9b"),
+        ("arch: zimage", "z-image"), ("arch: 'zimage:deturbo', name_or_path: ostris/Z-Image-De-Turbo", "z-image-de-turbo"),
+        ("arch: 'zimage:turbo', name_or_path: Tongyi-MAI/Z-Image-Turbo", "z-image-turbo"),
     ):  # fmt: skip
         text = f"config: {{process: [{{network: {{}}, model: {{{arch}}}}}]}}"
         assert imported(("", text)).fields["model"] == model
