@@ -342,8 +342,8 @@ def read_job(out: Settings, table: Mapping[str, Any]) -> None:
         if key in parts.get(name, {}) and flag not in out.flags:
             value = parts[name][key]
             out.add(flag, JOB["precisions"].get(str(value)) if flag == "mixed_precision" else value, place)
-    out.script, *kind = _job_script(parts.get("model", {})).split()
-    out.add(*kind or ("model_type", ""), "model.arch")
+    out.script, flag, kind = (*_job_script(parts.get("model", {})).split(), "", "")[:3]
+    out.add(flag, kind, "model.arch")
     given = found if isinstance(found := parts.get("sample", {}).get("prompts"), list) else []
     texts = (one.get("prompt") if isinstance(one, dict) else one for one in given)
     out.add_prompts(texts, str(first.get("trigger_word") or "[trigger]"))

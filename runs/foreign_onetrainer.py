@@ -94,16 +94,16 @@ def read_onetrainer(out: Settings, table: Mapping[str, Any]) -> None:
     if not isinstance(model, str) or model not in MODELS:
         raise RunError(f"model_type: Hangproof has no base model of the kind {str(model)[:40]}")
     out.kind, out.kohya = "a configuration of OneTrainer", False
-    out.script, *kind = MODELS[model].split()
-    out.add(*kind or ("model_type", ""), "model_type")
+    out.script, flag, kind = (*MODELS[model].split(), "", "")[:3]
+    out.add(flag, kind, "model_type")
     out.plain = table.get("peft_type", "LORA") == "LORA"
     optimizer = found if isinstance(found := table.get("optimizer"), dict) else {}
     given = {**table, "optimizer": optimizer.get("optimizer", "ADAMW")}
     for part in PARTS:
-        own = found if isinstance(found := table.get(part), dict) else {}
-        if own.get("learning_rate") is not None:
-            given["learning_rate"] = own["learning_rate"]
-        if (file := own.get("model_name")) and not str(file).endswith(
+        trained = found if isinstance(found := table.get(part), dict) else {}
+        if trained.get("learning_rate") is not None:
+            given["learning_rate"] = trained["learning_rate"]
+        if (file := trained.get("model_name")) and not str(file).endswith(
             ".gguf"
         ):  # which has the base model in fewer bits
             given["base_model_name"] = file
