@@ -60,7 +60,6 @@ NAMES = {
     "FLOAT_32": "no",
     "TFLOAT_32": "no",
 }
-NAMED = ("optimizer", "learning_rate_scheduler", "train_dtype")
 OPTIMIZER_ARGS = {
     "ADAMW": ("weight_decay",),
     "ADAMW_8BIT": ("weight_decay",),
@@ -103,20 +102,19 @@ def read_onetrainer(out: Settings, table: Mapping[str, Any]) -> None:
         trained = found if isinstance(found := table.get(part), dict) else {}
         if trained.get("learning_rate") is not None:
             given["learning_rate"] = trained["learning_rate"]
-        if (file := trained.get("model_name")) and not str(file).endswith(
-            ".gguf"
-        ):  # which has the base model in fewer bits
+        file = trained.get("model_name")
+        if file and not str(file).endswith(".gguf"):  # which has the base model in fewer bits
             given["base_model_name"] = file
     sides = str(given.get("resolution", "")).split(",")
     if len(sides) > 1 and all(re.fullmatch(r"\s*[0-9]{1,5}\s*", side) for side in sides):
         given["resolution"] = out.largest(list(map(int, sides)))
     for key, (flag, usual) in FLAGS.items():
         value = given.get(key, usual)
-        name = NAMES.get(value) if isinstance(value, str) else None
-        if key in NAMED and name is None:
+        named, name = usual in NAMES, NAMES.get(value) if isinstance(value, str) else None
+        if named and name is None:
             out.refuse(key, value, "Hangproof has no such value; set it by hand")
         elif (out.plain or not key.startswith("lora_")) and (value or key == "learning_rate_warmup_steps"):  # 0: off
-            out.add(flag, name if key in NAMED else value, key)
+            out.add(flag, name if named else value, key)
     keys = OPTIMIZER_ARGS.get(given["optimizer"], ()) if isinstance(given["optimizer"], str) else ()
     arguments = [f"{key}={optimizer[key]}" for key in keys if isinstance(optimizer.get(key), int | float)]
     if arguments:
