@@ -150,6 +150,11 @@ def test_a_job_of_ai_toolkit_gives_its_length_prompts_and_resolution():
     one = imported(("", f"config: {{process: [{job}]}}"))
     assert one.prompts == ["a p3r5on b"], "as ai-toolkit fills it in"
     assert (one.fields["model"], one.fields["rank"]) == ("flux-dev", "8"), "a file of one's own is no Chroma"
+    job = "{network: {}, model: {arch: flux_kontext}, datasets: [{control_path: /c}], sample: {sample_steps: 9}, save: {max_step_saves_to_keep: 4}}"
+    one = imported(("", f"config: {{process: [{job}]}}"))
+    wanted = {"model": "flux-kontext", "control_dir": "/c", "sample_steps": "9"}
+    assert wanted.items() <= one.fields.items()
+    assert row(one, "save.max_step_saves_to_keep").text == "Set by “Checkpoints to keep”"
     for arch, model in (
         ("is_v3: true", "sd35-large"), ("arch: chroma", "chroma"), ("", "sd15"), ("arch: sd15", "sd15"),
         ("arch: anima", "anima"), ("arch: krea2", "krea2"), ("arch: flux2", "flux2-dev"),
