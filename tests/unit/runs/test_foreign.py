@@ -27,6 +27,7 @@ def test_a_config_file_and_bare_options_need_no_script():
     one = imported(("", command))
     assert (one.fields["model"], one.fields["backend"], one.fields["rank"]) == ("z-image", "musubi", "32")
     assert one.kind == "a command of musubi-tuner"
+    assert imported(("t.sh", f"{command}\n{command}")).notes[0].startswith("t.sh has 2 training commands; the first")
 
 
 def test_prompts_with_options_are_prompts_and_a_value_of_0_is_one():
@@ -122,6 +123,14 @@ def test_a_json_of_kohya_ss_means_what_its_gui_writes_as_flags():
     assert secret.outcome == "changed" and "kept apart" in secret.text and "sk-very" not in str(one.rows)
     assert one.fields["environment"] == {"WANDB_API_KEY": "sk-very-secret"}
     assert "wandb_api_key" not in one.fields["extra"]
+    gui = {"LoRA_type": "Kohya LoCon", "conv_dim": 8, "multi_gpu": True, "num_processes": 2}
+    gui |= {"unet_lr": 1e-4, "lr_warmup": 5}
+    one = imported(("x.json", json.dumps(gui)))
+    assert one.fields["gpus"] == 2 and "conv_dim=8" in one.fields["extra"]["network_args"]
+    assert (
+        str(one.fields["extra"]["lr_warmup_steps"]) == "0.05" and row(one, "network_train_unet_only").outcome == "same"
+    )
+    assert "gpus" not in imported(("x.json", json.dumps({**gui, "multi_gpu": False}))).fields
     gui = {"LoRA_type": "Standard", "max_train_epochs": 12, "max_train_steps": 1600, "epoch": 1}
     one = imported(("x.json", json.dumps(gui)))  # 1600 is the GUI's default, and it passes both on
     assert (one.fields["epochs"], one.fields["max_train_steps"]) == ("12", None)
