@@ -42,7 +42,8 @@ FLAGS: dict[str, tuple[str, Any]] = {
     "learning_rate_scheduler": ("lr_scheduler", "CONSTANT"),
     "train_dtype": ("mixed_precision", "FLOAT_16"),
 }
-# Its names of optimizers, schedulers and precisions. It warms up whatever the scheduler is.
+# Its names of optimizers, schedulers and precisions: all values of a setting whose usual one is here.
+# It warms up whatever the scheduler is.
 NAMES = {
     "ADAMW": "AdamW",
     "ADAMW_8BIT": "AdamW8bit",

@@ -96,7 +96,7 @@ def _model(out: Settings) -> tuple[str, str]:
             "or for its --task or --model_version"
         )
     model, needs = presets.models()[key], presets.trainer_of(key, backend)["needs"]
-    for flag in dict.fromkeys((*needs, HUB_ID)):
+    for flag in needs if _main_flag(needs) == HUB_ID else (*needs, HUB_ID):
         given, main = (out.flags.get(flag) or [""])[0], flag in MAIN_FLAGS
         if not given:
             out.flags.pop(flag, None)
