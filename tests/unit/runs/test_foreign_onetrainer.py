@@ -19,6 +19,7 @@ def test_a_preset_trains_as_onetrainer_trains_it_without_more():
     one = of(batch_size=4, timestep_distribution="LOGIT_NORMAL", text_encoder={"train": True}, lora_decompose=True)
     wanted = {"model": "flux-dev", "rank": "16", "alpha": "1", "epochs": "100", "batch_size": "4", "resolution": 512}
     assert (wanted | {"learning_rate": "3e-06", "mixed_precision": "fp16"}).items() <= one.fields.items()
+    assert "timestep_sampling" not in one.fields["extra"], "its own defaults are not those of kohya's trainers"
     assert one.fields["extra"]["optimizer_type"] == "AdamW" and float(one.fields["extra"]["lr_warmup_steps"]) == 200
     for name in ("timestep_distribution", "text_encoder.train", "lora_decompose"):
         assert row(one, name).outcome == "unsupported"
@@ -36,6 +37,7 @@ def test_an_exported_configuration_brings_its_concepts_samples_and_intervals():
     concepts = [
         {"path": "/data/cats", "balancing": 3.0},
         {"path": "/data/off", "enabled": False},
+        {"path": "/data/dogs", "balancing": 50, "balancing_strategy": "SAMPLES"},
         {"path": "/data/held-out", "type": "VALIDATION"},
     ]
     one = of(
@@ -45,7 +47,7 @@ def test_an_exported_configuration_brings_its_concepts_samples_and_intervals():
         save_every=250, save_every_unit="STEP", sample_after=10, sample_after_unit="MINUTE",
         output_model_destination="C:\\loras\\cats.safetensors",
     )  # fmt: skip
-    assert one.folders == [ImageFolder("/data/cats", 3)] and one.prompts == ["a cat"]
+    assert one.folders == [ImageFolder("/data/cats", 3), ImageFolder("/data/dogs")] and one.prompts == ["a cat"]
     wanted = {"name": "cats", "rank": "8", "alpha": "4", "learning_rate": "0.0002", "resolution": 768, "repeats": 3}
     assert (wanted | {"save_every_n_steps": "250"}).items() <= one.fields.items()
     assert "sample_every_n_steps" not in one.fields and "relative_step=False" in one.fields["extra"]["optimizer_args"]
