@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import runs
+from guards.reading import read_text
 from presets import PresetError, terminal, tiers
 from runs import env_file
 from runs.files import explained
@@ -181,10 +182,10 @@ def render(args: argparse.Namespace) -> dict[str, Any]:
         before = runs.pinned(folder)
     except runs.RunError:  # damaged, which this corrects, or the spec is wrong, which the next line says
         before = None
-    files = {path: _text(path) for path in (folder / name for name in READ) if before}
+    files = {path: read_text(path) for path in (folder / name for name in READ) if before}
     script = runs.render(folder)
     after = jobs.load(folder)
-    changed = [line for path, text in files.items() for line in diff(text, _text(path)) if line[0] in "+-"]
+    changed = [line for path, text in files.items() for line in diff(text, read_text(path)) if line[0] in "+-"]
     for line in changed:
         print(f"changed: {line}", file=sys.stderr)
     saved = next(folder.glob("*-state"), None)
@@ -197,10 +198,6 @@ def render(args: argparse.Namespace) -> dict[str, Any]:
         print(f"note: {env_file.kept_text(secrets)}", file=sys.stderr)
     print(script)
     return {"folder": str(folder), "script": str(script), "changed": changed}
-
-
-def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
 
 
 def rename(args: argparse.Namespace) -> dict[str, Any]:

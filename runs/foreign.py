@@ -1,15 +1,14 @@
 """Reads the configurations of other trainers: what they set, by the flags of kohya's trainers, which all of them share.
 
 FluxGym's train.sh and dataset.toml, a command, script or `--config_file` of sd-scripts, a command of musubi-tuner, a
-JSON of the kohya_ss GUI or of OneTrainer, and a job of ai-toolkit. Everything here is text from elsewhere: it is parsed and never run,
-its size is limited, and whatever is wrong with it is a RunError. The names of each trainer, and what becomes of them,
-are tables: presets/foreign.toml. runs/foreign_spec.py turns the result into a run.
+JSON of the kohya_ss GUI or of OneTrainer, and a job of ai-toolkit. Everything here is text from elsewhere: it is
+parsed and never run, its size is limited, and whatever is wrong with it is a RunError. The names of each trainer, and
+what becomes of them, are tables: presets/foreign.toml. runs/foreign_spec.py turns the result into a run.
 """
 
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import tomllib
@@ -19,12 +18,12 @@ from presets.training import Training, file_name, trainings
 from runs import command, env_file
 from runs.files import RunError
 from runs.foreign_onetrainer import read_onetrainer
+from runs.foreign_settings import TABLES, Settings, number, shown, tables
 
-TABLES = read_table("foreign.toml")
 GUI, JOB = TABLES["kohya_ss"], TABLES["ai_toolkit"]
 MAX_BYTES = 1_000_000  # of one file
 MAX_SCRIPT = 64_000  # of a script or YAML, which take longer to read; FluxGym's have 3 kB
-MAX_FILES, MAX_FLAGS, SHOWN = 10, 2000, 160  # SHOWN: characters of a value in a message
+MAX_FILES = 10
 OFF = (None, "", False)  # values that a file can hold for a setting that is off
 NO_REGULARIZATION = "Regularization images are not supported; leave them out"
 DATA_SET = re.compile(r"^[ \t]*\[\[?(datasets|general)", re.MULTILINE)
@@ -34,121 +33,10 @@ READ = (
 )
 
 
-@dataclass(frozen=True)
-class Row:
-    """What becomes of one setting of the file.
-
-    outcome: "field" (a field of the form), "flag" (an extra option), "same" (Hangproof sets it already), "run" (the
-    run's folder determines it), "changed", "dropped" (known to hang), "unsupported". text: where it went, or why not.
-    """
-
-    name: str
-    value: str
-    outcome: str
-    text: str
-
-    def __post_init__(self) -> None:
-        flag = re.split(r"[.\s]", self.name.removeprefix("--"))[-1]
-        if self.value and (env_file.is_secret_flag(flag) or env_file.VALUE.search(self.value)):
-            object.__setattr__(self, "value", "…")
-
-
-@dataclass(frozen=True)
-class ImageFolder:
-    """A folder of images that a file names. repeats: None where the file has none for it."""
-
-    path: str
-    repeats: int | None = None
-    trigger: str = ""
-
-
-@dataclass
-class Settings:
-    """What the files set.
-
-    kind: what they are, for a sentence. script: the training script, "" where no file names one. flags: by name, their
-    values ([] for a switch); as a run, those that are not decided yet. labels: how the file writes a flag, where this
-    differs. rows: one for each setting that is decided. As a run: fields of a RunSpec, `extra` included.
-    """
-
-    kind: str = ""
-    script: str = ""
-    flags: dict[str, list[str]] = field(default_factory=dict, repr=False)
-    labels: dict[str, str] = field(default_factory=dict)
-    prompts: list[str] = field(default_factory=list)
-    folders: list[ImageFolder] = field(default_factory=list)
-    rows: list[Row] = field(default_factory=list)
-    secrets: dict[str, str] = field(default_factory=dict, repr=False)  # that a script sets, by variable
-    notes: list[str] = field(default_factory=list)
-    included: set[str] = field(default_factory=set)  # flags whose file was read
-    gpus: int = 1
-    plain: bool = True  # False: a kind of LoRA that Hangproof does not train, so its rank says nothing
-    fields: dict[str, Any] = field(default_factory=dict)
-
-    def row(self, flag: str, values: list[str], outcome: str, text: str) -> None:
-        """Say what became of a flag."""
-        self.rows.append(Row(self.labels.get(flag, f"--{flag}"), shown(" ".join(values) or "on"), outcome, text))
-
-    def take(self, flag: str, outcome: str, text: str) -> None:
-        """Decide a flag: its row, and no more of it."""
-        if (values := self.flags.pop(flag, None)) is not None:
-            self.row(flag, values, outcome, text)
-
-    def refuse(self, name: str, value: object, text: str) -> None:
-        """Say why a setting is not taken over."""
-        self.rows.append(Row(shown(name), shown(value), "unsupported", text))
-
-    def add(self, flag: object, value: object, label: str = "") -> None:
-        """Add a flag with a value of a file or a command; one that is off is left out. RunError: there are too many.
-
-        Args:
-            value: a list for several values or, where it is empty, for a switch. label: how the file writes the flag.
-        """
-        if value is None or value is False or value == "" or not isinstance(flag, str):  # 0 is a value
-            return None
-        values = value if isinstance(value, list) else [] if value is True else [value]
-        if not all(isinstance(one, str | int | float) for one in values):
-            return self.refuse(label or flag, "…", "Not a plain value")
-        if len(self.flags) >= MAX_FLAGS:
-            raise RunError(f"The file has more than {MAX_FLAGS} settings, so it is no configuration")
-        texts = [number(one) for one in values]
-        if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", flag):
-            return self.refuse(flag, " ".join(texts), "Not the name of an option")
-        self.flags[flag] = texts
-        self.labels |= {flag: label} if label and label != flag else {}
-        return None
-
-    def add_folder(self, path: str, repeats: object = None, trigger: object = None) -> None:
-        """Add a folder of images. What is no plain number or text is left out."""
-        whole = isinstance(repeats, int) and not isinstance(repeats, bool) and 1 <= repeats <= 10**6
-        word = " ".join(trigger.split())[:200] if isinstance(trigger, str) else ""
-        self.folders.append(ImageFolder(path[:4000], repeats if whole else None, word))  # type: ignore[arg-type]
-
-
-def number(value: object) -> str:
-    """A plain value as text; a whole number without a point."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, float) and abs(value) < 1e15 and value == int(value):
-        return str(int(value))
-    return str(value)
-
-
-def shown(value: object) -> str:
-    """A value for a person: one line, not too long."""
-    text = " ".join(str(value).split())
-    return text if len(text) <= SHOWN else text[: SHOWN - 1] + "…"
-
-
 def lines_of(text: str) -> list[str]:
     """Sample prompts: the lines of a file without comments; at most 100."""
     lines = (line.strip() for line in text.splitlines() if not line.startswith("#"))
     return [line[:1000] for line in lines if line][:100]
-
-
-def tables(value: object) -> list[dict[str, Any]]:
-    """The tables of a list of a file; at most 1000."""
-    return [one for one in value if isinstance(one, dict)][:1000] if isinstance(value, list) else []
 
 
 def read(files: Sequence[tuple[str, str]]) -> Settings:
@@ -233,7 +121,7 @@ def read_command(out: Settings, t: Training) -> None:
         musubi = out.script in read_table("lint.toml")["guarded_scripts"]
         out.kind = f"a command of {'musubi-tuner' if musubi else 'sd-scripts'}"
     count = t.launch.get("num_processes") or t.launch.get("nproc_per_node") or ""
-    out.gpus = int(count) if count.isdigit() and 1 <= int(count) <= 1024 else 1
+    out.gpus = int(count) if re.fullmatch("[0-9]{1,4}", count) and 1 <= int(count) <= 1024 else 1
     for flag, known in t.flags.items():
         if known.values and None in known.values:
             out.refuse(f"--{flag}", "…", "Its value is known only when the script runs; set it by hand")
@@ -443,7 +331,7 @@ def read_job(out: Settings, table: Mapping[str, Any]) -> None:
         raise RunError("no job of ai-toolkit; it has a table “config” with a list “process”")
     if not isinstance(first.get("network"), dict) or not str(first.get("type", "trainer")).endswith("trainer"):
         raise RunError(f"this job trains no LoRA ({shown(first.get('type'))}); choose one with a “network”")
-    out.kind = "a job of ai-toolkit"
+    out.kind, out.kohya = "a job of ai-toolkit", False
     out.add("output_name", config.get("name"), "name")
     parts = {name: part for name, part in first.items() if isinstance(name, str) and isinstance(part, dict)}
     datasets = tables(first.get("datasets"))[:100]
@@ -454,13 +342,11 @@ def read_job(out: Settings, table: Mapping[str, Any]) -> None:
         if key in parts.get(name, {}) and flag not in out.flags:
             value = parts[name][key]
             out.add(flag, JOB["precisions"].get(str(value)) if flag == "mixed_precision" else value, place)
-    out.script, *kind = _job_script(parts.get("model", {})).split()
-    out.add("model_type", " ".join(kind), "model.arch")
+    out.script, flag, kind = (*_job_script(parts.get("model", {})).split(), "", "")[:3]
+    out.add(flag, kind, "model.arch")
     given = found if isinstance(found := parts.get("sample", {}).get("prompts"), list) else []
     texts = (one.get("prompt") if isinstance(one, dict) else one for one in given)
-    word = str(first.get("trigger_word") or "[trigger]")  # which stands for it in a prompt
-    filled = [" ".join(text.replace("[trigger]", word).split()) for text in texts if isinstance(text, str)]
-    out.prompts = [text[:1000] for text in filled if text][:100]
+    out.add_prompts(texts, str(first.get("trigger_word") or "[trigger]"))
     for one in (one for one in datasets if one not in trained):
         out.refuse("datasets.is_reg", one.get("folder_path"), NO_REGULARIZATION)
     _job_folders(out, trained, first.get("trigger_word"))
@@ -481,15 +367,13 @@ def _job_folders(out: Settings, datasets: list[dict[str, Any]], trigger: object)
             out.add_folder(path, one.get("num_repeats"), trigger)
         sides = sides if isinstance(sides, list) else [sides]
         if sides and isinstance(sides[-1], int) and "resolution" not in out.flags:
-            out.add("resolution", max(s for s in sides if isinstance(s, int)), "datasets.resolution")
-            if len(sides) > 1:
-                out.notes.append("The data set is trained at several resolutions; Hangproof trains at the largest one.")
+            out.add("resolution", out.largest(sides), "datasets.resolution")
     if isinstance(trigger, str) and trigger.strip() and not out.folders:
         out.add_folder("", None, trigger)
 
 
 def _job_script(model: Mapping[str, Any]) -> str:
-    """The training script of a base model, and its model_type. RunError: Hangproof does not train this kind."""
+    """The training script of a base model, and a flag that tells it. RunError: Hangproof does not train this kind."""
     arch, named = model.get("arch"), [str(key)[3:] for key, on in model.items() if on and str(key).startswith("is_")]
     known = arch if isinstance(arch, str) else (named or ["sd1"])[0]
     if not (script := JOB["architectures"].get(known.partition(":")[0].lower())):

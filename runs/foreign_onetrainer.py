@@ -3,24 +3,22 @@
 A setting that is not in the file has the value that OneTrainer uses then (modules/util/config/TrainConfig.py).
 """
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Mapping
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from runs.files import RunError
+from runs.foreign_settings import TABLES, Settings, tables
 
-if TYPE_CHECKING:
-    from runs.foreign import Settings
-
-KIND = "a configuration of OneTrainer"
-# model_type: the training script, and kohya's model_type.
+# model_type: the training script, and a flag that tells the model.
 MODELS = {
     "STABLE_DIFFUSION_15": "train_network.py",
     "STABLE_DIFFUSION_XL_10_BASE": "sdxl_train_network.py",
     "STABLE_DIFFUSION_35": "sd3_train_network.py",
     "FLUX_DEV_1": "flux_train_network.py",
     "FLUX_2": "flux_2_train_network.py",
-    "CHROMA_1": "flux_train_network.py chroma",
+    "CHROMA_1": "flux_train_network.py model_type chroma",
     "QWEN": "qwen_image_train_network.py",
     "ANIMA": "anima_train_network.py",
     "KREA_2": "krea2_train_network.py",
@@ -44,7 +42,8 @@ FLAGS: dict[str, tuple[str, Any]] = {
     "learning_rate_scheduler": ("lr_scheduler", "CONSTANT"),
     "train_dtype": ("mixed_precision", "FLOAT_16"),
 }
-# Its names of optimizers, schedulers and precisions. It warms up whatever the scheduler is.
+# Its names of optimizers, schedulers and precisions: all values of a setting whose usual one is here.
+# It warms up whatever the scheduler is.
 NAMES = {
     "ADAMW": "AdamW",
     "ADAMW_8BIT": "AdamW8bit",
@@ -62,58 +61,61 @@ NAMES = {
     "FLOAT_32": "no",
     "TFLOAT_32": "no",
 }
-NAMED = ("optimizer", "learning_rate_scheduler", "train_dtype")
 OPTIMIZER_ARGS = {
     "ADAMW": ("weight_decay",),
     "ADAMW_8BIT": ("weight_decay",),
     "ADAFACTOR": ("scale_parameter", "relative_step", "warmup_init", "weight_decay"),
     "PRODIGY": ("weight_decay", "d_coef", "decouple", "use_bias_correction", "safeguard_warmup"),
 }
-PLAIN = "Hangproof trains plain LoRAs"
-BY_MODEL = "Set by the base model"
-# Why a setting is not taken over, and its usual value, which needs no word.
+REASONS: dict[str, str] = TABLES["ai_toolkit"]["not_taken"]
+PLAIN, BY_MODEL = REASONS["network.type"], REASONS["train.noise_scheduler"]
+# A setting that is not taken over: its usual value, which needs no word, and the reason.
 NOT_TAKEN = {
     "peft_type": ("LORA", PLAIN),
     "lora_decompose": (False, PLAIN),
     "layer_filter_preset": ("full", "Hangproof trains the layers of kohya's LoRAs"),
-    "ema": ("OFF", "No trainer here keeps an average of the weights"),
+    "ema": ("OFF", REASONS["train.ema_config"]),
     "loss_weight_fn": ("CONSTANT", "Set it by hand in “All trainer options”"),
     "timestep_distribution": ("UNIFORM", BY_MODEL),
     "timestep_shift": (1.0, BY_MODEL),
     "dynamic_timestep_shifting": (False, BY_MODEL),
     "masked_training": (False, "A mask is used where an image has one"),
 }
-PARTS = ("unet", "transformer")  # what is trained, with a learning rate of its own
+PARTS = ("unet", "transformer")  # what is trained, which may have a learning rate and a file of its own
 TEXT_ENCODERS = ("text_encoder", "text_encoder_2", "text_encoder_3", "text_encoder_4")
 INTERVALS = {"save_every": "save_every_n_{}s", "sample_after": "sample_every_n_{}s"}  # by step or epoch
 
 
-def read_onetrainer(out: "Settings", table: Mapping[str, Any]) -> None:
+def read_onetrainer(out: Settings, table: Mapping[str, Any]) -> None:
     """Add what a configuration sets. RunError: it trains no LoRA, or a kind of base model that is not here."""
     method, model = table.get("training_method", "FINE_TUNE"), table.get("model_type", "STABLE_DIFFUSION_15")
     if method != "LORA":
         raise RunError(f"this configuration trains no LoRA ({str(method)[:40]}); choose one whose method is LORA")
     if not isinstance(model, str) or model not in MODELS:
         raise RunError(f"model_type: Hangproof has no base model of the kind {str(model)[:40]}")
-    out.kind, (out.script, *kind) = KIND, MODELS[model].split()
-    out.add("model_type", " ".join(kind), "model_type")
+    out.kind, out.kohya = "a configuration of OneTrainer", False
+    out.script, flag, kind = (*MODELS[model].split(), "", "")[:3]
+    out.add(flag, kind, "model_type")
     out.plain = table.get("peft_type", "LORA") == "LORA"
     optimizer = found if isinstance(found := table.get("optimizer"), dict) else {}
     given = {**table, "optimizer": optimizer.get("optimizer", "ADAMW")}
     for part in PARTS:
-        if isinstance(own := table.get(part), dict) and own.get("learning_rate") is not None:
-            given["learning_rate"] = own["learning_rate"]
+        trained = found if isinstance(found := table.get(part), dict) else {}
+        if trained.get("learning_rate") is not None:
+            given["learning_rate"] = trained["learning_rate"]
+        file = trained.get("model_name")
+        if file and not str(file).endswith(".gguf"):  # which has the base model in fewer bits
+            given["base_model_name"] = file
     sides = str(given.get("resolution", "")).split(",")
-    if len(sides) > 1 and all(side.strip().isdecimal() for side in sides):
-        given["resolution"] = max(int(side) for side in sides)
-        out.notes.append("The data set is trained at several resolutions; Hangproof trains at the largest one.")
+    if len(sides) > 1 and all(re.fullmatch(r"\s*[0-9]{1,5}\s*", side) for side in sides):
+        given["resolution"] = out.largest(list(map(int, sides)))
     for key, (flag, usual) in FLAGS.items():
         value = given.get(key, usual)
-        name = NAMES.get(value) if isinstance(value, str) else None
-        if key in NAMED and name is None:
+        named, name = usual in NAMES, NAMES.get(value) if isinstance(value, str) else None
+        if named and name is None:
             out.refuse(key, value, "Hangproof has no such value; set it by hand")
         elif (out.plain or not key.startswith("lora_")) and (value or key == "learning_rate_warmup_steps"):  # 0: off
-            out.add(flag, name if key in NAMED else value, key)
+            out.add(flag, name if named else value, key)
     keys = OPTIMIZER_ARGS.get(given["optimizer"], ()) if isinstance(given["optimizer"], str) else ()
     arguments = [f"{key}={optimizer[key]}" for key in keys if isinstance(optimizer.get(key), int | float)]
     if arguments:
@@ -128,13 +130,12 @@ def read_onetrainer(out: "Settings", table: Mapping[str, Any]) -> None:
             out.refuse(key, value if isinstance(value, str | int | float) else "…", why)
     for part in TEXT_ENCODERS:
         if isinstance(own := table.get(part), dict) and own.get("train") is True:
-            out.refuse(f"{part}.train", "true", "Text encoders are not trained: captions are encoded once")
-    prompts = [one["prompt"] for one in _enabled(table, "samples") if isinstance(one.get("prompt"), str)]
-    out.prompts = [text[:1000] for text in (" ".join(prompt.split()) for prompt in prompts) if text][:100]
+            out.refuse(f"{part}.train", "true", REASONS["train.train_text_encoder"])
+    out.add_prompts(one.get("prompt") for one in _enabled(table, "samples"))
     _concepts(out, table)
 
 
-def _concepts(out: "Settings", table: Mapping[str, Any]) -> None:
+def _concepts(out: Settings, table: Mapping[str, Any]) -> None:
     """The folders of images. Without any, the file is a preset, or OneTrainer keeps them in another file."""
     for one in _enabled(table, "concepts"):
         path, repeats = one.get("path"), one.get("balancing", 1)
@@ -149,11 +150,6 @@ def _concepts(out: "Settings", table: Mapping[str, Any]) -> None:
         out.notes.append("The file names no images: OneTrainer keeps its concepts apart. Add the images in step 1.")
 
 
-def _enabled(table: Mapping[str, Any], key: str) -> Iterator[Mapping[str, Any]]:
-    """The tables of a list that are switched on; at most 1000."""
-    found = table.get(key)
-    yield from (
-        one
-        for one in (found if isinstance(found, list) else [])[:1000]
-        if isinstance(one, dict) and one.get("enabled", True)
-    )
+def _enabled(table: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
+    """The tables of a list that are switched on."""
+    return [one for one in tables(table.get(key)) if one.get("enabled", True)]

@@ -8,6 +8,7 @@ is checked like any run. Every setting of the file ends in exactly one row.
 import copy
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,7 @@ from runs.command import flags as ours_of, tier_flags
 from runs.fields import LABELS
 from runs.files import RunError
 from runs.flags import flag_faults, flag_value, known_flags
-from runs.foreign import TABLES, Row, Settings, number, shown
-from runs.foreign_onetrainer import KIND
+from runs.foreign_settings import TABLES, Row, Settings, number, shown
 from runs.paths import CHECKOUTS, outputs_dir
 from runs.spec import ALIASES, RESERVED_FLAGS, RunSpec, make
 
@@ -40,13 +40,13 @@ for table, outcome in (("by_hangproof", "run"), ("not_here", "unsupported")):
 TRAINER_DEFAULTS = {"rank": 4, "alpha": 1.0}  # sd-scripts library/train_util.py, train_network.py
 STEPS = 1600
 NAMING = ("config_file", "dataset_config", "sample_prompts")  # flags that name a file which is imported with them
-MAIN_FLAGS = ("pretrained_model_name_or_path", "dit")  # of the base model's main file
+HUB_ID = "pretrained_model_name_or_path"  # OneTrainer and ai-toolkit have it for every model, also for one in --dit
+MAIN_FLAGS = ("dit", HUB_ID)  # of the base model's main file
 OPTIMIZER = ("optimizer_args", "lr_scheduler", "max_grad_norm")  # flags of a tier that belong to its optimizer
 # Of a VRAM choice: they change the LoRA
 LEARNED = (*OPTIMIZER, "optimizer_type", "network_args", "fp8_base", "quantize")
 # Flags of a family that stay where the file has none: about the model, its memory, its precision and the file.
 KEPT = ("model_type", "model_version", "task", "highvram", "no_half_vae", "save_model_as")
-NO_FLAGS = ("a job of ai-toolkit", KIND)  # their trainers have none of kohya's, so none of its defaults either
 DEFAULT = "The trainer's default; the file has none"
 OF_THE_MODEL = "The usual value of the base model; the file has none, and the trainer's default suits no LoRA"
 
@@ -96,11 +96,11 @@ def _model(out: Settings) -> tuple[str, str]:
             "or for its --task or --model_version"
         )
     model, needs = presets.models()[key], presets.trainer_of(key, backend)["needs"]
-    for flag in needs:
+    for flag in needs if _main_flag(needs) == HUB_ID else (*needs, HUB_ID):
         given, main = (out.flags.get(flag) or [""])[0], flag in MAIN_FLAGS
         if not given:
             out.flags.pop(flag, None)
-        elif main and _is_file_of(key, flag, given):
+        elif main and _is_file_of(key, backend, given):
             out.take(flag, "field", f"Base model: {model['name']}")
         elif flag in model["files"] and _stem(model["files"][flag]) == _stem(given):
             out.take(flag, "same", f"{model['name']} has this file")
@@ -118,9 +118,8 @@ def _score(out: Settings, key: str, backend: str) -> int:
     needs = trainer["needs"]
     if (out.script == "trainer") != (backend == "diffusers") or out.script not in ("", "trainer", trainer["script"]):
         return 0
-    main = "dit" if "dit" in needs else MAIN_FLAGS[0]
-    path, own = (flags.get(main) or [""])[0], {**trainer["flags"], **model["flags"]}
-    named = _is_file_of(key, main, path)
+    path = (flags.get(_main_flag(needs)) or flags.get(HUB_ID) or [""])[0]
+    own, named = {**trainer["flags"], **model["flags"]}, _is_file_of(key, backend, path)
     kinds = {flag: [number(own[flag])] for flag in ("model_type", "model_version", "task") if flag in own}
     another = any(flags.get(flag, value) != value for flag, value in kinds.items()) and not _exists(path)
     if another or (model["generated"] and not named):
@@ -135,10 +134,15 @@ def _stem(path: str) -> str:
     return file_name(path.rstrip("/\\")).rsplit(".", 1)[0].casefold()
 
 
-def _is_file_of(key: str, flag: str, given: str) -> bool:
-    """Whether a path or id of a configuration is the main file, of this flag, of a base model."""
-    model = presets.models()[key]
-    stems = (key, _stem(model["files"].get(flag, "")))
+def _main_flag(needs: Iterable[str]) -> str:
+    """The flag of the main file, of those that a trainer needs for a base model."""
+    return next((flag for flag in MAIN_FLAGS if flag in needs), HUB_ID)
+
+
+def _is_file_of(key: str, backend: str, given: str) -> bool:
+    """Whether a path or id of a configuration is the main file of a base model."""
+    model, needs = presets.models()[key], presets.trainer_of(key, backend)["needs"]
+    stems = (key, _stem(model["files"].get(_main_flag(needs), "")))
     return bool(given) and (given.casefold() in (model["repo"].casefold(), key) or _stem(given) in stems)
 
 
@@ -330,7 +334,7 @@ def _extra(out: Settings, given: set[str]) -> None:
         if flag.startswith(LEARNED) and flag not in (*given, *extra):
             text = shown(" ".join(value) if isinstance(value, list) else number(value))
             out.rows.append(Row(f"--{flag}", text, "changed", "Set by the VRAM choice; the file has none"))
-    for flag in [] if out.kind in NO_FLAGS else presets.trainer_of(basic.model, basic.backend)["flags"]:
+    for flag in presets.trainer_of(basic.model, basic.backend)["flags"] if out.kohya else ():
         usual = known.get(flag, {}).get("default")
         if flag == "network_train_unet_only" and flag not in given:
             text = "Not in the file, which trains text encoders, too; Hangproof does not"

@@ -3,12 +3,13 @@
 Lines that a full disk cut off are passed over.
 """
 
-import json
 import os
 from pathlib import Path
 from typing import Any
 
 import orjson
+
+from guards.reading import json_object
 
 READ_BYTES = 8 << 20
 LINE_BYTES = 64 * 1024  # of an unfinished line
@@ -62,15 +63,8 @@ def entries(lines: list[bytes]) -> list[dict[str, Any]]:
         if len(values) != len(lines):
             raise ValueError("a line with two values")
     except ValueError:  # also for NaN and Infinity, which other writers leave in a file
-        values = [_value(line) for line in lines]
+        values = [json_object(line) for line in lines]
     return [value for value in values if isinstance(value, dict)]
-
-
-def _value(line: bytes) -> Any:
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError):
-        return None
 
 
 def count_of(value: object) -> int:

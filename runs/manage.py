@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from guards.checkpoint import fsync_path
+from guards.reading import read_text
 from runs import env_file, staging
 from runs.files import RunError, atomic_write, explained
 from runs.paths import datasets_dir, outputs_dir, run_folder
@@ -152,10 +153,7 @@ def rename(name: str | Path, label: str) -> None:
 
 def label_of(folder: Path) -> str:
     """The label of a run; "" where it has none."""
-    try:
-        return _one_line((folder / LABEL).read_text(encoding="utf-8", errors="replace"))[:MAX_LABEL]
-    except OSError:
-        return ""
+    return _one_line(read_text(folder / LABEL))[:MAX_LABEL]
 
 
 def _one_line(text: str) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import presets
 from presets.estimate import GB, disk, estimate
-from presets.steps import Images, held_out
+from presets.steps import Images, held_out, planned_steps
 from runs.command import number, tier_flags
 from runs.dataset import shown_per_epoch
 from runs.files import Fault
@@ -105,14 +105,13 @@ def _rate(spec: "RunSpec") -> Facts:
 
 def _length(spec: "RunSpec", images: Images, sizes: Sequence[tuple[int, int]]) -> Facts:
     """Steps, how often each image is used, what is saved, and the size of the images."""
-    from runs.folders import planned_steps
-
     counts = {name: found if isinstance(found, int) else len(found) for name, found in images.items()}
     count = sum(counts.values())
     if not count:
         return {}
-    steps, samples = planned_steps(spec, images), shown_per_epoch(counts, spec.repeats)
-    per_epoch = planned_steps(spec.model_copy(update={"max_train_steps": None, "epochs": 1}), images)
+    fields = spec.model_dump()
+    steps, samples = planned_steps(fields, images), shown_per_epoch(counts, spec.repeats)
+    per_epoch = planned_steps({**fields, "max_train_steps": None, "epochs": 1}, images)
     known: Facts = {
         "images": count,
         "steps": steps,
@@ -127,7 +126,7 @@ def _length(spec: "RunSpec", images: Images, sizes: Sequence[tuple[int, int]]) -
         width, height = max(sizes, key=lambda size: size[0] * size[1])
         known |= {"largest_width": width, "largest_height": height}
         known["enlarged"] = spec.resolution / max(1.0, math.sqrt(width * height))
-    return known | {"disk_gb": sum(disk(spec.model_dump(), counts).values()) / GB}
+    return known | {"disk_gb": sum(disk(fields, counts).values()) / GB}
 
 
 def _memory(spec: "RunSpec", machine: "Machine | None") -> Facts:

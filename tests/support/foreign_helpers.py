@@ -4,7 +4,8 @@ import json
 
 from runs_helpers import PROJECT
 
-from runs.foreign import Row, Settings, read
+from runs.foreign import read
+from runs.foreign_settings import Row, Settings
 from runs.foreign_spec import convert
 
 

@@ -30,7 +30,7 @@ from ui.run import fold
 from ui.run.fold import QUIET
 
 if TYPE_CHECKING:
-    from runs.foreign import Settings
+    from runs.foreign_settings import Settings
 
 TEXT = 300  # characters of a value that is shown
 LEFT_OUT = ("name", "trigger", "control_dir")  # of one LoRA, not of a kind of LoRA

@@ -10,7 +10,7 @@ import presets
 import runs
 from runs import foreign
 from runs.files import RunError
-from runs.foreign import CHECKBOXES, MAX_FILES, MAX_FLAGS, MAX_SCRIPT, SHOWN, ImageFolder, Row, Settings, read
+from runs.foreign import CHECKBOXES, MAX_FILES, MAX_SCRIPT, read
 
 
 def test_a_config_file_and_bare_options_need_no_script():
@@ -27,6 +27,7 @@ def test_a_config_file_and_bare_options_need_no_script():
     one = imported(("", command))
     assert (one.fields["model"], one.fields["backend"], one.fields["rank"]) == ("z-image", "musubi", "32")
     assert one.kind == "a command of musubi-tuner"
+    assert imported(("t.sh", f"{command}\n{command}")).notes[0].startswith("t.sh has 2 training commands; the first")
 
 
 def test_prompts_with_options_are_prompts_and_a_value_of_0_is_one():
@@ -39,6 +40,8 @@ def test_prompts_with_options_are_prompts_and_a_value_of_0_is_one():
             one = imported(*order)
             assert (one.kind, one.fields["backend"], one.fields["rank"]) == ("a script of Hangproof", "diffusers", "8")
             assert one.prompts == ["a cat --n bad --w 512", "#two --d 1"] and one.fields["keep_tokens"] == "0"
+    many = imported(("sample_prompts.txt", f"{'a' * 2000}\n" * 200), ("train.sh", script)).prompts
+    assert many == ["a" * 1000] * 100
     with pytest.raises(RunError, match="none of kohya_ss"):  # not its lines as prompts
         imported(("p.json", '{"prompt": "a cat"}'), ("train.sh", f"{script} --sample_prompts p.json"))
 
@@ -120,6 +123,14 @@ def test_a_json_of_kohya_ss_means_what_its_gui_writes_as_flags():
     assert secret.outcome == "changed" and "kept apart" in secret.text and "sk-very" not in str(one.rows)
     assert one.fields["environment"] == {"WANDB_API_KEY": "sk-very-secret"}
     assert "wandb_api_key" not in one.fields["extra"]
+    gui = {"LoRA_type": "Kohya LoCon", "conv_dim": 8, "multi_gpu": True, "num_processes": 2}
+    gui |= {"unet_lr": 1e-4, "lr_warmup": 5}
+    one = imported(("x.json", json.dumps(gui)))
+    assert one.fields["gpus"] == 2 and "conv_dim=8" in one.fields["extra"]["network_args"]
+    assert (
+        str(one.fields["extra"]["lr_warmup_steps"]) == "0.05" and row(one, "network_train_unet_only").outcome == "same"
+    )
+    assert "gpus" not in imported(("x.json", json.dumps({**gui, "multi_gpu": False}))).fields
     gui = {"LoRA_type": "Standard", "max_train_epochs": 12, "max_train_steps": 1600, "epoch": 1}
     one = imported(("x.json", json.dumps(gui)))  # 1600 is the GUI's default, and it passes both on
     assert (one.fields["epochs"], one.fields["max_train_steps"]) == ("12", None)
@@ -148,43 +159,20 @@ def test_a_job_of_ai_toolkit_gives_its_length_prompts_and_resolution():
     one = imported(("", f"config: {{process: [{job}]}}"))
     assert one.prompts == ["a p3r5on b"], "as ai-toolkit fills it in"
     assert (one.fields["model"], one.fields["rank"]) == ("flux-dev", "8"), "a file of one's own is no Chroma"
-    for arch, model in (("is_v3: true", "sd35-large"), ("arch: chroma", "chroma"), ("", "sd15")):
+    job = "{network: {}, model: {arch: flux_kontext}, datasets: [{control_path: /c}], sample: {sample_steps: 9}, save: {max_step_saves_to_keep: 4}}"
+    one = imported(("", f"config: {{process: [{job}]}}"))
+    wanted = {"model": "flux-kontext", "control_dir": "/c", "sample_steps": "9"}
+    assert wanted.items() <= one.fields.items()
+    assert row(one, "save.max_step_saves_to_keep").text == "Set by “Checkpoints to keep”"
+    for arch, model in (
+        ("is_v3: true", "sd35-large"), ("arch: chroma", "chroma"), ("", "sd15"), ("arch: sd15", "sd15"),
+        ("arch: anima", "anima"), ("arch: krea2", "krea2"), ("arch: flux2", "flux2-dev"),
+        ("arch: flux2_klein_4b", "flux2-klein-4b"), ("arch: flux2_klein_9b, name_or_path: a/b", "flux2-klein-9b"),
+        ("arch: zimage", "z-image"), ("arch: 'zimage:deturbo', name_or_path: ostris/Z-Image-De-Turbo", "z-image-de-turbo"),
+        ("arch: 'zimage:turbo', name_or_path: Tongyi-MAI/Z-Image-Turbo", "z-image-turbo"),
+    ):  # fmt: skip
         text = f"config: {{process: [{{network: {{}}, model: {{{arch}}}}}]}}"
         assert imported(("", text)).fields["model"] == model
-
-
-def test_a_value_is_shown_in_one_short_line_a_secret_not_at_all():
-    assert Row("--wandb_api_key", "abc", "changed", "").value == "…" and Row("--seed", "5", "same", "").value == "5"
-    assert Row("note", "s3://me:pass@host/x", "unsupported", "").value == "…"
-    assert foreign.shown("a\n b") == "a b" and len(foreign.shown("x" * 1000)) == SHOWN
-    assert foreign.lines_of("# note\n a cat \n\n") == ["a cat"] and len(foreign.lines_of("a\n" * 1000)) == 100
-    assert foreign.lines_of("a" * 2000) == ["a" * 1000] and foreign.shown("x" * SHOWN) == "x" * SHOWN
-    assert foreign.tables([{"a": 1}, 3]) == [{"a": 1}] and foreign.tables({"a": 1}) == []
-
-
-def test_plain_values_become_flags_until_they_are_decided_and_others_are_refused_with_a_reason():
-    found = Settings()
-    for setting in (("network_dim", 8, "LoRA rank"), ("sdpa", True, "sdpa"), ("off", ""), ("no", False), (3, 1)):
-        found.add(*setting)
-    found.add("betas", [True, False, 1e16, 2.0, "x"])
-    assert found.labels == {"network_dim": "LoRA rank"} and found.rows == []
-    found.take("network_dim", "field", "Rank"), found.take("sdpa", "same", ""), found.take("gone", "field", "")
-    found.refuse("a\nb", [1], "none of ours"), found.add("c", [None], "see"), found.add("a b", 1)
-    assert found.rows == [
-        Row("LoRA rank", "8", "field", "Rank"), Row("--sdpa", "on", "same", ""),
-        Row("a b", "[1]", "unsupported", "none of ours"), Row("see", "…", "unsupported", "Not a plain value"),
-        Row("a b", "1", "unsupported", "Not the name of an option"),
-    ]  # fmt: skip
-    assert found.flags == {"betas": ["true", "false", "1e+16", "2", "x"]}
-    found.add_folder("in", 5, " a\n cat ")
-    for repeats in (True, 0, "5", 1, 10**6, 10**6 + 1):
-        found.add_folder("in", repeats, 3)
-    wanted = [ImageFolder("in", 5, "a cat"), *(ImageFolder("in", n) for n in (None, None, None, 1, 10**6, None))]
-    assert found.folders == wanted
-    found.flags = {f"flag{number}": [] for number in range(MAX_FLAGS - 1)}
-    found.add("last", 1)
-    with pytest.raises(RunError, match=f"more than {MAX_FLAGS} settings"):
-        found.add("one_more", 1)
 
 
 def test_a_command_overrides_its_config_file_and_what_is_in_other_files_is_asked_for():
@@ -194,6 +182,8 @@ def test_a_command_overrides_its_config_file_and_what_is_in_other_files_is_asked
         one = imported(*order)
         assert (one.fields["rank"], one.fields["learning_rate"], one.fields["gpus"]) == ("8", "0.0005", 2)
         assert row(one, "config_file").outcome == "run" and row(one, "dataset_config").outcome == "unsupported"
+    for odd in ("³", "9" * 5000, "gpu", "0"):
+        assert "gpus" not in imported(("t.sh", script.replace("node 2", f"node {odd}"))).fields
     one = imported(("t.sh", f"accelerate launch --config_file a.yaml {script.partition('2 ')[2]}"))
     assert "add the file" in row(one, "config_file").text and "accelerate in a.yaml" in one.notes[0]
 

@@ -53,6 +53,19 @@ def test_what_a_file_leaves_to_its_trainer_has_the_trainers_default_and_not_the_
     assert "timestep_sampling" not in one.fields["extra"], "its own defaults are not those of kohya's trainers"
 
 
+def test_a_file_of_ones_own_is_used_where_it_is_here(tmp_path):
+    mine, script = tmp_path / "mine.safetensors", "python flux_train_network.py --network_dim 8 --resolution large"
+    mine.touch()
+    files = (
+        f"--pretrained_model_name_or_path {mine} --ae /else/ae.safetensors --vae {tmp_path}/gone --clip_l /else/l.sft"
+    )
+    one = imported(("t.sh", f"{script} {files}"))
+    assert one.fields["extra"]["pretrained_model_name_or_path"] == str(mine)
+    assert "with your own files for pretrained_model_name_or_path." in one.notes[0]
+    outcomes = {name: row(one, name).outcome for name in ("ae", "clip_l", "vae", "resolution")}
+    assert outcomes == {"ae": "same", "clip_l": "changed", "vae": "unsupported", "resolution": "unsupported"}
+
+
 def test_a_run_of_hangproof_comes_back_as_it_was(tmp_path):
     spec = make(name="cat", backend="sd-scripts", tier="12G", rank=12, extra={"noise_offset": 0.1})
     tables = tomlkit.dumps(runs.dataset_tables(spec))
