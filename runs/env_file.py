@@ -221,11 +221,12 @@ def _option(line: str) -> tuple[str, str]:
 # Scripts --------------------------------------------------------------------------------------------------------------
 
 _QUOTED = r"""\$?'[^'\n]*'|"[^"\n]*\""""
-_ASSIGNED = re.compile(rf"""(?<![\w$%-])(?P<name>[A-Za-z_]\w*)=(?P<value>{_QUOTED}|[^\s;&|<>()"'`]+)""")
+_ASSIGNED = re.compile(rf"""(?<![\w$%-])(?P<name>[A-Za-z_]\w*)=(?P<value>(?:{_QUOTED}|[^\s;&|<>()"'`])+)""")
 _BATCH_SET = re.compile(r"""(?im)^(?P<head>[ \t@]*set[ \t]+")(?P<name>[A-Za-z_]\w*)=(?P<value>[^"\r\n]*)(?=")""")
 _FLAGGED = re.compile(
-    rf"""--(?P<name>[A-Za-z_][\w-]*)(?:=|[ \t]+|[ \t]*[\\^]\r?\n[ \t]*)(?P<value>{_QUOTED}|[^\s;&|<>()"'`\\^-][^\s;&|<>()"'`]*)"""
+    rf"""--(?P<name>[A-Za-z_][\w-]*)(?:=|[ \t]+|[ \t]*[\\^]\r?\n[ \t]*)(?P<value>(?:{_QUOTED}|[^\s;&|<>()"'`\\^-])(?:{_QUOTED}|[^\s;&|<>()"'`])*)"""
 )
+_PIECES = re.compile(rf"""{_QUOTED}|(?:(?!\$')[^'"])+""")
 _WRITTEN = {
     "WANDB_API_KEY": r"wandb\s+login(?:\s+--\S+)*\s+([\w-]{20,})",
     "HF_TOKEN": r"\b(hf_[A-Za-z0-9]{16,})",
@@ -266,6 +267,10 @@ def of_script(text: str) -> tuple[str, dict[str, str]]:
 
 def _literal(written: str, batch: bool) -> str:
     """The value of a word as it is written; "" where only the shell knows it."""
+    pieces = [piece for piece in _PIECES.findall(written) if piece not in ("''", '""')]
+    if pieces not in ([], [written]) and not batch:  # such as abc"def"
+        values = [_literal(piece, batch) for piece in pieces]
+        return "".join(values) if all(values) else ""
     if written.startswith("$'"):
         from presets.shell import ESCAPE, unescaped
 

@@ -285,9 +285,13 @@ def test_a_secret_is_found_however_a_script_writes_it(written):
     assert ("--seed 1" in text) == ("--seed 1" in written)
 
 
-def test_a_secret_with_escapes_is_what_the_shell_makes_of_it():
-    text, found = env_file.of_script(r"export WANDB_API_KEY=$'abc\x41defghijkl\041'")
-    assert found == {"WANDB_API_KEY": "abcAdefghijkl!"} and "defghijkl" not in text
+@pytest.mark.parametrize("written", [
+    r"export WANDB_API_KEY=$'abc\x41defghijkl\041'", """export WANDB_API_KEY=''abcA"defghijkl"'!'""",
+    """x.py --wandb_api_key abc"Adefgh"ijkl! """,
+])  # fmt: skip
+def test_a_secret_with_escapes_or_quotes_inside_is_what_the_shell_makes_of_it(written):
+    text, found = env_file.of_script(written)
+    assert found == {"WANDB_API_KEY": "abcAdefghijkl!"} and "ijkl" not in text
 
 
 @pytest.mark.parametrize("written", [
