@@ -24,7 +24,6 @@ from ui.new import (
     flags,
     form,
     hub_login,
-    model_note,
     rehearsal,
     run_starts,
     script_editor,
@@ -192,7 +191,7 @@ def _gpu(parts: dict[str, Any]) -> None:
         "backend": "Chosen to suit the base model; if unsure, keep it",
     }
     with gr.Row(elem_classes="hp-fields"):
-        for key, choices in model_note.choices(values).items():
+        for key, choices in summary.gpu_choices(values).items():
             parts[key] = gr.Radio(choices, value=values[key], label=form.LABELS[key], info=about[key], elem_id=key)
 
 
@@ -243,8 +242,8 @@ def load(draft_id: str | None) -> tuple[Any, ...]:
 def fetch_model(draft_id: str) -> str:
     """Start to download the chosen model's files. Returns why they cannot be, as HTML."""
     try:
-        if key := model_note.model_to_fetch(form.current(draft_id)):
-            model_note.fetch(key)
+        if key := summary.model_to_fetch(form.current(draft_id)):
+            summary.fetch(key)
     except fold.ERRORS as error:
         return problem_html(error, "Model files not downloaded")
     return ""
@@ -253,7 +252,7 @@ def fetch_model(draft_id: str) -> str:
 def _models(_: str) -> None:
     """The table of all models."""
     try:
-        shown = model_note.table_html(this_machine())
+        shown = summary.table_html(this_machine())
     except presets.PresetError as error:
         shown = problem_html(str(error), "The base models could not be read")
     gr.HTML(shown, elem_id="models", apply_default_css=False)
