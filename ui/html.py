@@ -51,6 +51,12 @@ def box(lines: Iterable[str], kind: str = "bad", title: str = "") -> str:
     return f'<div class="hp-problem hp-{kind}" role="{role}">{head}<ul>{items}</ul></div>' if items else ""
 
 
+def note(text: object, bad: bool = False) -> str:
+    """What came of a press of a button, as markup; a screen reader says it. "" without text."""
+    kind, role = ("hp-job-note", "alert") if bad else ("hp-job-state", "status")
+    return f'<p class="{kind}" role="{role}">{esc(text)}</p>' if text else ""
+
+
 def region(label: str, markup: str, kind: str = "hp-printed") -> str:
     """Text as it was printed, which scrolls and which the keyboard reaches; "" without text. kind: "hp-log" shows its end."""
     shown = f'<div class="{kind}" tabindex="0" role="region" aria-label="{esc(label)}"><pre>{markup}</pre></div>'
@@ -75,13 +81,14 @@ def templates() -> "jinja2.Environment":
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.globals["press"] = lambda *values, **named: Markup(press(*values, **named))
+    for name, function in {"note": note, "press": press, "region": region, "table": table}.items():
+        found.globals[name] = lambda *values, function=function, **named: Markup(function(*values, **named))
     return found
 
 
-def part(template: str, macro: str, *values: object) -> str:
+def part(template: str, macro: str, *values: object, **named: object) -> str:
     """The markup that a macro of a template makes."""
-    return str(getattr(templates().get_template(template).module, macro)(*values))
+    return str(getattr(templates().get_template(template).module, macro)(*values, **named)).strip()
 
 
 @cache

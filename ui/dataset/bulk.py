@@ -22,7 +22,7 @@ from monitor.phrases import count
 from runs.files import RunError
 from ui.dataset import draft, subsets
 from ui.dataset.draft_store import MAX_CAPTION, plain_text, read
-from ui.html import esc
+from ui.html import part
 from ui.new import form
 from ui.run import fold
 from ui.run.fold import QUIET
@@ -218,18 +218,6 @@ def apply(draft_id: str, ids: Iterable[str] | None, fields: Mapping[str, Any]) -
 CHANGE, NO_SUBSET, AS_IN_STEP_2 = "Change captions", "No subset", "Empty: as in step 2"
 
 
-def _effect(found: dict[str, Any]) -> str:
-    """What an edit would change, with examples, as markup."""
-    examples = "".join(
-        f"<li><b>{esc(one['file'])}</b><del>{esc(one['before'] or '(empty)')}</del>"
-        f"<ins>{esc(one['after'] or '(empty)')}</ins></li>"
-        for one in found["examples"]
-    )
-    word = "changes" if found["changed"] == 1 else "change"
-    said = fold.note(f"{found['changed']:,} of {count(found['of'], 'caption')} {word}.")
-    return said + (f'<ul class="hp-examples">{examples}</ul>' if examples else "")
-
-
 def _subsets(draft_id: str) -> list[tuple[str, str]]:
     """The subsets with their numbers of images, and their folders."""
     return [
@@ -298,7 +286,10 @@ def draw(draft_id: str, images: Any) -> None:
             return [fold.note(error, True), gr.update(value=CHANGE, interactive=False)]
         number = found["changed"]
         label = f"Change {count(number, 'caption')}" if number else CHANGE
-        return [_effect(found), gr.update(value=label, interactive=number > 0)]
+        word = "changes" if number == 1 else "change"
+        said = f"{number:,} of {count(found['of'], 'caption')} {word}."
+        effect = part("dataset/folds.html", "examples", said, found["examples"])
+        return [effect, gr.update(value=label, interactive=number > 0)]
 
     def done(act: Callable[[], str]) -> str:
         try:

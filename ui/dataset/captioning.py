@@ -23,7 +23,7 @@ from runs.files import RunError
 from ui import jobs
 from ui.dataset import draft, draft_store
 from ui.dataset.draft_images import Entry
-from ui.html import duration, esc
+from ui.html import duration, part
 
 JOB = "captions"
 LIMIT_S = 14 * 24 * 3600.0
@@ -158,23 +158,15 @@ ENDED = {
 
 def shown(status: dict[str, Any]) -> str:
     """How far a job is, as markup; "" where there was none."""
-    from ui.run import fold
-
     if not status["state"]:
         return ""
     busy, done, total = status["state"] == "running", status["done"], status["total"]
-    counted = f"{done:,} of {total:,} captions written"
     here = done - status["before"]  # what a process wrote that has ended says nothing of this one's speed
     left = status["seconds"] / here * (total - done) if here > 0 else 0
-    counted += f", about {duration(left)} left" if busy and left >= LEAST_LEFT_S else ""
-    bar = f'<progress aria-label="Captions written" max="{max(1, total)}" value="{done}"></progress>' if busy else ""
-    bar += f"<p>{esc(status['line'])}</p>" if busy and status["line"] else ""
-    failed = "".join(f"<li>{esc(line)}</li>" for line in status["failures"])
-    many = status["failed"]
-    title = "1 image has no caption" if many == 1 else f"{many} images have no caption"
-    failures = f"<details><summary>{title}</summary><ul>{failed}</ul></details>" if failed else ""
-    said = f"{counted}." if busy else f"{ENDED.get(status['state'], status['state'])} {counted}."
-    return fold.note(said) + bar + fold.note(status["error"], True) + failures
+    said = f"{done:,} of {total:,} captions written"
+    said += f", about {duration(left)} left" if busy and left >= LEAST_LEFT_S else ""
+    said = f"{said}." if busy else f"{ENDED.get(status['state'], status['state'])} {said}."
+    return part("dataset/folds.html", "captions", said, status, busy)
 
 
 def _counts(draft_id: str) -> tuple[list[tuple[str, str]], int]:

@@ -21,7 +21,7 @@ from ui.dataset.checks import KINDS, Finding, Findings
 from ui.dataset.draft import Item
 from ui.dataset.draft_images import Entry
 from ui.dataset.images import thumb_url
-from ui.html import esc, press, pressed
+from ui.html import esc, part, pressed
 from ui.new import form
 from ui.run import fold
 from ui.run.fold import QUIET
@@ -173,35 +173,22 @@ def report(draft_id: str) -> dict[str, Any]:
 # The fold ----------------------------------------------------------------------------------------------------------------
 
 
-def _picture(thumb: str, name: str, part: Sequence[float] | None = None, kept: bool = False) -> str:
-    """A thumbnail. part: what the trainer keeps of it, as fractions; the rest is darkened."""
-    image = f'<img loading="lazy" src="{esc(thumb)}" alt="{esc(name)}">' if thumb else "<span>no picture</span>"
-    if thumb and part:
-        left, top, right, bottom = (100 * one for one in part)
-        place = f"left:{left:.2f}%;top:{top:.2f}%;width:{right - left:.2f}%;height:{bottom - top:.2f}%"
-        image += f'<div class="hp-part" style="{place}"></div>'
-    title = f' title="Kept: {esc(name)}"' if kept else ""
-    return f'<div class="hp-whole{" hp-kept" if kept else ""}"{title}>{image}</div>'
-
-
-def _figure(draft_id: str, known: Report, found: Finding, kind: str) -> str:
-    """An image of a finding, or of a bucket, with its fix."""
+def _figure(draft_id: str, known: Report, found: Finding, kind: str) -> tuple[object, ...]:
+    """An image of a finding, or of a bucket: its id, name, pictures, what is said of it, and the label of its fix. Of a picture,
+    what the trainer keeps is shown, and the rest is darkened."""
     item, other, slot = known.items[found.id], known.items.get(found.other), None
     if known.plan and kind in (BUCKETS, "cropped", "lonely"):
         slot = known.plan.slots.get(found.id)
-    cut = slot is not None and slot.kept < ALL_OF_IT
+    kept = slot.part if slot and slot.kept < ALL_OF_IT else None
     name = f"{item.folder}/{item.file}" if item.folder else item.file
-    shown, lines = _picture(thumb_url(draft_id, item), name, slot.part if slot and cut else None), [found.detail]
+    percent = kept and [100 * one for one in (kept[0], kept[1], kept[2] - kept[0], kept[3] - kept[1])]
+    pictures, lines = [(thumb_url(draft_id, item), name, percent, False)], [found.detail]
     if slot and kind == BUCKETS:
-        lines = [f"{slot.kept:.0%} kept" if cut else "all of it is trained"]
+        lines = [f"{slot.kept:.0%} kept" if kept else "all of it is trained"]
     if other:
-        shown += _picture(thumb_url(draft_id, other), other.file, kept=True)
+        pictures.append((thumb_url(draft_id, other), other.file, None, True))
         lines.append(f"Kept instead: {other.file}")
-    said = "".join(f"<span>{esc(line)}</span>" for line in lines if line)
-    fix = "" if kind == BUCKETS else KINDS[kind].fix
-    act = press(fix, "fix", label=f"{fix}: {name}", id=item.id) if fix else ""
-    caption = f'<figcaption><span class="hp-name">{esc(name)}</span>{said}</figcaption>'
-    return f'<figure data-file="{esc(name)}"><div class="hp-pair">{shown}</div>{caption}{act}</figure>'
+    return item.id, name, pictures, lines, "" if kind == BUCKETS else KINDS[kind].fix
 
 
 def _pictures(draft_id: str, kind: str, bucket: int, most: int) -> str:
@@ -210,9 +197,8 @@ def _pictures(draft_id: str, kind: str, bucket: int, most: int) -> str:
     found = known.findings.get(kind, [])
     if kind == BUCKETS and 0 <= bucket < len(known.buckets):
         found = [Finding(key) for key in known.buckets[bucket].images]
-    figures = "".join(_figure(draft_id, known, one, kind) for one in found[:most])
-    more = press(f"Show more ({len(found) - most:,})", "more") if len(found) > most else ""
-    return f'<div class="hp-found">{figures}</div>{more}'
+    figures = [_figure(draft_id, known, one, kind) for one in found[:most]]
+    return part("dataset/folds.html", "figures", figures, len(found) - most)
 
 
 def _choices(report: dict[str, Any]) -> list[tuple[str, str]]:

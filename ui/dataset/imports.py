@@ -31,7 +31,7 @@ from ui import jobs
 from ui.dataset import draft_drop, draft_images
 from ui.dataset.draft_drop import Dropped
 from ui.dataset.draft_store import folder, plain_text, read
-from ui.html import esc
+from ui.html import part
 
 JOB = "import"
 LIMIT_S = 7 * 24 * 3600.0
@@ -184,22 +184,16 @@ ENDED = {
 
 def shown(status: dict[str, Any]) -> str:
     """The import that runs and the results of those before it, as markup."""
-    from ui.run import fold
-
-    text = ""
-    if now := status["now"]:
-        done, total = now["done"], now["total"]
-        far = f" {done:,} of" if now["phase"] == "adding" else ""
-        far += f" {count(total, 'file')}" if total else ""
+    said, now = "", status["now"]
+    if now:
+        far = f" {now['done']:,} of" if now["phase"] == "adding" else ""
+        far += f" {count(now['total'], 'file')}" if now["total"] else ""
         queued = f" · {count(status['waiting'] - 1, 'import')} after it" if status["waiting"] > 1 else ""
-        text = fold.note(f"{PHASES.get(now['phase'], 'Importing')}:{far} · {now['name']}{queued}")
-        value = f' max="{total}" value="{done}"' if now["phase"] == "adding" and total else ""
-        text += f'<progress aria-label="Import"{value}></progress>'
-    for one in status["finished"]:
-        ended = ENDED[one["state"]].format(name=one["name"], images=count(one["added"], "image"))
-        messages = "".join(f"<li>{esc(line)}</li>" for line in one["messages"])
-        text += fold.note(ended, one["state"] == "failed") + (f"<ul>{messages}</ul>" if messages else "")
-    return text
+        said = f"{PHASES.get(now['phase'], 'Importing')}:{far} · {now['name']}{queued}"
+    ended = [
+        (ENDED[one["state"]].format(images=count(one["added"], "image"), **one), one) for one in status["finished"]
+    ]
+    return part("dataset/folds.html", "imports", said, now, ended)
 
 
 def draw(draft_id: str) -> None:

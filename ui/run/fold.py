@@ -11,7 +11,7 @@ from launch.common import LaunchError
 from presets import PresetError
 from runs.files import RunError
 from ui import jobs
-from ui.html import duration, esc
+from ui.html import duration, esc, note
 from ui.run import view
 
 QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
@@ -61,12 +61,6 @@ def line(label: str, info: str | None = None, **more: Any) -> gr.Textbox:
 def say(text: object, look: str = "hp-say") -> gr.HTML:
     """A sentence in the part. look: its class of style.css."""
     return gr.HTML(f'<p class="{look}">{esc(text)}</p>', apply_default_css=False)
-
-
-def note(text: object, bad: bool = False) -> str:
-    """What came of a press of a button, as markup; a screen reader says it. "" without text."""
-    kind, role = ("hp-job-note", "alert") if bad else ("hp-job-state", "status")
-    return f'<p class="{kind}" role="{role}">{esc(text)}</p>' if text else ""
 
 
 def outcome(folder: Path, name: str, busy: str, failed: str, done: Callable[[Any], str]) -> tuple[bool, str]:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import gradio as gr
+from markupsafe import Markup
 
 import runs
 from launch import skypilot
@@ -26,9 +27,9 @@ from runs.dataset import counts
 from runs.files import RunError
 from runs.manage import size_text
 from ui import jobs, served
-from ui.html import box, duration, esc, region
+from ui.html import duration, esc, region
 from ui.new import rehearsal
-from ui.run import fold, view
+from ui.run import cards, fold, view
 from ui.run.fold import QUIET
 
 MINUTES = 60.0
@@ -130,15 +131,11 @@ def result(folder: Path, name: str) -> str:
         return ""
     printed, values, errors = jobs.output(folder, name)
     busy, errors = job.state == "running", errors.strip()
-    state = f"Running for {duration(job.seconds)}…" if busy else STATES.get(job.state, job.state)
-    parts = [f'<p class="hp-job-state" role="status" data-state="{job.state}">{esc(state)}</p>']
-    if errors and job.state not in ("running", "done"):
-        parts.append(box(map(esc, errors.splitlines()[-ERROR_LINES:])))
-    if name.startswith("launch-"):
-        parts.append(written(folder, values))
-    if text := "\n".join(filter(None, (printed.strip(), errors if busy else ""))):
-        parts.append(region("Output", esc(text), "hp-log"))
-    return f'<div class="hp-job">{"".join(parts)}</div>'
+    said = f"Running for {duration(job.seconds)}…" if busy else STATES.get(job.state, job.state)
+    problems = errors.splitlines()[-ERROR_LINES:] if job.state not in ("running", "done") else []
+    file = Markup(written(folder, values)) if name.startswith("launch-") else ""
+    text = "\n".join(filter(None, (printed.strip(), errors if busy else "")))
+    return cards.CARD("job", job.state, said, problems, file, text)
 
 
 def written(folder: Path, values: Any) -> str:
@@ -155,9 +152,7 @@ def written(folder: Path, values: Any) -> str:
     if not text and not sent:
         return ""
     address = served.file_url(path) if sent else f"data:text/plain;charset=utf-8,{quote(text)}"
-    link = f'<a class="hp-button" href="{esc(address)}" download="{esc(path.name)}" aria-label="Download {esc(name)}">Download</a>'
-    head = f'<div class="hp-file-head"><strong>{esc(name)}</strong><span>{size_text(size)}</span>{link}</div>'
-    return f'<div class="hp-file">{head}{region(name, esc(text))}</div>'
+    return cards.CARD("file", name, path.name, size_text(size), address, text)
 
 
 def _ranks(folder: Path) -> str:
