@@ -56,12 +56,8 @@ REMOVED = "This image was removed"
 PERSON, FILE = "person", "file"
 
 
-def _plain(value: Any) -> Any:
-    return plain_text(value) if isinstance(value, str) else value
-
-
 # Text as a browser sends it: half of a character that takes two is replaced, and not refused.
-Text = Annotated[str, BeforeValidator(_plain)]
+Text = Annotated[str, BeforeValidator(plain_text)]
 
 
 @dataclass(frozen=True)
@@ -202,9 +198,9 @@ def save_fields(draft_id: str, changes: Mapping[str, Any], forget: Collection[st
     """Store these form values exactly as typed, valid or not, and forget others; the rest stays."""
     with locked(draft_id) as file:
         state = file.state
-        stored = {**state["form"], **{key: _plain(value) for key, value in changes.items()}}
+        stored = {**state["form"], **{key: plain_text(value) for key, value in changes.items()}}
         if isinstance(changes.get("flags"), str):
-            stored["flags"] = _plain(_without_secrets(draft_id, changes["flags"]))
+            stored["flags"] = plain_text(_without_secrets(draft_id, changes["flags"]))
         stored = {key: value for key, value in stored.items() if key not in forget}
         if state["form"] != stored:
             file.store({**state, "form": stored})

@@ -441,6 +441,6 @@ def digest(state: State) -> str:
     return hashlib.sha256(json.dumps(content).encode()).hexdigest() if content else ""
 
 
-def plain_text(text: str) -> str:
-    """Text that UTF-8 can hold: a browser can send half of a character that takes two."""
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+def plain_text(text: Any) -> Any:
+    """Text that UTF-8 can hold: a browser can send half of a character that takes two. Other values stay as they are."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace") if isinstance(text, str) else text

@@ -251,11 +251,7 @@ def fetch_model(draft_id: str) -> str:
 
 def _models(_: str) -> None:
     """The table of all models."""
-    try:
-        shown = summary.table_html(this_machine())
-    except presets.PresetError as error:
-        shown = problem_html(str(error), "The base models could not be read")
-    gr.HTML(shown, elem_id="models", apply_default_css=False)
+    gr.HTML(summary.table_html(this_machine()), elem_id="models", apply_default_css=False)
 
 
 def check_everything_arrived(sent: object) -> None:

@@ -153,11 +153,5 @@ def draw(draft_id: str) -> None:
     """Make the components of the fold."""
     fold.say(ABOUT)
     go = gr.Button("Rehearse", size="sm", elem_id="rehearse", scale=0, min_width=140)
-
-    def looked() -> tuple[bool, str]:
-        try:
-            return look(draft_id)
-        except fold.ERRORS as error:
-            return False, fold.note(error, True)
-
-    fold.job(go, lambda: start(draft_id), looked, lambda: cancel(draft_id), "rehearsal", js=form.FLUSH)
+    begin, end = functools.partial(start, draft_id), functools.partial(cancel, draft_id)
+    fold.job(go, begin, functools.partial(look, draft_id), end, "rehearsal", js=form.FLUSH)

@@ -96,7 +96,14 @@ def job(
             it does or did as markup. hides: what is hidden while it runs; by default `go`. more: other events that start
             it, and how.
     """
-    hides, (busy, markup) = [go] if hides is None else hides, look()
+
+    def looked() -> tuple[bool, str]:
+        try:
+            return look()
+        except ERRORS as error:
+            return False, note(error, True)
+
+    hides, (busy, markup) = [go] if hides is None else hides, looked()
     for one in hides:
         one.visible = not busy
     stop = gr.Button("Cancel", size="sm", visible=busy, scale=0, min_width=110, elem_id=f"cancel-{elem_id}")
@@ -115,10 +122,10 @@ def job(
             begin(*values)
         except ERRORS as error:
             return [note(error, True), *[gr.skip()] * len(outputs)]
-        return ["", *updates(look())]
+        return ["", *updates(looked())]
 
     def on_tick(before: tuple[bool, str]) -> list[Any]:
-        now = look()
+        now = looked()
         return [gr.skip()] * len(outputs) if now == tuple(before) else updates(now)
 
     for event, act in ((go.click, begin), *more):
