@@ -256,16 +256,7 @@ def build(args: argparse.Namespace, auth: tuple[str, str] | None, token: str | N
     blocks = page.build(login=auth is not None)
     app = FastAPI(openapi_url=None)
     server.add(app, upload, f"http://127.0.0.1:{args.port}" if args.mcp else "", token)
-    server.mount(
-        app,
-        blocks,
-        "/",
-        upload,
-        mcp_server=False,
-        footer_links=[],
-        theme=page.theme(),
-        head=page.PAGE_HEAD,
-    )
+    server.mount(app, blocks, "/", upload, mcp_server=False, footer_links=[], theme=page.theme(), head=page.PAGE_HEAD)
     login = Login(token, auth, datasets_dir(), args.port) if auth or token else None
     return Guard(app, hosts, upload, login, args.mcp)
 

@@ -19,18 +19,7 @@ from runs import fields
 from runs.machine import this_machine
 from ui.dataset import bulk, captioning, doctor, draft, images, imports
 from ui.html import box, esc
-from ui.new import (
-    export,
-    flags,
-    form,
-    hub_login,
-    rehearsal,
-    run_starts,
-    script_editor,
-    summary,
-    sweep,
-    templates,
-)
+from ui.new import export, flags, form, hub_login, rehearsal, run_starts, script_editor, summary, sweep, templates
 from ui.run import fold
 from ui.run.fold import QUIET
 
@@ -186,10 +175,7 @@ def _head(parts: dict[str, Any]) -> None:
 
 def _gpu(parts: dict[str, Any]) -> None:
     values = form.defaults()
-    about = {
-        "tier": "Memory of the GPU you train on",
-        "backend": "Chosen to suit the base model; if unsure, keep it",
-    }
+    about = {"tier": "Memory of the GPU you train on", "backend": "Chosen to suit the base model; if unsure, keep it"}
     with gr.Row(elem_classes="hp-fields"):
         for key, choices in summary.gpu_choices(values).items():
             parts[key] = gr.Radio(choices, value=values[key], label=form.LABELS[key], info=about[key], elem_id=key)
