@@ -24,7 +24,6 @@ from typing import NamedTuple
 from urllib.parse import parse_qsl, urlencode
 
 from markupsafe import Markup
-from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import Scope
@@ -243,7 +242,9 @@ class Login:
         if reads:
             if request.headers.get("sec-fetch-site") == "cross-site":
                 return page("again")
-            return page("password", shown, 200, {}, info=_info(request)) if self.credentials else page("token", shown)
+            said = {"out": "You are logged out.", "ended": "Your login has ended. Log in again to continue."}
+            info = next((text for key, text in said.items() if request.query_params.get(key)), "")
+            return page("password", shown, 200, {}, info=info) if self.credentials else page("token", shown)
         if not request.headers.get("content-type", "").startswith("application/x-www-form-urlencoded"):
             return PlainTextResponse("Send the form of the login page.", 401 if self.credentials is None else 415)
         form = await request.form()
@@ -285,7 +286,9 @@ class Login:
         return response
 
     def _set(self, response: Response, request: Request, value: str, seconds: int) -> None:
-        secure = is_https(request.scope["scheme"], request.headers)
+        # The browser uses HTTPS, directly or to a proxy. A forged header only affects the cookie of its sender.
+        scheme = request.headers.get("x-forwarded-proto") or request.scope["scheme"]
+        secure = scheme.split(",")[0].strip().lower() == "https"
         response.set_cookie(
             self.cookie, value, max_age=seconds, path="/", httponly=True, samesite="strict", secure=secure
         )
@@ -317,20 +320,9 @@ def _without_token(query: str) -> str:
     return urlencode([(key, value) for key, value in parse_qsl(query, keep_blank_values=True) if key != "token"])
 
 
-def is_https(scheme: str, headers: Headers) -> bool:
-    """Whether the browser uses HTTPS, directly or to a proxy. A forged header only affects the cookie of its sender."""
-    return (headers.get("x-forwarded-proto") or scheme).split(",")[0].strip().lower() == "https"
-
-
 def _own_query(text: str) -> str:
     """A query of the page as a new query string. No other part of an address is kept, so it cannot lead to another site."""
     return _without_token(text[:500])
-
-
-def _info(request: Request) -> str:
-    if request.query_params.get("out"):
-        return "You are logged out."
-    return "Your login has ended. Log in again to continue." if request.query_params.get("ended") else ""
 
 
 def same(given: str, expected: str) -> bool:

@@ -95,7 +95,7 @@ class Hosts:
         name = _host_name(host)
         if name is None:
             return False
-        if name in LOOPBACK or any(_matches(name, pattern) for pattern in self.extra):
+        if name in (*LOOPBACK, *self.extra) or any(name.endswith(one[1:]) for one in self.extra if one[:2] == "*."):
             return True
         return self.listen and name in machine_names()
 
@@ -130,10 +130,6 @@ def _host_name(host: str) -> str | None:
     except ValueError:
         return None
     return None if name is None or parts.netloc != host or set(host) & set("@/?#\\ ") else name
-
-
-def _matches(name: str, pattern: str) -> bool:
-    return name.endswith(pattern[1:]) if pattern.startswith("*.") else name == pattern
 
 
 def same_origin(origin: str, host: str) -> bool:

@@ -380,7 +380,8 @@ def delete_expired() -> None:
         expired = [path] if _is_older(DRAFT_EXPIRES_S, *(content_files(path) or [path])) else []
         unfinished = path.glob(".new-*")  # of drops that ended with the server
         expired += [new for new in unfinished if _is_older(UPLOAD_EXPIRES_S, new)]
-        if expired and not _at_work(path):
+        places = [path, *(one.parent for one in path.glob(f"*/{jobs.FOLDER}"))]
+        if expired and not any(map(jobs.at_work, places)):
             old += expired
     for path in old:
         draft_store.close(path / draft_store.NAME)
@@ -388,12 +389,6 @@ def delete_expired() -> None:
             env_file.forget(kept)
         with contextlib.suppress(OSError):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-
-def _at_work(place: Path) -> bool:
-    """Whether a command works at a draft."""
-    places = [place, *(path.parent for path in place.glob(f"*/{jobs.FOLDER}"))]
-    return any(jobs.at_work(one) for one in places)
 
 
 def content_files(place: Path) -> list[Path]:
