@@ -1,10 +1,10 @@
 """The entry point: `python app.py` serves the page on this machine.
 
-The port and the data folders are checked before Gradio is imported, which takes 2 s, so that their errors appear at once.
-The server listens on loopback, and its page needs a token (ui/token.py), because anyone who can open the page can start
-programs. Other machines need a password. `ui/security.py` decides which requests reach the page. The server is uvicorn, started here and not by Gradio, because in
-Gradio's own server nothing can stand in front of its answers to other origins.
-The address is printed only after the page has responded. Never imports torch.
+The port and the data folders are checked before Gradio is imported, which takes 2 s, so that their errors appear at
+once. The server listens on loopback, and its page needs a token (ui/token.py), because anyone who can open the page can
+start programs. Other machines need a password. `ui/security.py` decides which requests reach the page. The server is
+uvicorn, started here and not by Gradio, because in Gradio's own server nothing can stand in front of its answers to
+other origins. The address is printed only after the page has responded. Never imports torch.
 """
 
 import argparse
@@ -314,9 +314,9 @@ def shown(address: str) -> str:
 def opened(address: str) -> Iterator[None]:
     """Open the address in a browser.
 
-    A browser's arguments show in the list of processes, so a token reaches it in a file that leads to the address and that
-    only its account can read, as Jupyter does it. The file is in the data folder, because browsers that are snaps read no
-    hidden folder of the user. On Windows, other users do not see the arguments.
+    A browser's arguments show in the list of processes, so a token reaches it in a file that leads to the address and
+    that only its account can read, as Jupyter does it. The file is in the data folder, because browsers that are snaps
+    read no hidden folder of the user. On Windows, other users do not see the arguments.
     """
     import webbrowser
 

@@ -1,5 +1,6 @@
-// What every part that the server drew has (ui/scripts.py, `drawn`). Where the part is drawn again, the button that had the focus
-// keeps it: Gradio (6.31) makes the old nodes into the new ones place by place, so the node that has it can be another button then.
+// What every part that the server drew has (ui/scripts.py, `drawn`). Where the part is drawn again, the button that had
+// the focus keeps it: Gradio (6.31) makes the old nodes into the new ones place by place, so the node that has it can
+// be another button then.
 let focused = {}; // the data of the button that has the focus
 // A press of a button (ui/html.py, `press`) triggers "act" with its data; so does a log that is scrolled up from its end.
 element.addEventListener("click", (event) => {

@@ -163,8 +163,8 @@ class Login:
         port: int,
         throttle: Throttle | None = None,
     ) -> None:
-        """One of token and credentials is given, or both. folder: keeps the sessions, for each port in a file of its own,
-        because two servers of a data folder would undo each other's logins."""
+        """One of token and credentials is given, or both. folder: keeps the sessions, for each port in a file of its
+        own, because two servers of a data folder would undo each other's logins."""
         self.token, self.credentials = token, credentials
         self.sessions = Sessions(folder / f".logins-{port}.json", credentials) if credentials else None
         self.throttle = throttle or Throttle()

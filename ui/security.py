@@ -260,8 +260,8 @@ def _too_large(limit: int) -> Response:
 
 
 class _Body:
-    """Counts the bytes of a request's body, whether or not its length was announced. Gradio's parser removes its temporary
-    files when it gets the exception."""
+    """Counts the bytes of a request's body, whether or not its length was announced. Gradio's parser removes its
+    temporary files when it gets the exception."""
 
     def __init__(self, receive: Receive, limit: int, upload: bool) -> None:
         self.inner, self.limit, self.upload = receive, limit, upload

@@ -1,5 +1,5 @@
-// The page's stream of answers, which loses none. This is the only place that replaces a function of the browser, because Gradio's client
-// (6.31) has no public means for any of these:
+// The page's stream of answers, which loses none. This is the only place that replaces a function of the browser,
+// because Gradio's client (6.31) has no public means for any of these:
 // - Gradio's server ends its stream (queue/data) as soon as no event is pending. The client takes the stream for open until it reads that,
 //   so the answer to an event that it joined at that moment would wait for a later one. Here the client reads one stream that does not
 //   end: it is connected while an event has no answer, and again when one is joined.

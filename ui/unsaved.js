@@ -1,5 +1,5 @@
-// Nothing that was typed is lost: it is kept in this browser until the server has stored it, and sent again after the server was away.
-// Runs once, before the parts of the page (ui/scripts.py); they and Gradio's events use `hangproof`.
+// Nothing that was typed is lost: it is kept in this browser until the server has stored it, and sent again after the
+// server was away. Runs once, before the parts of the page (ui/scripts.py); they and Gradio's events use `hangproof`.
 //
 // A text goes to localStorage before it is sent and leaves it only when the server has confirmed exactly this text. So
 // a dead server, an ended login, a reload and a closed tab lose nothing. The other tabs of this browser see the same

@@ -23,8 +23,8 @@ from runs.files import RunError
 from runs.paths import datasets_dir, outputs_dir
 from ui.token import bearer
 
-# How often Gradio's queue looks for events, and for the progress of those that run (the page shows none). At its own one and ten
-# milliseconds, a page that nobody uses takes 1.5 % of a core.
+# How often Gradio's queue looks for events, and for the progress of those that run (the page shows none). At its own
+# one and ten milliseconds, a page that nobody uses takes 1.5 % of a core.
 LOOK_S, PROGRESS_S = 0.05, 0.5
 SESSIONS = 300  # visits whose state Gradio keeps: 0.3 MB each, of 10,000 where nothing is said
 PATH = "/api"

@@ -230,8 +230,8 @@ def _subsets(draft_id: str) -> list[tuple[str, str]]:
 
 
 def draw(draft_id: str, images: Any) -> None:
-    """Make the components of the fold. images: the component whose event `changed` says that the images or their selection
-    changed."""
+    """Make the components of the fold. images: the component whose event `changed` says that the images or their
+    selection changed."""
     small: dict[str, Any] = {"size": "sm", "scale": 0, "min_width": 150}
     ids, seed, turn = gr.HTML(html_template=""), gr.State(1), gr.State(0)  # turn: how often the images changed
     some = gr.Checkbox(True, label="Only the selected images, if some are selected", interactive=True)

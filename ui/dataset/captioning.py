@@ -35,8 +35,8 @@ STEP_IMAGES = 500  # captions that undo brings back at once
 
 
 def start(draft_id: str, options: dict[str, Any], *chosen: Any) -> int:
-    """Start to write captions in the background. Returns the number of images. Args: as begin. Raises RunError: an option is
-    not valid, there is nothing to do, or a job runs already."""
+    """Start to write captions in the background. Returns the number of images. Args: as begin. Raises RunError: an
+    option is not valid, there is nothing to do, or a job runs already."""
     _check(checked(options))
     if running(draft_id):
         raise RunError("Captions are being written already; cancel that first")
@@ -279,8 +279,8 @@ def begin(
     only: Iterable[str] | None = None,
     overwrite: bool = False,
 ) -> int:
-    """Store what the next job is. Returns the number of its images. Raises RunError: there is nothing to do, or the disk does
-    not take it.
+    """Store what the next job is. Returns the number of its images. Raises RunError: there is nothing to do, or the
+    disk does not take it.
 
     Args:
         options: of `python -m captions`, by name. which: images without a caption ("empty"), also those with one that a

@@ -174,8 +174,8 @@ def report(draft_id: str) -> dict[str, Any]:
 
 
 def _figure(draft_id: str, known: Report, found: Finding, kind: str) -> tuple[object, ...]:
-    """An image of a finding, or of a bucket: its id, name, pictures, what is said of it, and the label of its fix. Of a picture,
-    what the trainer keeps is shown, and the rest is darkened."""
+    """An image of a finding, or of a bucket: its id, name, pictures, what is said of it, and the label of its fix. Of a
+    picture, what the trainer keeps is shown, and the rest is darkened."""
     item, other, slot = known.items[found.id], known.items.get(found.other), None
     if known.plan and kind in (BUCKETS, "cropped", "lonely"):
         slot = known.plan.slots.get(found.id)

@@ -305,8 +305,8 @@ def with_trigger(word: str) -> Callable[[Entry], Entry]:
 
 
 def insert_trigger(draft_id: str, id: str | None = None) -> None:
-    """Put the trigger word before every caption that does not start with it, or before that of one image. Raises RunError:
-    the image was removed, or there is no trigger word."""
+    """Put the trigger word before every caption that does not start with it, or before that of one image. Raises
+    RunError: the image was removed, or there is no trigger word."""
     make, ids = with_trigger(trigger(draft_id)), None if id is None else [id]
     change_images(draft_id, ids, lambda _, entry: make(entry), "trigger word in {captions}", needed=True)
 
@@ -338,8 +338,8 @@ def move(draft_id: str, image_id: str, step: int) -> int:
 
 
 def rotated(entry: Entry, turns: int | None = None) -> Entry:
-    """The values of an image that is rotated by quarter turns clockwise, with its crop. None: as its EXIF data says; by 90°
-    where it does not say."""
+    """The values of an image that is rotated by quarter turns clockwise, with its crop. None: as its EXIF data says; by
+    90° where it does not say."""
     if turns is None:
         turns = entry["upright"] if entry["upright"] and not entry["turn"] else 1
     crop = turned_crop(entry["crop"], turns)

@@ -1,7 +1,7 @@
 // The large view of one image: its caption, rotation, crop, mask and weight beside it. Part of the images' script.
 //
-// Every change is stored at once, as on the cards. A mask that the server has not stored stays in this browser, as a caption
-// does (../unsaved.js). A native dialog keeps the focus inside, and Escape closes it.
+// Every change is stored at once, as on the cards. A mask that the server has not stored stays in this browser, as a
+// caption does (../unsaved.js). A native dialog keeps the focus inside, and Escape closes it.
 const TOOLS = { look: "View", crop: "Crop", mask: "Mask" };
 const dialog = make("dialog", "hp-editor", { ariaLabel: "Edit image" });
 const editor = makeEditor();

@@ -1,7 +1,7 @@
 """Imports into a draft that take long: a folder on the server, and large ZIPs.
 
-An import is a file in the draft's folder `imports/`: what to import, how far it is, and its result, until the next
-one is started. `python -m ui.dataset.imports DRAFT` works on those that wait, and outlives the server. It adds images in
+An import is a file in the draft's folder `imports/`: what to import, how far it is, and its result, until the next one
+is started. `python -m ui.dataset.imports DRAFT` works on those that wait, and outlives the server. It adds images in
 chunks, each stored as a whole. An import that was killed with its machine continues when a page opens the draft; a kill
 loses at most one chunk, because images that were added are known by their drop. Uploads are linked into a folder of the
 import: Gradio deletes its own when the server stops, and we do after a day.

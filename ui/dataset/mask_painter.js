@@ -1,7 +1,7 @@
 // The mask in the large view: paint what the training ignores. Part of the images' script.
 //
-// The canvas holds black whose opacity says how much is ignored (dataset.css shows it in a colour); the mask that is sent is the same
-// on white. The brush works with the keyboard too: arrow keys move it, Space paints.
+// The canvas holds black whose opacity says how much is ignored (dataset.css shows it in a colour); the mask that is
+// sent is the same on white. The brush works with the keyboard too: arrow keys move it, Space paints.
 const MASK_SIDE = 1024; // pixels, as the server keeps it (runs/masks.py)
 const MASK_FILE_MB = 20;
 const MASK_TYPE = "image/png";

@@ -1,9 +1,10 @@
 """Steps 2 and 3: the settings of a draft as fields, and the spec, plan and script that their values give.
 
-The fields accept any text, and are stored one by one as they are typed. Only `RunSpec` validates values, because a component
-that refuses a value also loses it. A draft holds only the fields that somebody set; the others have the values that suit the base
-model, this machine and the number of images, and follow them. So the page, the API, a sweep, a rehearsal and an export need no
-values from each other. Labels and help texts are in runs/fields.py; defaults come from presets/defaults.toml.
+The fields accept any text, and are stored one by one as they are typed. Only `RunSpec` validates values, because a
+component that refuses a value also loses it. A draft holds only the fields that somebody set; the others have the
+values that suit the base model, this machine and the number of images, and follow them. So the page, the API, a sweep,
+a rehearsal and an export need no values from each other. Labels and help texts are in runs/fields.py; defaults come
+from presets/defaults.toml.
 """
 
 import contextlib
@@ -81,8 +82,8 @@ class Review:
     """What the form's values give, from one pass over them.
 
     spec: as a run gets it, with its intervals; None where a field is invalid. images: their number by folder. faults: what prevents a start, by key of the form;
-    missing: what has not been entered yet, which prevents a start as well; warnings: what lets the run start. items: the
-    images themselves where they are known.
+    missing: what has not been entered yet, which prevents a start as well; warnings: what lets the run start. items:
+    the images themselves where they are known.
     """
 
     values: dict[str, Any]

@@ -3,8 +3,8 @@
 Nothing changes before "Use these settings". The settings are then stored as if they were typed, and the page shows them.
 
 A template is the form's settings under a name, without images, name and trigger word. Built-in ones are in
-presets/templates.toml; the others are one file each in the data folder's `templates/`, named by a digest of the template's
-name, so that no name is a path. A template replaces another one only on purpose.
+presets/templates.toml; the others are one file each in the data folder's `templates/`, named by a digest of the
+template's name, so that no name is a path. A template replaces another one only on purpose.
 """
 
 import functools

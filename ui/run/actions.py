@@ -1,13 +1,13 @@
-"""What can be done with the selected run: start, stop, sample images or a checkpoint now, a pause, a place in the queue; and the
-queue above the list of runs with its buttons, and the sweeps.
+"""What can be done with the selected run: start, stop, sample images or a checkpoint now, a pause, a place in the
+queue; and the queue above the list of runs with its buttons, and the sweeps.
 
-Start and stop are the monitor's commands as processes, because a run must outlive the page. They are not in the table of
-ui/jobs.py: the monitor's own lock excludes a second start, a stop can be repeated, and a stop must work on a full disk.
-Their output goes to a file, not to a pipe: the processes that the monitor starts inherit it and would keep a pipe open.
-The other actions are the monitor's commands as functions, so the command line and the page do the same.
+Start and stop are the monitor's commands as processes, because a run must outlive the page. They are not in the table
+of ui/jobs.py: the monitor's own lock excludes a second start, a stop can be repeated, and a stop must work on a full
+disk. Their output goes to a file, not to a pipe: the processes that the monitor starts inherit it and would keep a pipe
+open. The other actions are the monitor's commands as functions, so the command line and the page do the same.
 
-The order of the queue is in jobs/queue.py; the page shows it and changes it. It also starts the queue's process when that is
-missing, so an open page is one more that keeps the queue going.
+The order of the queue is in jobs/queue.py; the page shows it and changes it. It also starts the queue's process when
+that is missing, so an open page is one more that keeps the queue going.
 """
 
 import os

@@ -1,10 +1,10 @@
 """The charts of a run: loss and learning rate as one line across restarts, seconds a step, and what the GPUs did.
 
 The server puts at most BUCKETS points of each line into the component, with the smallest and largest value around each
-point, and the browser draws them with uPlot (charts.js). So a run of 100,000 steps opens as quickly as one of 100, and no
-answer of the server can be missed. Gradio's own gr.LinePlot was compared: it loads a plotting library of 0.9 MB, sends
-all points to the browser, and gives a screen reader no values. So only the part "Compare runs", which is opened when it
-is needed, uses it.
+point, and the browser draws them with uPlot (charts.js). So a run of 100,000 steps opens as quickly as one of 100, and
+no answer of the server can be missed. Gradio's own gr.LinePlot was compared: it loads a plotting library of 0.9 MB,
+sends all points to the browser, and gives a screen reader no values. So only the part "Compare runs", which is opened
+when it is needed, uses it.
 """
 
 import functools

@@ -15,11 +15,11 @@ from ui.html import duration, esc, note
 from ui.run import view
 
 QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
-# A part that is drawn anew loses the events that it had, and a tick that its old timer had just sent would find none: the page then
-# says "Internal Server Error". So events that can be on their way without a press (ticks, previews, those of components outside of
-# the part) have a `key`, by which they stay the same event.
-# Gradio 6.31 draws a part in a thread, and goes through the page's events there without a lock (Renderable.apply). Of two
-# parts drawn at the same time, one failed with "dictionary changed size during iteration" and stayed empty.
+# A part that is drawn anew loses the events that it had, and a tick that its old timer had just sent would find none:
+# the page then says "Internal Server Error". So events that can be on their way without a press (ticks, previews, those
+# of components outside of the part) have a `key`, by which they stay the same event. Gradio 6.31 draws a part in a
+# thread, and goes through the page's events there without a lock (Renderable.apply). Of two parts drawn at the same
+# time, one failed with "dictionary changed size during iteration" and stayed empty.
 DRAWN: dict[str, Any] = {"show_progress": "hidden", "concurrency_limit": 1, "concurrency_id": "drawn parts"}
 
 ERRORS = (RunError, PresetError, LaunchError)  # their messages are for people
@@ -41,8 +41,9 @@ def opened(source: gr.Component, title: str, elem_id: str, draw: Callable[[Any],
 
 
 def build(title: str, elem_id: str, selected: gr.State, draw: Callable[[Path], None]) -> gr.Accordion:
-    """Build an accordion whose components `draw(folder of the run)` makes. What was drawn says for which run: once the page
-    shows another one, stale_folds.js closes the accordion and hides what it has, so that no press acts on the run before."""
+    """Build an accordion whose components `draw(folder of the run)` makes. What was drawn says for which run: once the
+    page shows another one, stale_folds.js closes the accordion and hides what it has, so that no press acts on the run
+    before."""
 
     def drawn(name: str) -> None:
         gr.HTML(f'<i data-drawn-for="{esc(name)}"></i>', visible="hidden")
@@ -88,13 +89,13 @@ def job(
     hides: Sequence[Any] | None = None,
     more: Sequence[tuple[Any, Callable[..., object]]] = (),
 ) -> gr.HTML:
-    """Show a command that runs in the background (ui/jobs.py): a button that ends it, and what it does. Its timer looks at
-    it, so any page shows its progress, whoever started it. Returns the component that shows what it does.
+    """Show a command that runs in the background (ui/jobs.py): a button that ends it, and what it does. Its timer looks
+    at it, so any page shows its progress, whoever started it. Returns the component that shows what it does.
 
     Args:
         go: the button that starts it. begin: starts it with the values of `inputs`. look: returns whether it runs, and what
-            it does or did as markup. hides: what is hidden while it runs; by default `go`. more: other events that start
-            it, and how.
+            it does or did as markup. hides: what is hidden while it runs; by default `go`. more: other events that
+            start it, and how.
     """
 
     def looked() -> tuple[bool, str]:

@@ -34,8 +34,8 @@ _kept: dict[Hashable, tuple[tuple[Any, ...], Any]] = {}  # what it was made of, 
 def kept(name: str, key: Path, files: Iterable[Path], make: Callable[[], T], young: bool = False) -> T:
     """What `make` returns, made again only after one of the `files` that it reads has changed.
 
-    young: also make it again while a file changed a moment ago, because file systems count in coarse ticks: of a folder, a
-    further change may have the same stamp.
+    young: also make it again while a file changed a moment ago, because file systems count in coarse ticks: of a
+    folder, a further change may have the same stamp.
     """
     stamps = tuple(map(stamp, files))
     fresh = young and any(abs(time.time_ns() - one.mtime_ns) < YOUNG_NS for one in stamps)

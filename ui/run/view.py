@@ -190,8 +190,9 @@ def read_all() -> list[View]:
 
 # The selected run -------------------------------------------------------------------------------------------------------
 
-# What grows is read from where the last look ended; a run of a million steps takes seconds, for which those who look at another
-# run do not wait. A new run of a deleted one's name has another run.toml, while ext4 gives its files the inodes of the deleted ones.
+# What grows is read from where the last look ended; a run of a million steps takes seconds, for which those who look at
+# another run do not wait. A new run of a deleted one's name has another run.toml, while ext4 gives its files the inodes
+# of the deleted ones.
 _reader = functools.lru_cache(READ_RUNS)(lambda folder, made: Metrics(folder / METRICS))
 
 
