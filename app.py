@@ -168,7 +168,7 @@ def check_port(host: str, port: int) -> None:
 
 
 def check_folders() -> None:
-    """Create the data folders and write a temporary file into each. RunError: one cannot be written; says how to fix it."""
+    """Create the data folders and write a temporary file into each. RunError: one cannot be written."""
     for folder in (outputs_dir(), datasets_dir()):
         with explained(f"write into the data folder {folder}"):
             folder.mkdir(parents=True, exist_ok=True)

@@ -44,7 +44,7 @@ def table(label: str, heads: list[str], rows: Iterable[Sequence[object]]) -> str
 
 
 def box(lines: Iterable[str], kind: str = "bad", title: str = "") -> str:
-    """A box of messages, each given as markup, which a screen reader says; "" without messages. kind: a colour of style.css."""
+    """A box of messages, each markup, which a screen reader says; "" without messages. kind: a colour of style.css."""
     items = "".join(f"<li>{line}</li>" for line in lines)
     head = f"<strong>{esc(title)}</strong>" if title else ""
     role = "alert" if kind == "bad" else "status"
@@ -58,7 +58,7 @@ def note(text: object, bad: bool = False) -> str:
 
 
 def region(label: str, markup: str, kind: str = "hp-printed") -> str:
-    """Text as it was printed, which scrolls and which the keyboard reaches; "" without text. kind: "hp-log" shows its end."""
+    """Printed text, which scrolls and which the keyboard reaches; "" without text. kind: "hp-log" shows its end."""
     shown = f'<div class="{kind}" tabindex="0" role="region" aria-label="{esc(label)}"><pre>{markup}</pre></div>'
     return shown if markup else ""
 
@@ -107,7 +107,7 @@ def markdown(text: str) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """A time span for people: `45 s`, `3 min 20 s`, `2 h 5 min`, `3 d 4 h`; `–` for what is not known: None, NaN, infinite."""
+    """A time span for people: `45 s`, `3 min 20 s`, `2 h 5 min`, `3 d 4 h`; `–` for None, NaN, infinite."""
     if seconds is None or not math.isfinite(seconds):
         return "–"
     s = max(0, round(seconds))

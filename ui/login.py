@@ -47,7 +47,7 @@ CHALLENGE = {"www-authenticate": "Bearer"}
 
 
 class Waits(NamedTuple):
-    """How long wrong passwords delay the next try: nothing for the first `free`, then `first_s`, doubled up to `most_s`.
+    """How long wrong passwords delay the next try: not for the first `free`, then `first_s`, doubled up to `most_s`.
 
     The count starts over after `forget_s` without a wrong password.
     """
@@ -65,7 +65,7 @@ MAX_ADDRESSES = 1000
 
 
 class Throttle:
-    """Counts wrong passwords for each network and for all together. One that has logged in does not wait for the others."""
+    """Counts wrong passwords of each network and of all. One that has logged in does not wait for the others."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
@@ -224,7 +224,7 @@ class Login:
         return RedirectResponse(f"{up}login" + (f"?{query}" if query else ""), 303)
 
     async def respond_to_program(self, request: Request) -> Response:
-        """The session's cookie for the API's clients, as Gradio's own login answers them: 200, or 401 with the reason."""
+        """The session's cookie for the API's clients, as Gradio's login answers them: 200, or 401 with the reason."""
         answer = await self.respond(request)
         if answer.status_code != 303:
             text = "Too many wrong passwords; wait" if answer.status_code == 429 else "Wrong user name or password"
@@ -321,7 +321,7 @@ def _without_token(query: str) -> str:
 
 
 def _own_query(text: str) -> str:
-    """A query of the page as a new query string. No other part of an address is kept, so it cannot lead to another site."""
+    """A query of the page as a new one. No other part of an address is kept, so it cannot lead to another site."""
     return _without_token(text[:500])
 
 

@@ -82,7 +82,7 @@ WATCH = f"""async () => {{
   }}
   return ['runs', 'fleet'].map((one) => ({{ __type__: 'update', active: one === tab && !document.hidden }}));
 }}"""
-# Gradio's browser code (6.31, templates/frontend/assets) reads none of these: they are for its server and for users of its API.
+# Gradio's browser code (6.31, templates/frontend/assets) reads none of these: they are for its server and its API.
 UNREAD = (
     "skip_api",
     "api_info",

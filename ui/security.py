@@ -133,7 +133,7 @@ def _host_name(host: str) -> str | None:
 
 
 def same_origin(origin: str, host: str) -> bool:
-    """Whether an Origin header names the server of a Host header. The scheme is not compared: a proxy can speak HTTPS."""
+    """Whether an Origin header names the server of a Host header, in any scheme: a proxy can speak HTTPS."""
     scheme, _, rest = origin.partition("://")
     return scheme in ("http", "https") and _without_default(rest) == _without_default(host)
 
@@ -143,7 +143,7 @@ def _without_default(authority: str) -> str:
 
 
 def own_request(headers: Headers, method: str) -> bool:
-    """Whether a request comes from this page, from the address bar or from a program, or is a link that was followed."""
+    """Whether a request comes from this page, the address bar or a program, or is a link that was followed."""
     hosts, origins = headers.getlist("host"), headers.getlist("origin")
     if len(hosts) != 1 or len(origins) > 1 or any(not same_origin(origin, hosts[0]) for origin in origins):
         return False
@@ -196,7 +196,7 @@ class Guard:
         except RuntimeError as error:
             if not (outgoing.started and isinstance(error.__cause__, HTTPException)):
                 raise
-            # Gradio's streams of answers (queue/data, call) end like this where the page was left or the event is unknown.
+            # Gradio's streams of answers (queue/data, call) end so where the page was left or the event is unknown.
             await outgoing.send({"type": "http.response.body", "body": b"", "more_body": False})
         if body.too_large and not outgoing.started:
             await _too_large(body.limit)(scope, receive, _Outgoing(send, "", False, None).send)
@@ -316,7 +316,7 @@ class _Outgoing:
     async def _send_page(self, first: Message) -> None:
         nonce = secrets.token_urlsafe(16)
         html = b"".join(self.parts)
-        # Gradio adds what its `head` names only after it has started; the style sheet would then come after the first paint.
+        # Gradio adds what its `head` names only after its start; the style sheet would come after the first paint.
         if self.path == "/":
             html = html.replace(b"</head>", f"{scripts.links()}</head>".encode(), 1)
             html = html.replace(b"<script", f"{scripts.again()}<script".encode(), 1)

@@ -10,7 +10,7 @@
 (() => {
   const ENDING = ['data: {"msg":"broken_connection","message":"The connection broke."}', 'data: {"msg":"close_stream","event_id":null}'];
   const plain = window.fetch.bind(window);
-  const pending = new Set(); // events of which either the join or the answer was seen; an answer can come before that to its join
+  const pending = new Set(); // events of which the join or the answer was seen: either can come first
   let wake = () => {};
   const seen = (id) => id && (pending.delete(id) || pending.add(id));
   const joined = async (answer) => {

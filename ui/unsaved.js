@@ -149,7 +149,7 @@ function refuse(reason) {
 }
 let attempts = 0; // a server that responds and does not store is asked less and less often
 let again = null;
-/** Look at the server on every tab of the page; when it responds, send again what is not stored and ask again for what it has. */
+/** Look at the server on every tab; when it responds, send again what is not stored and ask for what it has. */
 async function watchServer() {
   const waits = () => trouble || missed || unsaved().length > 0;
   const waited = waits();
@@ -215,7 +215,7 @@ function agree(key, proposal) {
 /** The draft's id. Both tabs of a new browser get the same one, because it is created here and not by the server. */
 async function draftId(known) {
   const own = known || random();
-  return (localStorage["hangproof-draft-id"] ||= await agree("draft-id", own).catch(() => own)); // a private window has none
+  return (localStorage["hangproof-draft-id"] ||= await agree("draft-id", own).catch(() => own)); // none in a private window
 }
 function setDraft(id) {
   if (!id || id === draft) return;

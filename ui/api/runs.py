@@ -160,7 +160,7 @@ def _short(value: float | None) -> float | None:
 
 
 def run_charts(run: str) -> dict[str, Any]:
-    """The lines of the charts over the steps: loss, learning rate, GPU use, memory, power, temperature; and its restarts."""
+    """The charts' lines over the steps: loss, learning rate, GPU use, memory, power, temperature; and its restarts."""
     found = charts.value(view.read(view.folder_of(run)))
     return {"revision": found["revision"], "lines": found.get("lines", []), "marks": found.get("marks", [])}
 

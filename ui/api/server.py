@@ -77,7 +77,7 @@ def mount(app: FastAPI, blocks: gr.Blocks, path: str, max_upload: int, **options
 
 
 def unusable(request: Request, error: Exception) -> Response:
-    """The answer to a request that no endpoint of the API can take. Gradio itself prints a traceback and says nothing."""
+    """The answer to a request that no endpoint can take. Gradio itself prints a traceback and says nothing."""
     text = f"{request.url.path} cannot take this request: {error}. {PATH}/ lists the endpoints with their parameters."
     return JSONResponse({"error": text}, 400)
 
@@ -90,7 +90,7 @@ class Endpoints(gr.Blocks):
     """The Gradio app of the API."""
 
     async def preprocess_data(self, block_fn: Any, inputs: list[Any], *_: Any) -> list[Any]:
-        """The arguments of a call, with the defaults of those that it leaves out, which only Gradio's own clients add."""
+        """The arguments of a call, with the defaults of those it leaves out, which only Gradio's own clients add."""
         signature = inspect.signature(block_fn.fn)
         try:
             given = signature.bind(*inputs)
@@ -119,7 +119,7 @@ def build() -> Endpoints:
 
 
 def checked(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, which gets only values of the types it names, and whose answer is plain; its errors reach the client."""
+    """The function, which gets only values of its types, and whose answer is plain; its errors reach the client."""
     validated = validate_call(config={"strict": True})(function)
 
     @functools.wraps(function)
@@ -138,7 +138,7 @@ def checked(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _without_files(value: Any) -> Any:
-    """An answer in which no object has the key "path": gradio_client takes such an object for a file and downloads it."""
+    """An answer in which no object has the key "path": gradio_client would download it as a file."""
     if isinstance(value, dict):
         return {"file" if key == "path" else key: _without_files(one) for key, one in value.items()}
     return [_without_files(one) for one in value] if isinstance(value, list | tuple) else value

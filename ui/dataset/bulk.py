@@ -1,4 +1,4 @@
-"""Edits of many captions at once: each is a function from a caption to a caption, applied to the chosen images as one step.
+"""Edits of many captions at once: functions from a caption to a caption, applied to the chosen images as one step.
 
 An edit arrives as a table from the browser or the API, such as {"kind": "replace", "find": "cat", "with": "dog"}. A
 pattern is searched with the `regex` package, whose search stops after a time: Python's own `re` can need hours for a
@@ -36,7 +36,7 @@ Edit = Callable[[str, str], str]  # (caption, image id) → caption; OverflowErr
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of edit. label: its name on the page; field: the label of its text there; make: the edit from its checked fields;
+    """A kind of edit. label: its name on the page; field: its text's label there; make: the edit from its fields;
     done: what undo calls it, see draft.change_images."""
 
     label: str
@@ -54,7 +54,7 @@ def tags_of(caption: str) -> list[str]:
 
 
 def _text(fields: Mapping[str, Any], name: str, missing: str = "", blank: str = " ") -> str:
-    """A field of an edit. Raises RunError: it is too long, or empty where `missing` says what to do; `blank` counts as empty."""
+    """A field of an edit. RunError: it is too long, or empty where `missing` says what to do; `blank` counts as empty."""
     value = fields.get(name, "")
     if not isinstance(value, str):
         raise RunError(draft.OUT_OF_DATE)
@@ -184,7 +184,7 @@ def _edited(edit: Edit, key: str, entry: draft.Entry) -> str:
 
 
 def preview(draft_id: str, ids: Iterable[str] | None, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """What an edit would do: {"changed", "of", "examples": [{"file", "before", "after"}, …]}. Args and errors: as `apply`."""
+    """What an edit would do: {"changed", "of", "examples": [{"file", "before", "after"}, …]}. Args: as `apply`."""
     images, edit = read(draft_id)["images"], _kind(fields).make(fields)
     before = {key: images[key] for key in (images if ids is None else ids) if key in images}
     after = {key: _edited(edit, key, entry) for key, entry in before.items()}

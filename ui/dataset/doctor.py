@@ -1,4 +1,4 @@
-""" "Check images" in step 1: what is wrong with the images and captions, each with a fix, and the buckets they are trained in.
+""" "Check images" in step 1: what is wrong with the images and captions, each with a fix, and the buckets.
 
 All of it is computed from the draft each time something changed: the pixels were measured when the images were dropped
 (draft_images.looks_of). Each fix is one step that undo takes back.
@@ -55,7 +55,7 @@ class Report:
 
 
 def examine(draft_id: str, again: bool = False) -> Report:
-    """The findings of a draft, computed where the draft has changed, or `again`. Raises RunError: the draft cannot be read."""
+    """The findings of a draft, computed where it has changed, or `again`. Raises RunError: it cannot be read."""
     fields, items, memory = draft.form(draft_id), draft.items(draft_id), draft_store.memory(draft_id)
     known_items, known_fields, report = memory.get("report", (None, None, None))
     if report is None or again or known_items is not items or known_fields is not fields:
@@ -91,7 +91,7 @@ def _plan(draft_id: str, items: list[Item]) -> tuple[Plan | None, str]:
         return None, str(error)
 
 
-# Actions ---------------------------------------------------------------------------------------------------------------
+# Actions --------------------------------------------------------------------------------------------------------------
 
 
 def fix(draft_id: str, kind: str, only: Iterable[str] | None = None) -> str:
@@ -151,7 +151,7 @@ def _full_bucket(report: Report) -> dict[str, tuple[int, int]]:
     return found
 
 
-# What the page and the API show --------------------------------------------------------------------------------------------
+# What the page and the API show ---------------------------------------------------------------------------------------
 
 
 def report(draft_id: str) -> dict[str, Any]:
@@ -170,7 +170,7 @@ def report(draft_id: str) -> dict[str, Any]:
     }
 
 
-# The fold ----------------------------------------------------------------------------------------------------------------
+# The fold -------------------------------------------------------------------------------------------------------------
 
 
 def _figure(draft_id: str, known: Report, found: Finding, kind: str) -> tuple[object, ...]:
@@ -243,7 +243,7 @@ def _parts(draft_id: str, name: str | None, number: int | None, most: int, said:
 
 
 def draw(draft_id: str, images: Any) -> None:
-    """Make the components of the fold. images: the component whose event `checked` says that the images or settings changed."""
+    """Make the components of the fold. images: its event `checked` says that the images or settings changed."""
     examine(draft_id, again=True)  # a file may have gone
     of_state, of_back, of_kind, of_bucket, of_about, of_repair, of_write, of_figures, of_ids = _parts(
         draft_id, None, None, PAGE, ""

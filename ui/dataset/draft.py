@@ -4,7 +4,7 @@ They are on disk and not in the browser's session, because a reload, a crash or 
 of captions. A caption belongs to its image, which is named by its folder and content, never by its file name or
 position: adding, moving or removing one image never changes the caption of another.
 
-`draft_store.py` keeps the draft on disk, `draft_drop.py` takes in dropped files; the rest of the page uses this file only.
+`draft_store.py` keeps the draft on disk, `draft_drop.py` takes in dropped files; the rest uses this file only.
 """
 
 import contextlib
@@ -226,12 +226,12 @@ def mark_in_a_run(draft_id: str, digest: str) -> None:
 
 
 def images_not_in_a_run(draft_id: str) -> int:
-    """Number of images when no run contains them with their captions, so that replacing the draft loses them; else 0."""
+    """The number of images that replacing the draft would lose: no run contains them with their captions; else 0."""
     state = draft_store.read(draft_id)
     return 0 if draft_store.digest(state) == state["kept"] else len(state["images"])
 
 
-# Changes ---------------------------------------------------------------------------------------------------------------
+# Changes --------------------------------------------------------------------------------------------------------------
 
 
 def change_images(
@@ -392,7 +392,7 @@ def delete_expired() -> None:
 
 
 def content_files(place: Path) -> list[Path]:
-    """The files with the content of the draft in a folder. To read a draft makes an empty write-ahead log, which is none."""
+    """The files with the content of the draft in a folder. Reading makes an empty write-ahead log, which is none."""
     found = list[Path]()
     for path in (place / draft_store.NAME, place / f"{draft_store.NAME}-wal"):
         with contextlib.suppress(OSError):

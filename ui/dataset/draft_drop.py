@@ -111,7 +111,7 @@ def take(draft_id: str, dropped: Iterable[Dropped], drop: str, more: bool, link:
 
 
 def _measured(pictures: Iterable[Dropped], work: Path, link: bool = False) -> list[tuple[Dropped, Entry | str]]:
-    """Each image with its measurements, stored in `work` under its number `at`; or with the reason why it is not added."""
+    """Each image with its measurements, stored in `work` under its number `at`; or with the reason against it."""
 
     def one(number: int, file: Dropped) -> tuple[Dropped, Entry | str]:
         try:
@@ -301,7 +301,7 @@ def _give(state: State, image_id: str, key: str, text: str) -> list[str]:
 
 
 def _of_run(data: Path, name: str, plain: Path) -> tuple[Dropped, Entry]:
-    """An image of a run's data set, written to `plain` when it has a mask in it; and what was set for it: weight and mask."""
+    """An image of a run's data set, written to `plain` where it has a mask in it; and its weight and mask."""
     inside, _, last = name.rpartition("/")
     weight, subset = weight_of(inside)
     path = data / name

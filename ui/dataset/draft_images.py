@@ -208,7 +208,7 @@ def write_picture(
 
 
 def store_mask(mask: Any, folder: Path) -> str:
-    """Store a mask in a folder. Returns its file name, which is that of its content. Raises RunError: the disk does not take it.
+    """Store a mask in a folder. Returns its file name, that of its content. Raises RunError: the disk does not take it.
 
     The caller is in a change of the draft where this is the draft's folder of masks: else the mask may be deleted
     before an image names it.

@@ -30,7 +30,7 @@ def crop(draft_id: str, id: str, crop: Any) -> None:
 
 
 def weigh(draft_id: str, ids: list[str], weight: Any) -> None:
-    """Repeat images `weight` times as often as the others. Raises RunError: they were removed; not a number from 1 to 10."""
+    """Repeat images `weight` times as often as the others. RunError: they were removed; not a number from 1 to 10."""
     if type(weight) is not int or not 1 <= weight <= MAX_WEIGHT:
         raise RunError(f"The weight is a whole number from 1 to {MAX_WEIGHT}")
     draft.change_images(draft_id, ids, lambda *_: {"weight": weight}, "weight of {}", needed=True)

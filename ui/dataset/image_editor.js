@@ -101,7 +101,7 @@ function makeEditor() {
   hangproof.kinds.mask = {
     call: (of, { png, ...rest }) => ask("mask", { id: of, png: png || null, ...rest }),
     stored(of, { name }, answer) {
-      // What was painted here is on the canvas already; a mask from a file, or from before the page was loaded again, is not.
+      // What was painted here is on the canvas already; a mask from a file, or from before a reload, is not.
       const stored = answer.list.items.find((one) => one.id === of);
       if (shown && of === id && stored && !name) shown = keyOfItem(stored);
       show(answer);

@@ -37,7 +37,7 @@ MAX_SEARCH = 1_000  # characters of the text to search for
 NAMED = 20  # names of captions without an image that a page gets
 
 
-# Which images a page shows: by what is wrong with them, their caption, their tags and their subset ----------------------
+# Which images a page shows: by what is wrong with them, their caption, their tags and their subset --------------------
 
 
 FILTERS: dict[str, Callable[[draft.Item], bool]] = {
@@ -88,7 +88,7 @@ def query_of(data: Mapping[str, Any]) -> Query:
     return query
 
 
-# What a page shows ------------------------------------------------------------------------------------------------------
+# What a page shows ----------------------------------------------------------------------------------------------------
 
 
 def listing(draft_id: str, page: int = 0, query: Query | None = None, size: int = PAGE_SIZE) -> dict[str, Any]:
@@ -165,14 +165,14 @@ def _cards(draft_id: str, images: list[draft.Item], shown: list[draft.Item]) -> 
 
 
 def thumb_url(draft_id: str, item: draft.Item) -> str:
-    """URL of an image's thumbnail; "" where its file is gone or damaged, which must not make the whole page unusable."""
+    """URL of an image's thumbnail; "" where its file is gone or damaged: the page must stay usable."""
     try:
         return file_url(draft.thumb(draft_id, item))
     except RunError:
         return ""
 
 
-# Calls of the script ----------------------------------------------------------------------------------------------------
+# Calls of the script --------------------------------------------------------------------------------------------------
 
 
 _checked = functools.lru_cache(maxsize=64)(validate_call(config={"strict": True}))

@@ -96,7 +96,7 @@ def given_folder(text: str) -> Path:
 
 
 def start_folder(draft_id: str, text: str) -> dict[str, Any]:
-    """Start to import the images and captions of a folder on the server. Returns the status. Raises RunError: see given_folder."""
+    """Start to import a folder on the server. Returns the status. Raises RunError: see given_folder."""
     path = given_folder(text)
     return _start(draft_id, {"kind": "folder", "path": str(path), "name": str(path)})
 
@@ -128,7 +128,7 @@ def own_folder(path: Path) -> Path:
 
 
 def _kept(uploads: list[tuple[Path, str]], folder: Path) -> list[list[str]]:
-    """The uploads as files of `folder`, with their names. Raises RunError: one is gone. OSError: the disk does not take it."""
+    """The uploads as files of `folder`, with their names. RunError: one is gone. OSError: the disk does not take it."""
     folder.mkdir()
     kept = []
     with contextlib.ExitStack() as stack:
@@ -218,7 +218,7 @@ def draw(draft_id: str) -> None:
     state.change(None, None, None, js=form.SHOW_NEW, **fold.QUIET)
 
 
-# The process -----------------------------------------------------------------------------------------------------------
+# The process ----------------------------------------------------------------------------------------------------------
 
 
 class Cancelled(BaseException):
@@ -239,7 +239,7 @@ def main(argv: list[str]) -> int:
             state = "cancelled"
         except RunError as error:
             messages = [str(error)]
-        except Exception as error:  # noqa: BLE001 - the top of a process: the page shows the error, the log has its place
+        except Exception as error:  # noqa: BLE001 - the top of a process: the page shows it, the log has its place
             traceback.print_exc()
             messages = [f"the import failed: {error!r}"]
         one.end(state, messages)

@@ -1,7 +1,7 @@
 """The subsets of a draft: named folders, each with its own repeats.
 
 A subset is the folder of its images, and its repeats are in the folder's name, such as `10_cat`, as in kohya's trainers
-(runs/dataset.py). So a subset exists as long as it has an image, and a folder that was dropped is a subset without more.
+(runs/dataset.py). So a subset exists as long as it has an image, and a folder that was dropped is a subset.
 """
 
 from collections import Counter
@@ -20,7 +20,7 @@ MAX_NAME = 100  # characters
 
 
 def overview(draft_id: str) -> list[dict[str, Any]]:
-    """The subsets in the order of their first images: {"folder", "name" without the repeats, "repeats" or None, "images"}."""
+    """The subsets by their first images: {"folder", "name" without the repeats, "repeats" or None, "images"}."""
     numbers = Counter(entry["folder"] for entry in read(draft_id)["images"].values())
     return [
         {"folder": folder, "name": name, "repeats": repeats, "images": number}

@@ -366,7 +366,7 @@ def same(a: object, b: object) -> bool:
         return a == b
 
 
-# The settings of a draft -------------------------------------------------------------------------------------------------
+# The settings of a draft ----------------------------------------------------------------------------------------------
 
 
 def current(draft_id: str) -> dict[str, Any]:
@@ -381,7 +381,7 @@ def current(draft_id: str) -> dict[str, Any]:
 
 
 def reviewed(draft_id: str, ask: bool = False) -> Review:
-    """The draft's settings and images as they are, parsed and judged. Raises as `current`. ask: as in runs.folders.problems."""
+    """The draft's settings and images as they are, parsed and judged. Raises as `current`. ask: see runs.folders.problems."""
     values, items = current(draft_id), draft.items(draft_id)
     sizes, machine = [item.trained_size for item in items], this_machine(values["backend"])
     if machine.vram_free_gb is not None and queue.under_way():  # the next run starts when that one has freed its memory
@@ -390,7 +390,7 @@ def reviewed(draft_id: str, ask: bool = False) -> Review:
 
 
 def proposal(draft_id: str, values: Mapping[str, Any]) -> Proposal | None:
-    """Repeats and epochs for the draft's images; folders such as `10_cat` keep their own repeats. None: a field is invalid."""
+    """Repeats and epochs for the draft's images; folders such as `10_cat` keep theirs. None: a field is invalid."""
     batch, accumulation = values["batch_size"], values["gradient_accumulation"]
     if not all(isinstance(one, int | float) and 1 <= one < 1e9 and one == int(one) for one in (batch, accumulation)):
         return None

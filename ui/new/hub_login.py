@@ -1,4 +1,4 @@
-"""The Hugging Face login of the page: the hub library's own login and token store, so that every tool on this machine shares it.
+"""The Hugging Face login of the page: the hub library's own login and token store, which every tool here shares.
 
 The token goes from the field to `huggingface_hub.login` and nowhere else: it is not in the draft, a log, a URL or a
 message, and never goes back to the browser.
@@ -129,7 +129,7 @@ def draw(_: str) -> None:
     outputs = [status, token, log_in, log_out]
 
     def act(change: Callable[[], str | None]) -> list[Any]:
-        """Only what can be done now is shown. After a failure the token stays in its field: the network can be the cause."""
+        """Only what can be done now is shown. After a failure the token stays in its field: it can be the network."""
         name, error = "", ""
         try:
             name = change() or ""

@@ -1,6 +1,6 @@
 """The first tab: three steps that create a run.
 
-The page's script stores each field as it is typed (ui/new/fields.js); the handlers here take the draft's id and read its settings.
+The page's script stores each field as it is typed (ui/new/fields.js); the handlers take the draft's id and read it.
 """
 
 import functools
@@ -278,7 +278,7 @@ def try_example() -> Iterator[tuple[str, str, list[str]]]:
 def starting(
     busy: str, begin: Callable[[], tuple[Path, list[str]]], intro: str = ""
 ) -> Iterator[tuple[str, str, list[str]]]:
-    """Start a run; yields (`busy`, then `intro` and what is wrong, folder name of the run or "", messages for its page)."""
+    """Start a run; yields (`busy`, then `intro` and what is wrong, the run's folder or "", messages for its page)."""
     yield busy, "", []
     try:
         folder, messages = begin()

@@ -75,7 +75,7 @@ def cancel(draft_id: str) -> None:
     jobs.cancel(rehearsal_folder(draft_id), JOB)
 
 
-# The fold ----------------------------------------------------------------------------------------------------------------
+# The fold -------------------------------------------------------------------------------------------------------------
 
 SHEET = functools.partial(part, "new/folds.html", "rehearsal")
 ABOUT = "Tries this run on the real model: load, two steps, a sample, a checkpoint and a resume."

@@ -1,4 +1,4 @@
-"""The script of step 3 as a person edits it: stored with the draft, checked while it is typed, and run exactly as written.
+"""The script of step 3 as a person edits it: stored with the draft, checked while it is typed, run exactly as written.
 
 A draft's folder has `script.json`: the edited script, and the script that the form gave when it was edited. What was
 typed last counts; other windows show it. The form's later changes never change the edited script: a notice shows them,
@@ -78,7 +78,7 @@ def discard(draft_id: str) -> None:
 
 
 def follow(draft_id: str, merge: bool) -> list[str]:
-    """Store the edited script for the changed settings: as it is, or with what changed; returns what could not be merged."""
+    """Store the edited script for the changed settings: as it is, or with these; returns what could not be merged."""
     now = _generated(draft_id)
     with _lock:
         known = stored(draft_id)
@@ -129,7 +129,7 @@ def for_run(draft_id: str, spec: "runs.RunSpec") -> "runs.RunSpec":
 
 
 def changed_settings(base: str, now: str) -> list[str]:
-    """How the generated script differs from the one that was edited, as lines of a diff; the run's name does not count."""
+    """How the generated script differs from the one that was edited, as lines of a diff without the run's name."""
     return custom_script.diff(custom_script.follow(base, base, now), now)
 
 
@@ -182,7 +182,7 @@ def _generated(draft_id: str) -> str:
     return text
 
 
-# The fold ----------------------------------------------------------------------------------------------------------------
+# The fold -------------------------------------------------------------------------------------------------------------
 
 MOST_PROBLEMS = 50
 DISCARD, SURE = "Use the generated script", "Discard your script? Press again"

@@ -72,7 +72,7 @@ def _propose(draft_id: str, review: form.Review) -> dict[str, Any]:
     return gr.update(visible=True, value=f"Use proposed: {label} = {found.steps:,} steps")
 
 
-# Time, GPU memory, disk space and cost, and what each estimate is based on ---------------------------------------------
+# Time, GPU memory, disk space and cost, and what each estimate is based on --------------------------------------------
 
 
 def estimates(review: form.Review) -> str:
@@ -154,11 +154,11 @@ def _samples(spec: RunSpec) -> str:
     return f"every {esc(when)} <span>(“{esc(prompt)}”{more})</span>"
 
 
-# Notes on the chosen model and this machine: what the model needs, the GPU found, and the next step --------------------
+# Notes on the chosen model and this machine: what the model needs, the GPU found, and the next step -------------------
 
 
 def machine_line(machine: Machine, model: Mapping[str, Any], smallest: str) -> str:
-    """The GPU of this machine in a sentence, as HTML. `smallest`: label of the smallest VRAM choice that holds the model."""
+    """This machine's GPU in a sentence, as HTML. `smallest`: label of the smallest VRAM choice that holds the model."""
     if machine.note:
         return f'<span class="hp-warn">No GPU can be used: {esc(machine.note)}.</span>'
     if machine.vram_gb:
@@ -221,7 +221,7 @@ def _paragraphs(lines: Iterable[str]) -> str:
 
 
 def _next_steps(spec: RunSpec) -> list[str]:
-    """What to do before the run can start, as HTML: install the trainer, accept the licence, download the missing files."""
+    """What to do before the run can start, as HTML: install the trainer, accept the licence, download files."""
     lines = []
     model, trainer = presets.models()[spec.model], presets.backends()[spec.backend]
     if spec.backend in CHECKOUTS and not CHECKOUTS[spec.backend].installed():
@@ -253,7 +253,7 @@ def _ask_for_licence(repo: str, before: str) -> str:
     return f"Before the {before}, {link} and log in under “{hub_login.LABEL}” below."
 
 
-# The download: `python -m runs fetch-model` in the background. It continues what an earlier one kept --------------------
+# The download: `python -m runs fetch-model` in the background. It continues what an earlier one kept ------------------
 
 FETCH_S = 7 * 24 * 3600.0
 

@@ -1,6 +1,6 @@
-"""The fold "Templates and import" of step 2: settings from a name or from another trainer's files, shown before they are used.
+"""The fold "Templates and import" of step 2: settings of a name or of another trainer's files, shown before use.
 
-Nothing changes before "Use these settings". The settings are then stored as if they were typed, and the page shows them.
+Nothing changes before "Use these settings". They are then stored as if they were typed, and the page shows them.
 
 A template is the form's settings under a name, without images, name and trigger word. Built-in ones are in
 presets/templates.toml; the others are one file each in the data folder's `templates/`, named by a digest of the
@@ -167,7 +167,7 @@ def values_of(key: object, current: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-# Changes and imports ---------------------------------------------------------------------------------------------------
+# Changes and imports --------------------------------------------------------------------------------------------------
 
 
 def changes(values: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
@@ -228,7 +228,7 @@ def folder_problem(path: str) -> str:
     return ""
 
 
-# The fold ----------------------------------------------------------------------------------------------------------------
+# The fold -------------------------------------------------------------------------------------------------------------
 
 OUTCOMES = {
     "dropped": "Left out: can hang",

@@ -82,7 +82,7 @@ def stop(folder: Path) -> None:
 
 
 def _done(words: list[str], wait_s: float) -> bool:
-    """Whether a command has ended within a time; it continues without the page. RunError: it failed, with its last lines."""
+    """Whether a command ended within a time; it continues without the page. RunError: it failed, with its last lines."""
     in_memory = hasattr(os, "memfd_create")  # on Linux: a full disk takes no file
     with open(os.memfd_create("output"), "w+b") if in_memory else tempfile.TemporaryFile() as output:
         process = helper(python(*words), output)
@@ -163,7 +163,7 @@ def _last_answer(events: Path) -> tuple[datetime | None, str]:
 def act(run: str, action: str) -> dict[str, Any]:
     """Do what a button says with a run; up, down, retry, now and cancel also with a sweep that waits.
 
-    Returns {"id"} of a request, {"position"} of a run that waits, {"paused": runs that make room}, {"message": for people}.
+    Returns {"id"} of a request, {"position"} in the queue, {"paused": runs that make room}, {"message": for people}.
 
     Raises:
         RunError: it cannot be done; the message says why.
@@ -201,7 +201,7 @@ def act(run: str, action: str) -> dict[str, Any]:
     raise RunError(OUT_OF_DATE)
 
 
-# The queue and the sweeps -----------------------------------------------------------------------------------------------
+# The queue and the sweeps ---------------------------------------------------------------------------------------------
 
 CHECK_S = 10.0  # between two looks whether the queue's process is there
 SWEEPS = 4  # shown below the queue

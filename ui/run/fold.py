@@ -27,7 +27,7 @@ TICK_S, IDLE_S = 1.0, 5.0  # while a command runs, and while none does: somebody
 
 
 def opened(source: gr.Component, title: str, elem_id: str, draw: Callable[[Any], None]) -> gr.Accordion:
-    """Build an accordion whose components `draw(value of source)` makes each time it is opened. It shows an error of `draw`."""
+    """Build an accordion whose components `draw(value of source)` makes when it is opened. It shows its error."""
     with gr.Accordion(title, open=False, elem_id=elem_id) as fold:
 
         @gr.render(inputs=[source], triggers=[fold.expand], **DRAWN)
@@ -55,7 +55,7 @@ def build(title: str, elem_id: str, selected: gr.State, draw: Callable[[Path], N
 
 
 def line(label: str, info: str | None = None, **more: Any) -> gr.Textbox:
-    """A field of one line. It says that it is interactive: Gradio finds out by the page's first config which fields are."""
+    """A field of one line. It says that it is interactive: Gradio knows of those in the page's first config only."""
     return gr.Textbox(label=label, info=info, lines=1, max_lines=1, interactive=True, **more)
 
 

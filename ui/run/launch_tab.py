@@ -86,7 +86,7 @@ def missing(place: Place) -> str:
 
 
 def write_files(folder: Path, kind: str, values: Sequence[Any], submit: bool = False) -> None:
-    """Start the command that writes the files for a place and, with `submit`, starts the run there. RunError: it cannot."""
+    """Start the command that writes the files for a place; with `submit`, it starts the run there. Raises RunError."""
     words = arguments(kind, values)
     if submit and (reason := missing(PLACES[kind])):
         raise RunError(reason)
@@ -113,7 +113,7 @@ def arguments(kind: str, values: Sequence[Any]) -> list[str]:
     return words
 
 
-# What the commands did ---------------------------------------------------------------------------------------------------
+# What the commands did ------------------------------------------------------------------------------------------------
 
 STATES = {
     "done": "Finished",
@@ -139,7 +139,7 @@ def result(folder: Path, name: str) -> str:
 
 
 def written(folder: Path, values: Any) -> str:
-    """The file of the run's folder that a command's JSON names, with its text and a download, as markup; "" for any other."""
+    """The file of the run's folder that a command's JSON names, with its text and a download; "" for any other."""
     named = (values.get("file") or values.get("script")) if isinstance(values, dict) else None
     try:
         path = Path(str(named)).resolve(strict=True)
@@ -163,7 +163,7 @@ def _ranks(folder: Path) -> str:
     return region("Rank report", esc("\n".join(found["lines"]))) if found else ""
 
 
-# The part of the page ---------------------------------------------------------------------------------------------------
+# The part of the page -------------------------------------------------------------------------------------------------
 
 ASK, SURE = "Write and submit", "Submit now? It can cost money"
 NO_STORE = "This run has no store. A rented machine loses its disk, so set Store in its run.toml, or in a new LoRA under More settings."

@@ -1,4 +1,4 @@
-"""The numbers of a run, read from its growing `metrics.jsonl`: loss, learning rate and time of each step, and the GPUs' samples.
+"""A run's numbers from its growing `metrics.jsonl`: loss, learning rate and time of each step, the GPUs' samples.
 
 After a restart the trainer repeats the steps since its checkpoint. The later attempt counts: a line replaces the
 earlier ones of its step and of later steps. So steps always rise, and all attempts together are one line.

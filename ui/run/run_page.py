@@ -40,7 +40,7 @@ FOLDS = {
 # The click changes the button before the server hears of it; `refresh` changes it again when the run's state does.
 STOPPING = """() => ({ __type__: 'update', value: 'Stopping…', interactive: false })"""
 SHOW_NOTE = "() => setTimeout(() => document.querySelector('#new-note').scrollIntoView({ block: 'center' }), 150)"
-# Enables the form (style.css) and the address (run_address.js). Before this, loading the draft would replace what was typed.
+# Enables the form (style.css) and the address (run_address.js). Before, loading the draft would replace what was typed.
 OPENED = """() => {
   document.body.classList.add('hp-open');
   window.dispatchEvent(new Event('hangproof-open'));
@@ -98,7 +98,7 @@ def build() -> RunPage:
     outputs = [selected, seen, *(parts[name] for name in PARTS), halt, go, total, copy]
 
     shown = [selected, seen, search]
-    # Gradio copies the values of every component that shows an event's progress, twice an event, even where it is hidden.
+    # Gradio copies the values of every component that shows an event's progress, twice an event, even a hidden one.
     quiet = {**QUIET, "show_progress_on": notice}
     again: dict[str, Any] = {"fn": refresh, "inputs": shown, "outputs": outputs, **quiet}
     timer.tick(queue=False, **again)
