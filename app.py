@@ -189,8 +189,8 @@ def token_of(args: argparse.Namespace, auth: tuple[str, str] | None) -> str | No
         return token.load()
     if auth is None:
         print(
-            f"Warning: --no-token: every user of this machine, and every program that can connect to port {args.port}, can run "
-            "programs with your permissions",
+            f"Warning: --no-token: every user of this machine, and every program that can connect to port {args.port}, "
+            "can run programs with your permissions",
             file=sys.stderr,
             flush=True,
         )

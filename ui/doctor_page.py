@@ -35,8 +35,8 @@ SCRIPT_BYTES = 200_000
 PASSWORD = re.compile(r"(://)[^/\s@]+@")
 SHELLS = [("bash (Linux, macOS)", "train.sh"), ("batch (Windows)", "train.bat"), ("PowerShell (Windows)", "train.ps1")]
 ABOUT_DRILL = (
-    "It trains a toy model on example photos and freezes it in the middle. You see how the hang is detected, explained and "
-    "ended, and how the run starts again and finishes. No run of yours is touched."
+    "It trains a toy model on example photos and freezes it in the middle. You see how the hang is detected, explained "
+    "and ended, and how the run starts again and finishes. No run of yours is touched."
 )
 
 
@@ -45,7 +45,7 @@ def _folder() -> Path:
 
 
 def examine(full: bool = False) -> None:
-    """Look at the machine in the background; full: also start kohya's trainers as far as their help, half a minute each.
+    """Look at the machine in the background; full: also start kohya's trainers as far as their help, 30 s each.
 
     Raises:
         RunError: it looks already, or cannot be started.

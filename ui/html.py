@@ -1,4 +1,4 @@
-"""Small pieces of markup. Text from files and users goes through `esc`, `markdown` or a template, and nothing else makes it HTML."""
+"""Small pieces of markup. Text from files and users becomes HTML by `esc`, `markdown` or a template alone."""
 
 import html
 import math

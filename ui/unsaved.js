@@ -18,7 +18,7 @@ const TROUBLE = {
 const random = () => [...crypto.getRandomValues(new Uint8Array(12))].map((n) => n.toString(16).padStart(2, "0")).join("");
 const tab = (sessionStorage["hangproof-tab"] ||= random());
 const mine = new Map(); // storage key → { value, tab, at, onlyHere? }
-const kinds = {}; // kind → how its texts are sent one by one: { call, begun?, stored, refused? }; fields are sent together (fields.js)
+const kinds = {}; // kind → how its texts are sent one by one: { call, begun?, stored, refused? }; not fields (fields.js)
 const sending = new Map(); // storage key → whether it is stored by now, as a promise
 const listeners = {};
 const on = (event, act) => (listeners[event] ||= []).push(act);

@@ -111,7 +111,7 @@ def _lora(one: Lora) -> dict[str, Any]:
 
 
 def run_samples(run: str) -> dict[str, Any]:
-    """The prompts, and each saved step: its losses, its LoRA and its samples with their addresses; the best and the picked step."""
+    """The prompts; each saved step with its losses, its LoRA and its samples; the best and the picked step."""
     folder = view.folder_of(run)
     shown, found = view.read(folder), view.evolution(folder)
     known = {one.number: one for one in found.prompts}

@@ -54,7 +54,7 @@ def tags_of(caption: str) -> list[str]:
 
 
 def _text(fields: Mapping[str, Any], name: str, missing: str = "", blank: str = " ") -> str:
-    """A field of an edit. RunError: it is too long, or empty where `missing` says what to do; `blank` counts as empty."""
+    """A field of an edit. RunError: it is too long, or empty where `missing` says what to do; `blank` is empty too."""
     value = fields.get(name, "")
     if not isinstance(value, str):
         raise RunError(draft.OUT_OF_DATE)
@@ -114,8 +114,8 @@ def _replace(fields: Mapping[str, Any]) -> Edit:
                     raise OverflowError
         except TimeoutError as error:
             raise RunError(
-                f"Find: this regular expression needs more than {PATTERN_S:.0f} s; simplify it. Nested repetitions such as "
-                "(a|aa)+ are the usual cause"
+                f"Find: this regular expression needs more than {PATTERN_S:.0f} s; simplify it. Nested repetitions "
+                "such as (a|aa)+ are the usual cause"
             ) from error
         except (regex.error, IndexError, ValueError) as error:
             raise RunError(f"Replace with: {error}; groups are \\1, \\2 or \\g<name>, a backslash is \\\\") from error

@@ -52,8 +52,8 @@ KINDS = {
     ),
     "cropped": Kind(
         "Cut off by the trainer",
-        "No bucket has their shape, so the trainer cuts off both ends. Crop them here to choose the part yourself; the button "
-        "crops as the trainer would.",
+        "No bucket has their shape, so the trainer cuts off both ends. Crop them here to choose the part yourself; the "
+        "button crops as the trainer would.",
         "Crop",
     ),
     "lonely": Kind(

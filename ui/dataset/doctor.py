@@ -32,8 +32,8 @@ REMOVED_BY = ("damaged", "duplicate", "near", "small", "blurred", "cut", "dark")
 BUCKETS = "buckets"  # beside the kinds of findings
 ALL_OF_IT = 0.9995  # of an image that its bucket keeps
 ABOUT_BUCKETS = (
-    "An image is scaled to cover its bucket and cropped at the centre. The dark parts are cut off. A batch holds images of one "
-    "bucket."
+    "An image is scaled to cover its bucket and cropped at the centre. The dark parts are cut off. A batch holds "
+    "images of one bucket."
 )
 # Selects the images of a finding on the cards, whose ids are in a component of this name, and opens "Write captions".
 WRITE = "(ids) => { hangproof.writeCaptions(ids); return []; }"
@@ -259,7 +259,7 @@ def draw(draft_id: str, images: Any) -> None:
         write = gr.Button("Write captions…", **of_write, **small)
     figures = scripts.drawn("check-pictures", **of_figures)
     ids = gr.JSON(visible=False, **of_ids)
-    # What the user chose last: a look that began before the choice, and answers after it, is followed by one that shows the choice.
+    # What the user chose last: a look that began before it is followed by one that shows the choice.
     picked, place = gr.State(None), gr.State(None)
     most, message = gr.State(PAGE), gr.State("")
     shown, chosen = [state, back, kind, bucket, about, repair, write, figures, ids], [picked, place, most, message]

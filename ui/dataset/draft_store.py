@@ -429,7 +429,7 @@ def history(draft_id: str) -> tuple[str, str]:
 
 @dataclass
 class Edit:
-    """A change in progress. `label`: its name in the history, such as "caption of cat.png"; or what makes it from the step."""
+    """A change in progress. `label`: its name in the history, such as "caption of cat.png"; or what makes it."""
 
     state: State
     label: str | Callable[[Step], str] = "change"

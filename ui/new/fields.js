@@ -71,7 +71,7 @@ for (const name of ["input", "change", "click", "keyup", "focusout"]) {
 let syncing = null;
 let more = false;
 let starting = false; // Start was pressed: what is only missing is marked too from then on, until it is entered
-/** Send what is kept and show what is stored, one request after the other. Resolves to whether the server has everything. */
+/** Send what is kept and show what is stored, in turn. Resolves to whether the server has everything. */
 hangproof.sync = () => {
   if (!names.length) return Promise.resolve(true); // the page is not open yet
   more = true;

@@ -23,8 +23,8 @@ TYPES = {"bool": "switch", "int": "whole number", "float": "number", "str": "tex
 LISTS = {"text": "list of words"}
 JAPANESE = re.compile("[\u3040-\u30ff\u4e00-\u9fff]")
 NOT_INSTALLED = (
-    "{label} is not installed, so its options cannot be listed. Run ./start.sh {backend} (or set {variable}_DIR), then close "
-    "and reopen this list."
+    "{label} is not installed, so its options cannot be listed. Run ./start.sh {backend} (or set {variable}_DIR), then "
+    "close and reopen this list."
 )
 
 

@@ -1,4 +1,4 @@
-"""The rehearsal of a draft: `python -m launch rehearse` on the form's settings and two of the draft's images, before there is a run.
+"""The rehearsal of a draft: `python -m launch rehearse` on its settings and two of its images, before there is a run.
 
 It runs in the background (ui/jobs.py) and outlives the page's server: what it rehearses and its result are in the
 draft's folder, so any page shows its progress and its end. A result belongs to the settings that were rehearsed; when

@@ -166,8 +166,8 @@ def machine_line(machine: Machine, model: Mapping[str, Any], smallest: str) -> s
     if model["generated"]:
         return "No NVIDIA GPU found. Tiny Flux does not need one."
     return (
-        f"No NVIDIA GPU found. {esc(model['name'])} needs one with at least {esc(smallest)}. Try Hangproof here with Tiny "
-        "Flux, or choose the VRAM of the machine that you will train on."
+        f"No NVIDIA GPU found. {esc(model['name'])} needs one with at least {esc(smallest)}. Try Hangproof here with "
+        "Tiny Flux, or choose the VRAM of the machine that you will train on."
     )
 
 
@@ -226,8 +226,8 @@ def _next_steps(spec: RunSpec) -> list[str]:
     model, trainer = presets.models()[spec.model], presets.backends()[spec.backend]
     if spec.backend in CHECKOUTS and not CHECKOUTS[spec.backend].installed():
         lines.append(
-            f"{esc(form.BACKENDS[spec.backend])} is not on this machine yet. In a terminal, in the Hangproof folder, run "
-            f"<code>./start.sh {esc(spec.backend)}</code>."
+            f"{esc(form.BACKENDS[spec.backend])} is not on this machine yet. In a terminal, in the Hangproof folder, "
+            f"run <code>./start.sh {esc(spec.backend)}</code>."
         )
     size_gb = weights.to_download(spec)[0] / 1e9
     if repo := weights.needs_login(spec):
@@ -267,7 +267,7 @@ def model_to_fetch(values: Mapping[str, Any]) -> str:
 
 
 def fetch(key: str) -> None:
-    """Start or continue the download. Raises RunError: the models folder cannot be written, or another page has just started it."""
+    """Start or continue the download. RunError: the folder cannot be written, or another page has just started it."""
     if not fetching(key)[0]:
         jobs.start(runs.models_dir(), f"fetch-{runs.slug(key)}", ["runs", "fetch-model", key], FETCH_S)
 
@@ -287,8 +287,8 @@ def fetching(key: str) -> tuple[bool, str]:
 # The table of all base models, made when it is opened: it is larger than the rest of the form ------------------------
 
 INTRO = (
-    "GPU memory that each model uses with its usual settings. Where the figure is smaller than the choice, the rest stays "
-    "free. The notes above say where the figures of the chosen model come from."
+    "GPU memory that each model uses with its usual settings. Where the figure is smaller than the choice, the rest "
+    "stays free. The notes above say where the figures of the chosen model come from."
 )
 
 

@@ -82,7 +82,7 @@ def stop(folder: Path) -> None:
 
 
 def _done(words: list[str], wait_s: float) -> bool:
-    """Whether a command ended within a time; it continues without the page. RunError: it failed, with its last lines."""
+    """Whether a command ended in time; it continues without the page. RunError: it failed, with its last lines."""
     in_memory = hasattr(os, "memfd_create")  # on Linux: a full disk takes no file
     with open(os.memfd_create("output"), "w+b") if in_memory else tempfile.TemporaryFile() as output:
         process = helper(python(*words), output)

@@ -167,7 +167,7 @@ function plot({ key, label, unit }, count) {
       }),
   };
 }
-// One chart for each quantity; the GPUs of a quantity share it. A chart stays while its lines grow, with the focus and a drag.
+// One chart for each quantity; the GPUs of a quantity share it. A chart stays while its lines grow, with its focus.
 function draw() {
   const before = value.run;
   value = { lines: [], marks: [], ...JSON.parse(props.value || "{}") };

@@ -21,8 +21,8 @@ JOB = "publish"
 LIMIT_S = 6 * 3600.0
 MOST_SAMPLES = 12
 NO_TOKEN = (
-    "You are not logged in to Hugging Face. Log in under “Hugging Face account” in the tab New LoRA, with a token that may "
-    "write, then open this part again."
+    "You are not logged in to Hugging Face. Log in under “Hugging Face account” in the tab New LoRA, with a token that "
+    "may write, then open this part again."
 )
 ENDED = {"failed": "Not published", "cancelled": "Cancelled", "lost": "Interrupted; publish again to continue"}
 
