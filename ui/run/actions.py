@@ -28,7 +28,7 @@ from runs import sweep
 from runs.files import RunError
 from runs.growing import json_objects
 from ui.dataset.draft_store import OUT_OF_DATE
-from ui.html import duration, esc, number, part, press, table
+from ui.html import duration, esc, number, part, table
 from ui.run import view
 from ui.run.readers import end_of, kept
 
@@ -121,14 +121,8 @@ def html(shown: "view.View") -> str:
     busy = step_requests.waiting(shown.folder) if shown.running else ()
     if shown.running and view.stop_requested(shown.folder):
         busy = (*busy, "pause")
-    buttons = []
-    for action in possible(shown):
-        label, doing, what = ACTIONS[action]
-        text = doing if action in busy else label
-        buttons.append(press(text, action, title=what, testid=f"do-{action}", off=action in busy))
-    note = _note(shown, busy)
-    said = f'<p class="hp-action-note" role="status" data-testid="action-note">{esc(note)}</p>' if note else ""
-    return f'<div class="hp-more-actions" data-run="{esc(shown.folder.name)}">{"".join(buttons)}</div>{said}'
+    buttons = [(action, *ACTIONS[action], action in busy) for action in possible(shown)]
+    return part("run/queue.html", "actions", shown.folder.name, buttons, _note(shown, busy))
 
 
 def _note(shown: "view.View", busy: tuple[str, ...]) -> str:
