@@ -35,11 +35,9 @@ def start(draft_id: str) -> None:
     """Rehearse the draft in the background.
 
     Raises:
-        RunError: a field is invalid, there is no image, a rehearsal runs already, or it cannot be started.
+        RunError: a field is invalid, there is no image, it runs already, or it cannot be started.
     """
     folder = rehearsal_folder(draft_id)
-    if jobs.running(folder, JOB):
-        raise RunError("A rehearsal of this draft is running already")
     words = ["launch", "rehearse", str(folder), "--json"]
     jobs.start(folder, JOB, words, LIMIT_S, prepare=lambda: _prepare(folder, draft_id))
 
@@ -68,11 +66,6 @@ def forget(folder: Path) -> None:
     from launch import rehearse
 
     (folder / rehearse.FILE).unlink(missing_ok=True)
-
-
-def cancel(draft_id: str) -> None:
-    """End the rehearsal, if one runs."""
-    jobs.cancel(rehearsal_folder(draft_id), JOB)
 
 
 # The fold -------------------------------------------------------------------------------------------------------------
@@ -153,5 +146,6 @@ def draw(draft_id: str) -> None:
     """Make the components of the fold."""
     fold.say(ABOUT)
     go = gr.Button("Rehearse", size="sm", elem_id="rehearse", scale=0, min_width=140)
-    begin, end = functools.partial(start, draft_id), functools.partial(cancel, draft_id)
-    fold.job(go, begin, functools.partial(look, draft_id), end, "rehearsal", js=form.FLUSH)
+    begin, now = functools.partial(start, draft_id), functools.partial(look, draft_id)
+    cancel = functools.partial(jobs.cancel, rehearsal_folder(draft_id), JOB)
+    fold.job(go, begin, now, cancel, "rehearsal", js=form.FLUSH)
