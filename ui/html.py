@@ -2,12 +2,15 @@
 
 import html
 import math
+import re
 from collections.abc import Iterable, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
+
+from guards import hub
 
 if TYPE_CHECKING:
     import jinja2
@@ -17,6 +20,18 @@ if TYPE_CHECKING:
 def esc(value: object) -> str:
     """Text as text, in markup and in attributes."""
     return html.escape(str(value), quote=True)
+
+
+def hub_link(path: str, text: str) -> str:
+    """A link to a page of the hub that opens in a new tab."""
+    return f'<a href="{esc(hub.endpoint())}/{esc(path)}" target="_blank" rel="noopener noreferrer">{esc(text)}</a>'
+
+
+def linked(text: str) -> str:
+    """Text as HTML in which the addresses of the hub's pages are links."""
+    address = re.compile(re.escape(esc(hub.endpoint())) + r"(?:/[\w.-]*\w)+")
+    link = r'<a href="\g<0>" target="_blank" rel="noopener noreferrer">\g<0></a>'
+    return address.sub(link, esc(text))
 
 
 def press(text: str, do: str, *, label: str = "", title: str = "", off: bool = False, **data: object) -> str:

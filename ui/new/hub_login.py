@@ -12,7 +12,7 @@ from typing import Any
 import gradio as gr
 
 from guards import hub
-from ui.html import esc
+from ui.html import esc, hub_link
 from ui.new import form
 from ui.run.fold import QUIET
 
@@ -23,19 +23,6 @@ TOKENS_PATH = "settings/tokens"
 
 class LoginError(Exception):
     """The login failed. The message says why and what to do, and does not contain the token."""
-
-
-def hub_link(path: str, text: str) -> str:
-    """A link to a page of the hub that opens in a new tab."""
-    return f'<a href="{esc(hub.endpoint())}/{esc(path)}" target="_blank" rel="noopener noreferrer">{esc(text)}</a>'
-
-
-def linked(text: str) -> str:
-    """Text as HTML in which the addresses of the hub's pages are links."""
-    address = re.compile(re.escape(esc(hub.endpoint())) + r"(?:/[\w.-]*\w)+")
-    return address.sub(
-        lambda found: f'<a href="{found[0]}" target="_blank" rel="noopener noreferrer">{found[0]}</a>', esc(text)
-    )
 
 
 def store(token: str) -> str:

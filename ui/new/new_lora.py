@@ -18,7 +18,7 @@ import runs
 from runs import fields
 from runs.machine import this_machine
 from ui.dataset import bulk, captioning, doctor, draft, images, imports
-from ui.html import box, esc
+from ui.html import box, esc, linked
 from ui.new import export, flags, form, hub_login, rehearsal, run_starts, script_editor, summary, sweep, templates
 from ui.run import fold
 from ui.run.fold import QUIET
@@ -202,7 +202,7 @@ def _component(one: fields.Field, **more: Any) -> gr.components.Component:
 def problem_html(what: str | Exception, title: str = "Not started", kind: str = "bad") -> str:
     """An alert box with one item for each fault of an error, or for each line of a message."""
     texts = [form.shown(fault) for fault in what.faults] if isinstance(what, runs.RunError) else str(what).splitlines()
-    return box([hub_login.linked(text) for text in texts if text.strip()], kind, title)
+    return box([linked(text) for text in texts if text.strip()], kind, title)
 
 
 def load(draft_id: str | None) -> tuple[Any, ...]:

@@ -19,7 +19,7 @@ from runs.paths import CHECKOUTS
 from runs.spec import RunSpec
 from ui import jobs
 from ui.dataset import draft
-from ui.html import duration, esc, table
+from ui.html import duration, esc, hub_link, table
 from ui.new import form, hub_login, script_editor
 
 GPU = "GPU memory and trainer"
@@ -198,7 +198,7 @@ def model_notes(values: Mapping[str, Any], spec: RunSpec | None) -> str:
 def licence(model: Mapping[str, Any]) -> str:
     """A model's licence, linked to its repository where the table names it, as HTML."""
     if model["repo"].count("/") == 1:
-        return hub_login.hub_link(model["repo"], model["licence"])
+        return hub_link(model["repo"], model["licence"])
     return esc(model["licence"])
 
 
@@ -249,7 +249,7 @@ def _next_steps(spec: RunSpec) -> list[str]:
 
 
 def _ask_for_licence(repo: str, before: str) -> str:
-    link = hub_login.hub_link(repo, f"accept the licence of {repo} on Hugging Face")
+    link = hub_link(repo, f"accept the licence of {repo} on Hugging Face")
     return f"Before the {before}, {link} and log in under “{hub_login.LABEL}” below."
 
 

@@ -12,8 +12,7 @@ import gradio as gr
 from launch import publish
 from runs.files import RunError
 from ui import jobs
-from ui.html import box, duration, esc
-from ui.new.hub_login import linked
+from ui.html import box, duration, esc, linked
 from ui.run import fold
 from ui.run.fold import QUIET
 
