@@ -229,11 +229,11 @@ def _next_steps(spec: RunSpec) -> list[str]:
             f"{esc(form.BACKENDS[spec.backend])} is not on this machine yet. In a terminal, in the Hangproof folder, "
             f"run <code>./start.sh {esc(spec.backend)}</code>."
         )
-    size_gb = weights.to_download(spec)[0] / 1e9
     if repo := weights.needs_login(spec):
-        ask = _ask_for_licence(repo, "first run")
+        ask, size_gb = _ask_for_licence(repo, "first run"), weights.to_download(spec)[0] / 1e9
         lines.append(f"This model is not on this machine yet. {ask} The run then downloads {size_gb:.0f} GB.")
     elif trainer["loads"] == "files" and (names := weights.missing(spec)):
+        size_gb = weights.to_download(spec)[0] / 1e9
         size = f" ({size_gb:.0f} GB)" if size_gb >= 1 else ""
         text = esc(f"{count(len(names), 'model file')}{size} missing: {', '.join(names)}.")
         if not model["generated"]:
