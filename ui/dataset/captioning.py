@@ -13,7 +13,7 @@ import importlib.util
 import re
 import secrets
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from captions import endpoint, models
@@ -57,7 +57,7 @@ def resume(draft_id: str) -> None:
     _run(draft_id, count_done)
 
 
-def _run(draft_id: str, prepare: Callable[[], object]) -> None:
+def _run(draft_id: str, prepare: jobs.Prepare) -> None:
     jobs.start(draft.folder(draft_id), JOB, ["ui.dataset.captioning", draft_id, "--json"], LIMIT_S, prepare=prepare)
 
 
