@@ -29,6 +29,7 @@ def test_the_queue_is_shown_in_order_as_text_and_its_buttons_move_and_cancel(wai
     places = [shown.index(f'<li class="" data-run="{name}"') for name in ("one", "two", "three")]
     assert "Queue (3)" in shown and places == sorted(places)
     assert "<i" not in shown and "&lt;i onclick=x&gt;" in shown
+    assert "<ul" not in shown, "no list of sweeps where there is none"
     first, last = shown[: places[1]], shown[places[2] :]
     assert 'data-do="up" data-run="one"' in first and first.count('aria-disabled="true"') == 1
     assert last.partition('data-do="down"')[2].partition(">")[0].endswith('aria-disabled="true"')
