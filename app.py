@@ -1,10 +1,10 @@
 """The entry point: `python app.py` serves the page on this machine.
 
-The port and the data folders are checked before Gradio is imported, which takes 2 s, so that their errors appear at once.
-The server listens on loopback, and its page needs a token (ui/token.py), because anyone who can open the page can start
-programs. Other machines need a password. `ui/security.py` decides which requests reach the page. The server is uvicorn, started here and not by Gradio, because in
-Gradio's own server nothing can stand in front of its answers to other origins.
-The address is printed only after the page has responded. Never imports torch.
+The port and the data folders are checked before Gradio is imported, which takes 2 s, so that their errors appear at
+once. The server listens on loopback, and its page needs a token (ui/token.py), because anyone who can open the page can
+start programs. Other machines need a password. `ui/security.py` decides which requests reach the page. The server is
+uvicorn, started here and not by Gradio, because in Gradio's own server nothing can stand in front of its answers to
+other origins. The address is printed only after the page has responded. Never imports torch.
 """
 
 import argparse
@@ -168,7 +168,7 @@ def check_port(host: str, port: int) -> None:
 
 
 def check_folders() -> None:
-    """Create the data folders and write a temporary file into each. RunError: one cannot be written; says how to fix it."""
+    """Create the data folders and write a temporary file into each. RunError: one cannot be written."""
     for folder in (outputs_dir(), datasets_dir()):
         with explained(f"write into the data folder {folder}"):
             folder.mkdir(parents=True, exist_ok=True)
@@ -189,8 +189,8 @@ def token_of(args: argparse.Namespace, auth: tuple[str, str] | None) -> str | No
         return token.load()
     if auth is None:
         print(
-            f"Warning: --no-token: every user of this machine, and every program that can connect to port {args.port}, can run "
-            "programs with your permissions",
+            f"Warning: --no-token: every user of this machine, and every program that can connect to port {args.port}, "
+            "can run programs with your permissions",
             file=sys.stderr,
             flush=True,
         )
@@ -256,16 +256,7 @@ def build(args: argparse.Namespace, auth: tuple[str, str] | None, token: str | N
     blocks = page.build(login=auth is not None)
     app = FastAPI(openapi_url=None)
     server.add(app, upload, f"http://127.0.0.1:{args.port}" if args.mcp else "", token)
-    server.mount(
-        app,
-        blocks,
-        "/",
-        upload,
-        mcp_server=False,
-        footer_links=[],
-        theme=page.theme(),
-        head=page.PAGE_HEAD,
-    )
+    server.mount(app, blocks, "/", upload, mcp_server=False, footer_links=[], theme=page.theme(), head=page.PAGE_HEAD)
     login = Login(token, auth, datasets_dir(), args.port) if auth or token else None
     return Guard(app, hosts, upload, login, args.mcp)
 
@@ -323,9 +314,9 @@ def shown(address: str) -> str:
 def opened(address: str) -> Iterator[None]:
     """Open the address in a browser.
 
-    A browser's arguments show in the list of processes, so a token reaches it in a file that leads to the address and that
-    only its account can read, as Jupyter does it. The file is in the data folder, because browsers that are snaps read no
-    hidden folder of the user. On Windows, other users do not see the arguments.
+    A browser's arguments show in the list of processes, so a token reaches it in a file that leads to the address and
+    that only its account can read, as Jupyter does it. The file is in the data folder, because browsers that are snaps
+    read no hidden folder of the user. On Windows, other users do not see the arguments.
     """
     import webbrowser
 

@@ -1,5 +1,6 @@
-// Loads the page again when a file of it does not arrive: the network changed, or the server stopped. It is in the page's head, because
-// each other script can be the file that is missing. Before the page is open, nothing has been typed that could be lost.
+// Loads the page again when a file of it does not arrive: the network changed, or the server stopped. It is in the
+// page's head, because each other script can be the file that is missing. Before the page is open, nothing has been
+// typed that could be lost.
 (() => {
   const KEY = "hangproof-again"; // how often this tab tried
   const MOST = 20;

@@ -1,4 +1,4 @@
-"""The tab "Doctor": is this machine ready, what is left over, what does a process wait for, and is a script known to hang?
+"""The tab "Doctor": is this machine ready, what is left over, what does a process wait for, does a script hang?
 
 Each part shows what a command of ours prints, so the page and a terminal say the same. The examination runs in the
 background (ui/jobs.py): the server imports no torch, waits for no driver, and a reload shows what was found. The
@@ -35,8 +35,8 @@ SCRIPT_BYTES = 200_000
 PASSWORD = re.compile(r"(://)[^/\s@]+@")
 SHELLS = [("bash (Linux, macOS)", "train.sh"), ("batch (Windows)", "train.bat"), ("PowerShell (Windows)", "train.ps1")]
 ABOUT_DRILL = (
-    "It trains a toy model on example photos and freezes it in the middle. You see how the hang is detected, explained and "
-    "ended, and how the run starts again and finishes. No run of yours is touched."
+    "It trains a toy model on example photos and freezes it in the middle. You see how the hang is detected, explained "
+    "and ended, and how the run starts again and finishes. No run of yours is touched."
 )
 
 
@@ -45,7 +45,7 @@ def _folder() -> Path:
 
 
 def examine(full: bool = False) -> None:
-    """Look at the machine in the background; full: also start kohya's trainers as far as their help, up to half a minute each.
+    """Look at the machine in the background; full: also start kohya's trainers as far as their help, 30 s each.
 
     Raises:
         RunError: it looks already, or cannot be started.
@@ -70,7 +70,7 @@ def explain(pid: str) -> str:
 
 
 def lint(text: str, name: str) -> tuple[str, str]:
-    """(what `python -m presets lint` says of a pasted script, the script as its --fix makes it; "" where that is the same).
+    """(what `python -m presets lint` says of a pasted script, the script as --fix makes it; "" for the same).
 
     A process of its own judges it, within a limit. It runs nothing of the script.
 
@@ -110,7 +110,7 @@ def without_secrets(text: str) -> str:
     return env_file.VALUE.sub("(hidden)", PASSWORD.sub(r"\1", text))
 
 
-# What is shown --------------------------------------------------------------------------------------------------------------
+# What is shown --------------------------------------------------------------------------------------------------------
 
 
 def build(tab: gr.Tab) -> None:

@@ -1,7 +1,8 @@
-// What every part that the server drew has (ui/scripts.py, `drawn`). Where the part is drawn again, the button that had the focus
-// keeps it: Gradio (6.31) makes the old nodes into the new ones place by place, so the node that has it can be another button then.
+// What every part that the server drew has (ui/scripts.py, `drawn`). Where the part is drawn again, the button that had
+// the focus keeps it: Gradio (6.31) makes the old nodes into the new ones place by place, so the node that has it can
+// be another button then.
 let focused = {}; // the data of the button that has the focus
-// A press of a button (ui/html.py, `press`) triggers "act" with its data; so does a log that is scrolled up from its end.
+// A press of a button (ui/html.py, `press`) triggers "act" with its data; so does a log scrolled up from its end.
 element.addEventListener("click", (event) => {
   const pressed = event.target.closest("[data-do]");
   if (pressed && pressed.getAttribute("aria-disabled") !== "true") trigger("act", { ...pressed.dataset });
@@ -11,7 +12,7 @@ element.addEventListener("focusin", ({ target }) => (focused = { ...target.datas
 element.addEventListener("focusout", ({ target }) => setTimeout(() => target.isConnected && target !== document.activeElement && (focused = {})));
 
 // UTC times in the browser's own time zone and language. Files and the server keep UTC.
-const brief = { month: "short", day: "numeric", hour: "numeric", minute: "2-digit" }; // one line; the title has the rest
+const brief = { month: "short", day: "numeric", hour: "numeric", minute: "2-digit" }; // the title has the rest
 const form = new Intl.DateTimeFormat(undefined, element.closest("#run-head") ? brief : { dateStyle: "medium", timeStyle: "medium" });
 function localize() {
   for (const time of element.querySelectorAll("time[datetime]:not([data-utc])")) {

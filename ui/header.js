@@ -1,8 +1,8 @@
-// What the page lacks for the keyboard in Gradio, and when it is seen. Runs once, as the body of the header's js_on_load.
+// What the page lacks for the keyboard in Gradio, and when it is seen. Runs once, as the header's js_on_load.
 //
-// Gradio 6.31 gives each radio button a random name, again after each change, so the arrow keys do not move between them. A
-// Dropdown opens its list once more when Tab leaves it. Both are corrected when a key arrives, because Gradio makes these
-// elements again whenever their choices change.
+// Gradio 6.31 gives each radio button a random name, again after each change, so the arrow keys do not move between
+// them. A Dropdown opens its list once more when Tab leaves it. Both are corrected when a key arrives, because Gradio
+// makes these elements again whenever their choices change.
 const shareName = (radio) => {
   const group = radio.closest(".wrap");
   if (group) for (const one of group.querySelectorAll("input[type=radio]")) one.name = radio.name;
@@ -22,8 +22,8 @@ document.addEventListener(
   },
   true
 );
-// An answer that arrives between the press and the release of a mouse button can move what is pressed. The browser then makes no
-// click of it, so it is made here.
+// An answer that arrives between the press and the release of a mouse button can move what is pressed. The browser then
+// makes no click of it, so it is made here.
 let aimed = {};
 const aim = ({ target, button, x, y }) => (aimed = { node: button ? null : target.closest("button, label, a, summary, input"), x, y });
 const release = ({ target, x, y }) => {
@@ -31,7 +31,7 @@ const release = ({ target, x, y }) => {
 };
 addEventListener("pointerdown", aim, true);
 addEventListener("pointerup", release, true);
-// Gradio's code field cannot be scrolled with the keyboard. Its editor is made when its section is opened for the first time.
+// Gradio's code field cannot be scrolled with the keyboard. Its editor is made when its section is first opened.
 new MutationObserver(() => {
   for (const one of document.querySelectorAll("#script .cm-scroller[tabindex='-1']")) {
     one.tabIndex = 0;

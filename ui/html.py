@@ -1,13 +1,16 @@
-"""Small pieces of markup. Text from files and users goes through `esc`, `markdown` or a template, and nothing else makes it HTML."""
+"""Small pieces of markup. Text from files and users becomes HTML by `esc`, `markdown` or a template alone."""
 
 import html
 import math
+import re
 from collections.abc import Iterable, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
+
+from guards import hub
 
 if TYPE_CHECKING:
     import jinja2
@@ -17,6 +20,18 @@ if TYPE_CHECKING:
 def esc(value: object) -> str:
     """Text as text, in markup and in attributes."""
     return html.escape(str(value), quote=True)
+
+
+def hub_link(path: str, text: str) -> str:
+    """A link to a page of the hub that opens in a new tab."""
+    return f'<a href="{esc(hub.endpoint())}/{esc(path)}" target="_blank" rel="noopener noreferrer">{esc(text)}</a>'
+
+
+def linked(text: str) -> str:
+    """Text as HTML in which the addresses of the hub's pages are links."""
+    address = re.compile(re.escape(esc(hub.endpoint())) + r"(?:/[\w.-]*\w)+")
+    link = r'<a href="\g<0>" target="_blank" rel="noopener noreferrer">\g<0></a>'
+    return address.sub(link, esc(text))
 
 
 def press(text: str, do: str, *, label: str = "", title: str = "", off: bool = False, **data: object) -> str:
@@ -44,15 +59,21 @@ def table(label: str, heads: list[str], rows: Iterable[Sequence[object]]) -> str
 
 
 def box(lines: Iterable[str], kind: str = "bad", title: str = "") -> str:
-    """A box of messages, each given as markup, which a screen reader says; "" without messages. kind: a colour of style.css."""
+    """A box of messages, each markup, which a screen reader says; "" without messages. kind: a colour of style.css."""
     items = "".join(f"<li>{line}</li>" for line in lines)
     head = f"<strong>{esc(title)}</strong>" if title else ""
     role = "alert" if kind == "bad" else "status"
     return f'<div class="hp-problem hp-{kind}" role="{role}">{head}<ul>{items}</ul></div>' if items else ""
 
 
+def note(text: object, bad: bool = False) -> str:
+    """What came of a press of a button, as markup; a screen reader says it. "" without text."""
+    kind, role = ("hp-job-note", "alert") if bad else ("hp-job-state", "status")
+    return f'<p class="{kind}" role="{role}">{esc(text)}</p>' if text else ""
+
+
 def region(label: str, markup: str, kind: str = "hp-printed") -> str:
-    """Text as it was printed, which scrolls and which the keyboard reaches; "" without text. kind: "hp-log" shows its end."""
+    """Printed text, which scrolls and which the keyboard reaches; "" without text. kind: "hp-log" shows its end."""
     shown = f'<div class="{kind}" tabindex="0" role="region" aria-label="{esc(label)}"><pre>{markup}</pre></div>'
     return shown if markup else ""
 
@@ -75,13 +96,14 @@ def templates() -> "jinja2.Environment":
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.globals["press"] = lambda *values, **named: Markup(press(*values, **named))
+    for name, function in {"note": note, "press": press, "region": region, "table": table}.items():
+        found.globals[name] = lambda *values, function=function, **named: Markup(function(*values, **named))
     return found
 
 
-def part(template: str, macro: str, *values: object) -> str:
+def part(template: str, macro: str, *values: object, **named: object) -> str:
     """The markup that a macro of a template makes."""
-    return str(getattr(templates().get_template(template).module, macro)(*values))
+    return str(getattr(templates().get_template(template).module, macro)(*values, **named)).strip()
 
 
 @cache
@@ -100,7 +122,7 @@ def markdown(text: str) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """A time span for people: `45 s`, `3 min 20 s`, `2 h 5 min`, `3 d 4 h`; `–` for what is not known: None, NaN, infinite."""
+    """A time span for people: `45 s`, `3 min 20 s`, `2 h 5 min`, `3 d 4 h`; `–` for None, NaN, infinite."""
     if seconds is None or not math.isfinite(seconds):
         return "–"
     s = max(0, round(seconds))

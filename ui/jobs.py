@@ -40,6 +40,7 @@ GRACE_S = 20.0  # from SIGTERM to SIGKILL: a rehearsal ends its ranks first
 KILL_S = 5.0  # from SIGKILL until the process is gone
 HANDOVER_S = 5.0  # from the end of a command until its process has exited; until its process has the lock, on Windows
 POLL_S = 0.1
+Prepare = Callable[[], object]
 PROGRAM = re.compile(r"^(?:launch(?: [a-z]+)?|runs): ")  # how our commands begin their errors
 
 
@@ -55,13 +56,7 @@ class Job:
     seconds: float
 
 
-def start(
-    folder: Path,
-    name: str,
-    words: list[str],
-    limit_s: float,
-    prepare: Callable[[], object] = lambda: None,
-) -> None:
+def start(folder: Path, name: str, words: list[str], limit_s: float, prepare: Prepare = lambda: None) -> None:
     """Start a command about `folder`.
 
     Args:

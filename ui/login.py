@@ -24,7 +24,6 @@ from typing import NamedTuple
 from urllib.parse import parse_qsl, urlencode
 
 from markupsafe import Markup
-from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import Scope
@@ -48,7 +47,7 @@ CHALLENGE = {"www-authenticate": "Bearer"}
 
 
 class Waits(NamedTuple):
-    """How long wrong passwords delay the next try: nothing for the first `free`, then `first_s`, doubled up to `most_s`.
+    """How long wrong passwords delay the next try: not for the first `free`, then `first_s`, doubled up to `most_s`.
 
     The count starts over after `forget_s` without a wrong password.
     """
@@ -66,7 +65,7 @@ MAX_ADDRESSES = 1000
 
 
 class Throttle:
-    """Counts wrong passwords for each network and for all together. One that has logged in does not wait for the others."""
+    """Counts wrong passwords of each network and of all. One that has logged in does not wait for the others."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
@@ -164,8 +163,8 @@ class Login:
         port: int,
         throttle: Throttle | None = None,
     ) -> None:
-        """One of token and credentials is given, or both. folder: keeps the sessions, for each port in a file of its own,
-        because two servers of a data folder would undo each other's logins."""
+        """One of token and credentials is given, or both. folder: keeps the sessions, for each port in a file of its
+        own, because two servers of a data folder would undo each other's logins."""
         self.token, self.credentials = token, credentials
         self.sessions = Sessions(folder / f".logins-{port}.json", credentials) if credentials else None
         self.throttle = throttle or Throttle()
@@ -225,7 +224,7 @@ class Login:
         return RedirectResponse(f"{up}login" + (f"?{query}" if query else ""), 303)
 
     async def respond_to_program(self, request: Request) -> Response:
-        """The session's cookie for the API's clients, as Gradio's own login answers them: 200, or 401 with the reason."""
+        """The session's cookie for the API's clients, as Gradio's login answers them: 200, or 401 with the reason."""
         answer = await self.respond(request)
         if answer.status_code != 303:
             text = "Too many wrong passwords; wait" if answer.status_code == 429 else "Wrong user name or password"
@@ -243,7 +242,9 @@ class Login:
         if reads:
             if request.headers.get("sec-fetch-site") == "cross-site":
                 return page("again")
-            return page("password", shown, 200, {}, info=_info(request)) if self.credentials else page("token", shown)
+            said = {"out": "You are logged out.", "ended": "Your login has ended. Log in again to continue."}
+            info = next((text for key, text in said.items() if request.query_params.get(key)), "")
+            return page("password", shown, 200, {}, info=info) if self.credentials else page("token", shown)
         if not request.headers.get("content-type", "").startswith("application/x-www-form-urlencoded"):
             return PlainTextResponse("Send the form of the login page.", 401 if self.credentials is None else 415)
         form = await request.form()
@@ -285,7 +286,9 @@ class Login:
         return response
 
     def _set(self, response: Response, request: Request, value: str, seconds: int) -> None:
-        secure = is_https(request.scope["scheme"], request.headers)
+        # The browser uses HTTPS, directly or to a proxy. A forged header only affects the cookie of its sender.
+        scheme = request.headers.get("x-forwarded-proto") or request.scope["scheme"]
+        secure = scheme.split(",")[0].strip().lower() == "https"
         response.set_cookie(
             self.cookie, value, max_age=seconds, path="/", httponly=True, samesite="strict", secure=secure
         )
@@ -317,20 +320,9 @@ def _without_token(query: str) -> str:
     return urlencode([(key, value) for key, value in parse_qsl(query, keep_blank_values=True) if key != "token"])
 
 
-def is_https(scheme: str, headers: Headers) -> bool:
-    """Whether the browser uses HTTPS, directly or to a proxy. A forged header only affects the cookie of its sender."""
-    return (headers.get("x-forwarded-proto") or scheme).split(",")[0].strip().lower() == "https"
-
-
 def _own_query(text: str) -> str:
-    """A query of the page as a new query string. No other part of an address is kept, so it cannot lead to another site."""
+    """A query of the page as a new one. No other part of an address is kept, so it cannot lead to another site."""
     return _without_token(text[:500])
-
-
-def _info(request: Request) -> str:
-    if request.query_params.get("out"):
-        return "You are logged out."
-    return "Your login has ended. Log in again to continue." if request.query_params.get("ended") else ""
 
 
 def same(given: str, expected: str) -> bool:

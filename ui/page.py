@@ -67,9 +67,10 @@ def theme() -> gr.themes.Base:
 
 
 TABS = {"new": "New LoRA", "runs": "Runs", "fleet": "Other machines", "doctor": "Doctor"}  # id: label
-# Puts the tab into the page's address; that of a run is put there by ui/run/run_address.js. The timers that read the runs,
-# here and on other machines, work while their tab is shown, and not while the page is hidden. The browser looks which one that is: of two events, Gradio (6.31)
-# repeats the first one's data for the second (dispatch in its Blocks.js, "always_last"), or answers them in any order.
+# Puts the tab into the page's address; that of a run is put there by ui/run/run_address.js. The timers that read the
+# runs, here and on other machines, work while their tab is shown, and not while the page is hidden. The browser looks
+# which one that is: of two events, Gradio (6.31) repeats the first one's data for the second (dispatch in its
+# Blocks.js, "always_last"), or answers them in any order.
 WATCH = f"""async () => {{
   await new Promise((done) => setTimeout(done)); // until the tab is drawn
   const label = document.querySelector('#tabs [role=tab][aria-selected=true]')?.textContent.trim();
@@ -81,7 +82,7 @@ WATCH = f"""async () => {{
   }}
   return ['runs', 'fleet'].map((one) => ({{ __type__: 'update', active: one === tab && !document.hidden }}));
 }}"""
-# Gradio's browser code (6.31, templates/frontend/assets) reads none of these: they are for its server and for users of its API.
+# Gradio's browser code (6.31, templates/frontend/assets) reads none of these: they are for its server and its API.
 UNREAD = (
     "skip_api",
     "api_info",

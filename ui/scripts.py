@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 PREFIX = "/scripts/"
-# The script of each component that has one: files of ui/, in this order. All of them can use what dom.js and unsaved.js define.
+# The script of each component that has one: files of ui/, in this order. All can use what dom.js and unsaved.js define.
 PARTS = {
     "header": ("header",),
     "images": (
@@ -82,12 +82,12 @@ def links() -> str:
 
 @cache
 def again() -> str:
-    """The scripts of the page's head: one loads the page again when a file of it does not arrive, one loses none of its answers."""
+    """The scripts of the page's head: one reloads when a file does not arrive, one loses no answer."""
     return f"<script>{_read('again.js')}{_read('stream.js')}</script>"
 
 
 def loader(name: str, *events: str) -> str:
-    """The js_on_load of a component that runs a part. Gradio reads there which events of its own the script triggers."""
+    """The js_on_load of a component that runs a part. Gradio reads there which events the script triggers."""
     listed = f"/* {json.dumps(events)} */" if events else ""
     return (
         f'{listed}import(new URL("{next(iter(_files()))}", document.baseURI))'

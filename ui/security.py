@@ -95,7 +95,7 @@ class Hosts:
         name = _host_name(host)
         if name is None:
             return False
-        if name in LOOPBACK or any(_matches(name, pattern) for pattern in self.extra):
+        if name in (*LOOPBACK, *self.extra) or any(name.endswith(one[1:]) for one in self.extra if one[:2] == "*."):
             return True
         return self.listen and name in machine_names()
 
@@ -132,12 +132,8 @@ def _host_name(host: str) -> str | None:
     return None if name is None or parts.netloc != host or set(host) & set("@/?#\\ ") else name
 
 
-def _matches(name: str, pattern: str) -> bool:
-    return name.endswith(pattern[1:]) if pattern.startswith("*.") else name == pattern
-
-
 def same_origin(origin: str, host: str) -> bool:
-    """Whether an Origin header names the server of a Host header. The scheme is not compared: a proxy can speak HTTPS."""
+    """Whether an Origin header names the server of a Host header, in any scheme: a proxy can speak HTTPS."""
     scheme, _, rest = origin.partition("://")
     return scheme in ("http", "https") and _without_default(rest) == _without_default(host)
 
@@ -147,7 +143,7 @@ def _without_default(authority: str) -> str:
 
 
 def own_request(headers: Headers, method: str) -> bool:
-    """Whether a request comes from this page, from the address bar or from a program, or is a link that was followed."""
+    """Whether a request comes from this page, the address bar or a program, or is a link that was followed."""
     hosts, origins = headers.getlist("host"), headers.getlist("origin")
     if len(hosts) != 1 or len(origins) > 1 or any(not same_origin(origin, hosts[0]) for origin in origins):
         return False
@@ -200,7 +196,7 @@ class Guard:
         except RuntimeError as error:
             if not (outgoing.started and isinstance(error.__cause__, HTTPException)):
                 raise
-            # Gradio's streams of answers (queue/data, call) end like this where the page was left or the event is unknown.
+            # Gradio's streams of answers (queue/data, call) end so where the page was left or the event is unknown.
             await outgoing.send({"type": "http.response.body", "body": b"", "more_body": False})
         if body.too_large and not outgoing.started:
             await _too_large(body.limit)(scope, receive, _Outgoing(send, "", False, None).send)
@@ -264,8 +260,8 @@ def _too_large(limit: int) -> Response:
 
 
 class _Body:
-    """Counts the bytes of a request's body, whether or not its length was announced. Gradio's parser removes its temporary
-    files when it gets the exception."""
+    """Counts the bytes of a request's body, whether or not its length was announced. Gradio's parser removes its
+    temporary files when it gets the exception."""
 
     def __init__(self, receive: Receive, limit: int, upload: bool) -> None:
         self.inner, self.limit, self.upload = receive, limit, upload
@@ -320,7 +316,7 @@ class _Outgoing:
     async def _send_page(self, first: Message) -> None:
         nonce = secrets.token_urlsafe(16)
         html = b"".join(self.parts)
-        # Gradio adds what its `head` names only after it has started; the style sheet would then come after the first paint.
+        # Gradio adds what its `head` names only after its start; the style sheet would come after the first paint.
         if self.path == "/":
             html = html.replace(b"</head>", f"{scripts.links()}</head>".encode(), 1)
             html = html.replace(b"<script", f"{scripts.again()}<script".encode(), 1)

@@ -58,7 +58,7 @@ def file_url(path: Path, versioned: bool = False) -> str:
 
 
 def find(text: str) -> tuple[Path, str, os.stat_result] | None:
-    """(path, content type, stat) of a file that may be sent; None for every other text. Links are followed before the check."""
+    """(path, content type, stat) of a file that may be sent; None for any other text. Links are followed before."""
     try:
         given = Path(text)
         if not given.is_absolute():
@@ -105,7 +105,7 @@ async def respond(request: Request) -> Response:
 
 
 def _without_secrets(log: Path) -> Iterator[bytes] | None:
-    """A log of a run without the values of the run's secrets, which the log view does not show either; None where it has none."""
+    """A run's log without the values of its secrets, which the log view hides too; None where it has none."""
     outputs = outputs_dir()
     run = outputs / log.relative_to(outputs.resolve()).parts[0]
     if not env_file.read(run):
@@ -126,7 +126,7 @@ def archive_url(folder: Path) -> str:
 
 
 def archive(folder: Path) -> "ZipStream":
-    """A run's complete LoRAs and the files that made them, to be iterated once. A link that leads elsewhere is left out.
+    """A run's complete LoRAs and the files that made them, to be iterated once, without links that lead elsewhere.
 
     The archive is made while it is sent, so no copy is on the disk; its length is known before. LoRAs do not compress.
 

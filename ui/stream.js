@@ -1,16 +1,16 @@
-// The page's stream of answers, which loses none. This is the only place that replaces a function of the browser, because Gradio's client
-// (6.31) has no public means for any of these:
-// - Gradio's server ends its stream (queue/data) as soon as no event is pending. The client takes the stream for open until it reads that,
-//   so the answer to an event that it joined at that moment would wait for a later one. Here the client reads one stream that does not
-//   end: it is connected while an event has no answer, and again when one is joined.
-// - A connection that breaks looks open to the client forever. Here its stream ends with two messages: the events without an answer fail,
-//   for which Gradio says "Connection Lost" and loads the page again; and the stream is closed.
+// The page's stream of answers, which loses none. This is the only place that replaces a function of the browser,
+// because Gradio's client (6.31) has no public means for any of these:
+// - Gradio's server ends its stream (queue/data) as soon as no event is pending. The client takes the stream for open
+//   until it reads that, so the answer to an event that it joined at that moment would wait for a later one. Here the
+//   client reads one stream that does not end: it is connected while an event has no answer, and again when one is joined.
+// - A connection that breaks looks open to the client forever. Here its stream ends with two messages: the events without
+//   an answer fail, for which Gradio says "Connection Lost" and loads the page again; and the stream is closed.
 // - Each tab keeps a connection open (heartbeat), of which a browser has six to a server. So it is not made.
 // In the page's head, because it must be there before the first event.
 (() => {
   const ENDING = ['data: {"msg":"broken_connection","message":"The connection broke."}', 'data: {"msg":"close_stream","event_id":null}'];
   const plain = window.fetch.bind(window);
-  const pending = new Set(); // events of which either the join or the answer was seen; an answer can come before that to its join
+  const pending = new Set(); // events of which the join or the answer was seen: either can come first
   let wake = () => {};
   const seen = (id) => id && (pending.delete(id) || pending.add(id));
   const joined = async (answer) => {

@@ -41,8 +41,8 @@ def load() -> str:
         return _read(path)
     except OSError as error:
         raise RunError(
-            f"{path}: the page's token cannot be kept there ({error}); fix the permissions, or name a folder of yours in "
-            f"{'APPDATA' if os.name == 'nt' else 'XDG_CONFIG_HOME'}"
+            f"{path}: the page's token cannot be kept there ({error}); fix the permissions, or name a folder of yours "
+            f"in {'APPDATA' if os.name == 'nt' else 'XDG_CONFIG_HOME'}"
         ) from error
 
 

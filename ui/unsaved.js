@@ -1,5 +1,5 @@
-// Nothing that was typed is lost: it is kept in this browser until the server has stored it, and sent again after the server was away.
-// Runs once, before the parts of the page (ui/scripts.py); they and Gradio's events use `hangproof`.
+// Nothing that was typed is lost: it is kept in this browser until the server has stored it, and sent again after the
+// server was away. Runs once, before the parts of the page (ui/scripts.py); they and Gradio's events use `hangproof`.
 //
 // A text goes to localStorage before it is sent and leaves it only when the server has confirmed exactly this text. So
 // a dead server, an ended login, a reload and a closed tab lose nothing. The other tabs of this browser see the same
@@ -18,7 +18,7 @@ const TROUBLE = {
 const random = () => [...crypto.getRandomValues(new Uint8Array(12))].map((n) => n.toString(16).padStart(2, "0")).join("");
 const tab = (sessionStorage["hangproof-tab"] ||= random());
 const mine = new Map(); // storage key → { value, tab, at, onlyHere? }
-const kinds = {}; // kind → how its texts are sent one by one: { call, begun?, stored, refused? }; fields are sent together (fields.js)
+const kinds = {}; // kind → how its texts are sent one by one: { call, begun?, stored, refused? }; not fields (fields.js)
 const sending = new Map(); // storage key → whether it is stored by now, as a promise
 const listeners = {};
 const on = (event, act) => (listeners[event] ||= []).push(act);
@@ -149,7 +149,7 @@ function refuse(reason) {
 }
 let attempts = 0; // a server that responds and does not store is asked less and less often
 let again = null;
-/** Look at the server on every tab of the page; when it responds, send again what is not stored and ask again for what it has. */
+/** Look at the server on every tab; when it responds, send again what is not stored and ask for what it has. */
 async function watchServer() {
   const waits = () => trouble || missed || unsaved().length > 0;
   const waited = waits();
@@ -215,7 +215,7 @@ function agree(key, proposal) {
 /** The draft's id. Both tabs of a new browser get the same one, because it is created here and not by the server. */
 async function draftId(known) {
   const own = known || random();
-  return (localStorage["hangproof-draft-id"] ||= await agree("draft-id", own).catch(() => own)); // a private window has none
+  return (localStorage["hangproof-draft-id"] ||= await agree("draft-id", own).catch(() => own)); // none in a private window
 }
 function setDraft(id) {
   if (!id || id === draft) return;

@@ -49,7 +49,7 @@ def set_settings(draft_id: str, settings: dict) -> dict[str, Any]:
 
 
 def review_draft(draft_id: str) -> dict[str, Any]:
-    """The settings of a draft, the planned `steps`, the warnings, and `problems`: what keeps it from being started now."""
+    """The settings of a draft, the planned `steps`, the warnings, and `problems`: what keeps it from being started."""
     found = form.reviewed(_known(draft_id))
     problems = [form.shown(fault) for fault in (*found.missing, *found.faults)]
     steps, warnings = script_editor.reviewed(draft_id, found).steps, [form.shown(fault) for fault in found.warnings]
@@ -88,7 +88,7 @@ def add_images(draft_id: str, files: list) -> dict[str, Any]:
 
 
 def add_folder(draft_id: str, path: str) -> dict[str, Any]:
-    """Import the images and captions of a folder on the server, in the background; `import_status` shows the progress."""
+    """Import images and captions of a folder on the server, in the background; `import_status` shows the progress."""
     return imports.start_folder(_known(draft_id), path)
 
 

@@ -111,7 +111,7 @@ def _lora(one: Lora) -> dict[str, Any]:
 
 
 def run_samples(run: str) -> dict[str, Any]:
-    """The prompts, and each saved step: its losses, its LoRA and its samples with their addresses; the best and the picked step."""
+    """The prompts; each saved step with its losses, its LoRA and its samples; the best and the picked step."""
     folder = view.folder_of(run)
     shown, found = view.read(folder), view.evolution(folder)
     known = {one.number: one for one in found.prompts}
@@ -160,7 +160,7 @@ def _short(value: float | None) -> float | None:
 
 
 def run_charts(run: str) -> dict[str, Any]:
-    """The lines of the charts over the steps: loss, learning rate, GPU use, memory, power, temperature; and its restarts."""
+    """The charts' lines over the steps: loss, learning rate, GPU use, memory, power, temperature; and its restarts."""
     found = charts.value(view.read(view.folder_of(run)))
     return {"revision": found["revision"], "lines": found.get("lines", []), "marks": found.get("marks", [])}
 

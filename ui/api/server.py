@@ -23,8 +23,8 @@ from runs.files import RunError
 from runs.paths import datasets_dir, outputs_dir
 from ui.token import bearer
 
-# How often Gradio's queue looks for events, and for the progress of those that run (the page shows none). At its own one and ten
-# milliseconds, a page that nobody uses takes 1.5 % of a core.
+# How often Gradio's queue looks for events, and for the progress of those that run (the page shows none). At its own
+# one and ten milliseconds, a page that nobody uses takes 1.5 % of a core.
 LOOK_S, PROGRESS_S = 0.05, 0.5
 SESSIONS = 300  # visits whose state Gradio keeps: 0.3 MB each, of 10,000 where nothing is said
 PATH = "/api"
@@ -77,7 +77,7 @@ def mount(app: FastAPI, blocks: gr.Blocks, path: str, max_upload: int, **options
 
 
 def unusable(request: Request, error: Exception) -> Response:
-    """The answer to a request that no endpoint of the API can take. Gradio itself prints a traceback and says nothing."""
+    """The answer to a request that no endpoint can take. Gradio itself prints a traceback and says nothing."""
     text = f"{request.url.path} cannot take this request: {error}. {PATH}/ lists the endpoints with their parameters."
     return JSONResponse({"error": text}, 400)
 
@@ -90,7 +90,7 @@ class Endpoints(gr.Blocks):
     """The Gradio app of the API."""
 
     async def preprocess_data(self, block_fn: Any, inputs: list[Any], *_: Any) -> list[Any]:
-        """The arguments of a call, with the defaults of those that it leaves out, which only Gradio's own clients add."""
+        """The arguments of a call, with the defaults of those it leaves out, which only Gradio's own clients add."""
         signature = inspect.signature(block_fn.fn)
         try:
             given = signature.bind(*inputs)
@@ -119,7 +119,7 @@ def build() -> Endpoints:
 
 
 def checked(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, which gets only values of the types it names, and whose answer is plain; its errors reach the client."""
+    """The function, which gets only values of its types, and whose answer is plain; its errors reach the client."""
     validated = validate_call(config={"strict": True})(function)
 
     @functools.wraps(function)
@@ -138,7 +138,7 @@ def checked(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _without_files(value: Any) -> Any:
-    """An answer in which no object has the key "path": gradio_client takes such an object for a file and downloads it."""
+    """An answer in which no object has the key "path": gradio_client would download it as a file."""
     if isinstance(value, dict):
         return {"file" if key == "path" else key: _without_files(one) for key, one in value.items()}
     return [_without_files(one) for one in value] if isinstance(value, list | tuple) else value

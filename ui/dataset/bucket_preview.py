@@ -25,8 +25,8 @@ CENTRE = (0.0, 0.0, 1.0, 1.0)
 
 @dataclass(frozen=True)
 class Slot:
-    """Where an image is trained. kept: the share of its area that is left after the crop; part: that part, as fractions of
-    the image after its own crop."""
+    """Where an image is trained. kept: the share of its area that is left after the crop; part: that part, as fractions
+    of the image after its own crop."""
 
     bucket: Size
     kept: float
@@ -104,8 +104,8 @@ def _slot(rules: Rules, musubi: bool, image: Size) -> Slot:
 
 
 def musubi_place(rules: Rules, image: Size) -> tuple[Size, Size]:
-    """The bucket of an image with musubi-tuner's rules, and its size before the crop. A run always has buckets there, and
-    small images are enlarged."""
+    """The bucket of an image with musubi-tuner's rules, and its size before the crop. A run always has buckets there,
+    and small images are enlarged."""
     choices = musubi_resolutions(rules.resolution[0] * rules.resolution[1])
     aspect = image[0] / image[1]
     bucket = min(choices, key=lambda size: abs(size[0] / size[1] - aspect))

@@ -1,4 +1,4 @@
-"""Edits of many captions at once: each is a function from a caption to a caption, applied to the chosen images as one step.
+"""Edits of many captions at once: functions from a caption to a caption, applied to the chosen images as one step.
 
 An edit arrives as a table from the browser or the API, such as {"kind": "replace", "find": "cat", "with": "dog"}. A
 pattern is searched with the `regex` package, whose search stops after a time: Python's own `re` can need hours for a
@@ -22,7 +22,7 @@ from monitor.phrases import count
 from runs.files import RunError
 from ui.dataset import draft, subsets
 from ui.dataset.draft_store import MAX_CAPTION, plain_text, read
-from ui.html import esc
+from ui.html import part
 from ui.new import form
 from ui.run import fold
 from ui.run.fold import QUIET
@@ -36,7 +36,7 @@ Edit = Callable[[str, str], str]  # (caption, image id) → caption; OverflowErr
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of edit. label: its name on the page; field: the label of its text there; make: the edit from its checked fields;
+    """A kind of edit. label: its name on the page; field: its text's label there; make: the edit from its fields;
     done: what undo calls it, see draft.change_images."""
 
     label: str
@@ -54,7 +54,7 @@ def tags_of(caption: str) -> list[str]:
 
 
 def _text(fields: Mapping[str, Any], name: str, missing: str = "", blank: str = " ") -> str:
-    """A field of an edit. Raises RunError: it is too long, or empty where `missing` says what to do; `blank` counts as empty."""
+    """A field of an edit. RunError: it is too long, or empty where `missing` says what to do; `blank` is empty too."""
     value = fields.get(name, "")
     if not isinstance(value, str):
         raise RunError(draft.OUT_OF_DATE)
@@ -114,8 +114,8 @@ def _replace(fields: Mapping[str, Any]) -> Edit:
                     raise OverflowError
         except TimeoutError as error:
             raise RunError(
-                f"Find: this regular expression needs more than {PATTERN_S:.0f} s; simplify it. Nested repetitions such as "
-                "(a|aa)+ are the usual cause"
+                f"Find: this regular expression needs more than {PATTERN_S:.0f} s; simplify it. Nested repetitions "
+                "such as (a|aa)+ are the usual cause"
             ) from error
         except (regex.error, IndexError, ValueError) as error:
             raise RunError(f"Replace with: {error}; groups are \\1, \\2 or \\g<name>, a backslash is \\\\") from error
@@ -184,7 +184,7 @@ def _edited(edit: Edit, key: str, entry: draft.Entry) -> str:
 
 
 def preview(draft_id: str, ids: Iterable[str] | None, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """What an edit would do: {"changed", "of", "examples": [{"file", "before", "after"}, …]}. Args and errors: as `apply`."""
+    """What an edit would do: {"changed", "of", "examples": [{"file", "before", "after"}, …]}. Args: as `apply`."""
     images, edit = read(draft_id)["images"], _kind(fields).make(fields)
     before = {key: images[key] for key in (images if ids is None else ids) if key in images}
     after = {key: _edited(edit, key, entry) for key, entry in before.items()}
@@ -218,18 +218,6 @@ def apply(draft_id: str, ids: Iterable[str] | None, fields: Mapping[str, Any]) -
 CHANGE, NO_SUBSET, AS_IN_STEP_2 = "Change captions", "No subset", "Empty: as in step 2"
 
 
-def _effect(found: dict[str, Any]) -> str:
-    """What an edit would change, with examples, as markup."""
-    examples = "".join(
-        f"<li><b>{esc(one['file'])}</b><del>{esc(one['before'] or '(empty)')}</del>"
-        f"<ins>{esc(one['after'] or '(empty)')}</ins></li>"
-        for one in found["examples"]
-    )
-    word = "changes" if found["changed"] == 1 else "change"
-    said = fold.note(f"{found['changed']:,} of {count(found['of'], 'caption')} {word}.")
-    return said + (f'<ul class="hp-examples">{examples}</ul>' if examples else "")
-
-
 def _subsets(draft_id: str) -> list[tuple[str, str]]:
     """The subsets with their numbers of images, and their folders."""
     return [
@@ -242,8 +230,8 @@ def _subsets(draft_id: str) -> list[tuple[str, str]]:
 
 
 def draw(draft_id: str, images: Any) -> None:
-    """Make the components of the fold. images: the component whose event `changed` says that the images or their selection
-    changed."""
+    """Make the components of the fold. images: the component whose event `changed` says that the images or their
+    selection changed."""
     small: dict[str, Any] = {"size": "sm", "scale": 0, "min_width": 150}
     ids, seed, turn = gr.HTML(html_template=""), gr.State(1), gr.State(0)  # turn: how often the images changed
     some = gr.Checkbox(True, label="Only the selected images, if some are selected", interactive=True)
@@ -298,7 +286,10 @@ def draw(draft_id: str, images: Any) -> None:
             return [fold.note(error, True), gr.update(value=CHANGE, interactive=False)]
         number = found["changed"]
         label = f"Change {count(number, 'caption')}" if number else CHANGE
-        return [_effect(found), gr.update(value=label, interactive=number > 0)]
+        word = "changes" if number == 1 else "change"
+        said = f"{number:,} of {count(found['of'], 'caption')} {word}."
+        effect = part("dataset/folds.html", "examples", said, found["examples"])
+        return [effect, gr.update(value=label, interactive=number > 0)]
 
     def done(act: Callable[[], str]) -> str:
         try:

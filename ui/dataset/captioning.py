@@ -13,7 +13,7 @@ import importlib.util
 import re
 import secrets
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from captions import endpoint, models
@@ -23,7 +23,7 @@ from runs.files import RunError
 from ui import jobs
 from ui.dataset import draft, draft_store
 from ui.dataset.draft_images import Entry
-from ui.html import duration, esc
+from ui.html import duration, part
 
 JOB = "captions"
 LIMIT_S = 14 * 24 * 3600.0
@@ -35,8 +35,8 @@ STEP_IMAGES = 500  # captions that undo brings back at once
 
 
 def start(draft_id: str, options: dict[str, Any], *chosen: Any) -> int:
-    """Start to write captions in the background. Returns the number of images. Args: as begin. Raises RunError: an option is
-    not valid, there is nothing to do, or a job runs already."""
+    """Start to write captions in the background. Returns the number of images. Args: as begin. Raises RunError: an
+    option is not valid, there is nothing to do, or a job runs already."""
     _check(checked(options))
     if running(draft_id):
         raise RunError("Captions are being written already; cancel that first")
@@ -57,7 +57,7 @@ def resume(draft_id: str) -> None:
     _run(draft_id, count_done)
 
 
-def _run(draft_id: str, prepare: Callable[[], object]) -> None:
+def _run(draft_id: str, prepare: jobs.Prepare) -> None:
     jobs.start(draft.folder(draft_id), JOB, ["ui.dataset.captioning", draft_id, "--json"], LIMIT_S, prepare=prepare)
 
 
@@ -158,23 +158,15 @@ ENDED = {
 
 def shown(status: dict[str, Any]) -> str:
     """How far a job is, as markup; "" where there was none."""
-    from ui.run import fold
-
     if not status["state"]:
         return ""
     busy, done, total = status["state"] == "running", status["done"], status["total"]
-    counted = f"{done:,} of {total:,} captions written"
     here = done - status["before"]  # what a process wrote that has ended says nothing of this one's speed
     left = status["seconds"] / here * (total - done) if here > 0 else 0
-    counted += f", about {duration(left)} left" if busy and left >= LEAST_LEFT_S else ""
-    bar = f'<progress aria-label="Captions written" max="{max(1, total)}" value="{done}"></progress>' if busy else ""
-    bar += f"<p>{esc(status['line'])}</p>" if busy and status["line"] else ""
-    failed = "".join(f"<li>{esc(line)}</li>" for line in status["failures"])
-    many = status["failed"]
-    title = "1 image has no caption" if many == 1 else f"{many} images have no caption"
-    failures = f"<details><summary>{title}</summary><ul>{failed}</ul></details>" if failed else ""
-    said = f"{counted}." if busy else f"{ENDED.get(status['state'], status['state'])} {counted}."
-    return fold.note(said) + bar + fold.note(status["error"], True) + failures
+    said = f"{done:,} of {total:,} captions written"
+    said += f", about {duration(left)} left" if busy and left >= LEAST_LEFT_S else ""
+    said = f"{said}." if busy else f"{ENDED.get(status['state'], status['state'])} {said}."
+    return part("dataset/folds.html", "captions", said, status, busy)
 
 
 def _counts(draft_id: str) -> tuple[list[tuple[str, str]], int]:
@@ -287,8 +279,8 @@ def begin(
     only: Iterable[str] | None = None,
     overwrite: bool = False,
 ) -> int:
-    """Store what the next job is. Returns the number of its images. Raises RunError: there is nothing to do, or the disk does
-    not take it.
+    """Store what the next job is. Returns the number of its images. Raises RunError: there is nothing to do, or the
+    disk does not take it.
 
     Args:
         options: of `python -m captions`, by name. which: images without a caption ("empty"), also those with one that a

@@ -12,7 +12,7 @@ from typing import Any
 from ui.dataset.bucket_preview import Plan, Slot
 from ui.dataset.draft import Item
 
-# Found by trying: photos and the same photos blurred by 2 pixels, darkened and brightened (tests/unit/ui/dataset/test_checks.py).
+# Found by trying: photos, and the same blurred by 2 pixels, darkened and brightened (test_checks.py).
 LEAST_SHARPNESS = 0.01  # variance of the Laplacian, in parts of the variance of the brightness, in a thumbnail
 LEAST_CONTRAST = 30.0  # variance of the brightness below which sharpness says nothing: fog, a plain colour
 DARK_HIGH, DARK_MEAN = 70, 30  # of 255: 95 of 100 pixels and the mean of a picture that is too dark are below
@@ -52,8 +52,8 @@ KINDS = {
     ),
     "cropped": Kind(
         "Cut off by the trainer",
-        "No bucket has their shape, so the trainer cuts off both ends. Crop them here to choose the part yourself; the button "
-        "crops as the trainer would.",
+        "No bucket has their shape, so the trainer cuts off both ends. Crop them here to choose the part yourself; the "
+        "button crops as the trainer would.",
         "Crop",
     ),
     "lonely": Kind(

@@ -1,5 +1,5 @@
-// The crop in the large view: a rectangle that Cropper.js (ui/vendor) draws over the image, four number fields, a fixed ratio. Part of the
-// images' script.
+// The crop in the large view: a rectangle that Cropper.js (ui/vendor) draws over the image, four number fields, a fixed
+// ratio. Part of the images' script.
 const CROP_RATIOS = { "": "Any", "1:1": "1:1 square", "3:4": "3:4", "4:3": "4:3", "9:16": "9:16", "16:9": "16:9" };
 const SMALLEST_CROP = 16; // pixels a side
 const CROP_FIELDS = { x: "Left", y: "Top", w: "Width", h: "Height" };

@@ -1,4 +1,4 @@
-""" "Check images" in step 1: what is wrong with the images and captions, each with a fix, and the buckets they are trained in.
+""" "Check images" in step 1: what is wrong with the images and captions, each with a fix, and the buckets.
 
 All of it is computed from the draft each time something changed: the pixels were measured when the images were dropped
 (draft_images.looks_of). Each fix is one step that undo takes back.
@@ -21,7 +21,7 @@ from ui.dataset.checks import KINDS, Finding, Findings
 from ui.dataset.draft import Item
 from ui.dataset.draft_images import Entry
 from ui.dataset.images import thumb_url
-from ui.html import esc, press, pressed
+from ui.html import esc, part, pressed
 from ui.new import form
 from ui.run import fold
 from ui.run.fold import QUIET
@@ -32,8 +32,8 @@ REMOVED_BY = ("damaged", "duplicate", "near", "small", "blurred", "cut", "dark")
 BUCKETS = "buckets"  # beside the kinds of findings
 ALL_OF_IT = 0.9995  # of an image that its bucket keeps
 ABOUT_BUCKETS = (
-    "An image is scaled to cover its bucket and cropped at the centre. The dark parts are cut off. A batch holds images of one "
-    "bucket."
+    "An image is scaled to cover its bucket and cropped at the centre. The dark parts are cut off. A batch holds "
+    "images of one bucket."
 )
 # Selects the images of a finding on the cards, whose ids are in a component of this name, and opens "Write captions".
 WRITE = "(ids) => { hangproof.writeCaptions(ids); return []; }"
@@ -55,7 +55,7 @@ class Report:
 
 
 def examine(draft_id: str, again: bool = False) -> Report:
-    """The findings of a draft, computed where the draft has changed, or `again`. Raises RunError: the draft cannot be read."""
+    """The findings of a draft, computed where it has changed, or `again`. Raises RunError: it cannot be read."""
     fields, items, memory = draft.form(draft_id), draft.items(draft_id), draft_store.memory(draft_id)
     known_items, known_fields, report = memory.get("report", (None, None, None))
     if report is None or again or known_items is not items or known_fields is not fields:
@@ -91,7 +91,7 @@ def _plan(draft_id: str, items: list[Item]) -> tuple[Plan | None, str]:
         return None, str(error)
 
 
-# Actions ---------------------------------------------------------------------------------------------------------------
+# Actions --------------------------------------------------------------------------------------------------------------
 
 
 def fix(draft_id: str, kind: str, only: Iterable[str] | None = None) -> str:
@@ -151,7 +151,7 @@ def _full_bucket(report: Report) -> dict[str, tuple[int, int]]:
     return found
 
 
-# What the page and the API show --------------------------------------------------------------------------------------------
+# What the page and the API show ---------------------------------------------------------------------------------------
 
 
 def report(draft_id: str) -> dict[str, Any]:
@@ -170,38 +170,25 @@ def report(draft_id: str) -> dict[str, Any]:
     }
 
 
-# The fold ----------------------------------------------------------------------------------------------------------------
+# The fold -------------------------------------------------------------------------------------------------------------
 
 
-def _picture(thumb: str, name: str, part: Sequence[float] | None = None, kept: bool = False) -> str:
-    """A thumbnail. part: what the trainer keeps of it, as fractions; the rest is darkened."""
-    image = f'<img loading="lazy" src="{esc(thumb)}" alt="{esc(name)}">' if thumb else "<span>no picture</span>"
-    if thumb and part:
-        left, top, right, bottom = (100 * one for one in part)
-        place = f"left:{left:.2f}%;top:{top:.2f}%;width:{right - left:.2f}%;height:{bottom - top:.2f}%"
-        image += f'<div class="hp-part" style="{place}"></div>'
-    title = f' title="Kept: {esc(name)}"' if kept else ""
-    return f'<div class="hp-whole{" hp-kept" if kept else ""}"{title}>{image}</div>'
-
-
-def _figure(draft_id: str, known: Report, found: Finding, kind: str) -> str:
-    """An image of a finding, or of a bucket, with its fix."""
+def _figure(draft_id: str, known: Report, found: Finding, kind: str) -> tuple[object, ...]:
+    """An image of a finding, or of a bucket: its id, name, pictures, what is said of it, and the label of its fix. Of a
+    picture, what the trainer keeps is shown, and the rest is darkened."""
     item, other, slot = known.items[found.id], known.items.get(found.other), None
     if known.plan and kind in (BUCKETS, "cropped", "lonely"):
         slot = known.plan.slots.get(found.id)
-    cut = slot is not None and slot.kept < ALL_OF_IT
+    kept = slot.part if slot and slot.kept < ALL_OF_IT else None
     name = f"{item.folder}/{item.file}" if item.folder else item.file
-    shown, lines = _picture(thumb_url(draft_id, item), name, slot.part if slot and cut else None), [found.detail]
+    percent = kept and [100 * one for one in (kept[0], kept[1], kept[2] - kept[0], kept[3] - kept[1])]
+    pictures, lines = [(thumb_url(draft_id, item), name, percent, False)], [found.detail]
     if slot and kind == BUCKETS:
-        lines = [f"{slot.kept:.0%} kept" if cut else "all of it is trained"]
+        lines = [f"{slot.kept:.0%} kept" if kept else "all of it is trained"]
     if other:
-        shown += _picture(thumb_url(draft_id, other), other.file, kept=True)
+        pictures.append((thumb_url(draft_id, other), other.file, None, True))
         lines.append(f"Kept instead: {other.file}")
-    said = "".join(f"<span>{esc(line)}</span>" for line in lines if line)
-    fix = "" if kind == BUCKETS else KINDS[kind].fix
-    act = press(fix, "fix", label=f"{fix}: {name}", id=item.id) if fix else ""
-    caption = f'<figcaption><span class="hp-name">{esc(name)}</span>{said}</figcaption>'
-    return f'<figure data-file="{esc(name)}"><div class="hp-pair">{shown}</div>{caption}{act}</figure>'
+    return item.id, name, pictures, lines, "" if kind == BUCKETS else KINDS[kind].fix
 
 
 def _pictures(draft_id: str, kind: str, bucket: int, most: int) -> str:
@@ -210,9 +197,8 @@ def _pictures(draft_id: str, kind: str, bucket: int, most: int) -> str:
     found = known.findings.get(kind, [])
     if kind == BUCKETS and 0 <= bucket < len(known.buckets):
         found = [Finding(key) for key in known.buckets[bucket].images]
-    figures = "".join(_figure(draft_id, known, one, kind) for one in found[:most])
-    more = press(f"Show more ({len(found) - most:,})", "more") if len(found) > most else ""
-    return f'<div class="hp-found">{figures}</div>{more}'
+    figures = [_figure(draft_id, known, one, kind) for one in found[:most]]
+    return part("dataset/folds.html", "figures", figures, len(found) - most)
 
 
 def _choices(report: dict[str, Any]) -> list[tuple[str, str]]:
@@ -257,7 +243,7 @@ def _parts(draft_id: str, name: str | None, number: int | None, most: int, said:
 
 
 def draw(draft_id: str, images: Any) -> None:
-    """Make the components of the fold. images: the component whose event `checked` says that the images or settings changed."""
+    """Make the components of the fold. images: its event `checked` says that the images or settings changed."""
     examine(draft_id, again=True)  # a file may have gone
     of_state, of_back, of_kind, of_bucket, of_about, of_repair, of_write, of_figures, of_ids = _parts(
         draft_id, None, None, PAGE, ""
@@ -273,7 +259,7 @@ def draw(draft_id: str, images: Any) -> None:
         write = gr.Button("Write captions…", **of_write, **small)
     figures = scripts.drawn("check-pictures", **of_figures)
     ids = gr.JSON(visible=False, **of_ids)
-    # What the user chose last: a look that began before the choice, and answers after it, is followed by one that shows the choice.
+    # What the user chose last: a look that began before it is followed by one that shows the choice.
     picked, place = gr.State(None), gr.State(None)
     most, message = gr.State(PAGE), gr.State("")
     shown, chosen = [state, back, kind, bucket, about, repair, write, figures, ids], [picked, place, most, message]

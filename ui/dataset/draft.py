@@ -4,7 +4,7 @@ They are on disk and not in the browser's session, because a reload, a crash or 
 of captions. A caption belongs to its image, which is named by its folder and content, never by its file name or
 position: adding, moving or removing one image never changes the caption of another.
 
-`draft_store.py` keeps the draft on disk, `draft_drop.py` takes in dropped files; the rest of the page uses this file only.
+`draft_store.py` keeps the draft on disk, `draft_drop.py` takes in dropped files; the rest uses this file only.
 """
 
 import contextlib
@@ -56,12 +56,8 @@ REMOVED = "This image was removed"
 PERSON, FILE = "person", "file"
 
 
-def _plain(value: Any) -> Any:
-    return plain_text(value) if isinstance(value, str) else value
-
-
 # Text as a browser sends it: half of a character that takes two is replaced, and not refused.
-Text = Annotated[str, BeforeValidator(_plain)]
+Text = Annotated[str, BeforeValidator(plain_text)]
 
 
 @dataclass(frozen=True)
@@ -202,9 +198,9 @@ def save_fields(draft_id: str, changes: Mapping[str, Any], forget: Collection[st
     """Store these form values exactly as typed, valid or not, and forget others; the rest stays."""
     with locked(draft_id) as file:
         state = file.state
-        stored = {**state["form"], **{key: _plain(value) for key, value in changes.items()}}
+        stored = {**state["form"], **{key: plain_text(value) for key, value in changes.items()}}
         if isinstance(changes.get("flags"), str):
-            stored["flags"] = _plain(_without_secrets(draft_id, changes["flags"]))
+            stored["flags"] = plain_text(_without_secrets(draft_id, changes["flags"]))
         stored = {key: value for key, value in stored.items() if key not in forget}
         if state["form"] != stored:
             file.store({**state, "form": stored})
@@ -230,12 +226,12 @@ def mark_in_a_run(draft_id: str, digest: str) -> None:
 
 
 def images_not_in_a_run(draft_id: str) -> int:
-    """Number of images when no run contains them with their captions, so that replacing the draft loses them; else 0."""
+    """The number of images that replacing the draft would lose: no run contains them with their captions; else 0."""
     state = draft_store.read(draft_id)
     return 0 if draft_store.digest(state) == state["kept"] else len(state["images"])
 
 
-# Changes ---------------------------------------------------------------------------------------------------------------
+# Changes --------------------------------------------------------------------------------------------------------------
 
 
 def change_images(
@@ -309,8 +305,8 @@ def with_trigger(word: str) -> Callable[[Entry], Entry]:
 
 
 def insert_trigger(draft_id: str, id: str | None = None) -> None:
-    """Put the trigger word before every caption that does not start with it, or before that of one image. Raises RunError:
-    the image was removed, or there is no trigger word."""
+    """Put the trigger word before every caption that does not start with it, or before that of one image. Raises
+    RunError: the image was removed, or there is no trigger word."""
     make, ids = with_trigger(trigger(draft_id)), None if id is None else [id]
     change_images(draft_id, ids, lambda _, entry: make(entry), "trigger word in {captions}", needed=True)
 
@@ -342,8 +338,8 @@ def move(draft_id: str, image_id: str, step: int) -> int:
 
 
 def rotated(entry: Entry, turns: int | None = None) -> Entry:
-    """The values of an image that is rotated by quarter turns clockwise, with its crop. None: as its EXIF data says; by 90°
-    where it does not say."""
+    """The values of an image that is rotated by quarter turns clockwise, with its crop. None: as its EXIF data says; by
+    90° where it does not say."""
     if turns is None:
         turns = entry["upright"] if entry["upright"] and not entry["turn"] else 1
     crop = turned_crop(entry["crop"], turns)
@@ -384,7 +380,8 @@ def delete_expired() -> None:
         expired = [path] if _is_older(DRAFT_EXPIRES_S, *(content_files(path) or [path])) else []
         unfinished = path.glob(".new-*")  # of drops that ended with the server
         expired += [new for new in unfinished if _is_older(UPLOAD_EXPIRES_S, new)]
-        if expired and not _at_work(path):
+        places = [path, *(one.parent for one in path.glob(f"*/{jobs.FOLDER}"))]
+        if expired and not any(map(jobs.at_work, places)):
             old += expired
     for path in old:
         draft_store.close(path / draft_store.NAME)
@@ -394,14 +391,8 @@ def delete_expired() -> None:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-def _at_work(place: Path) -> bool:
-    """Whether a command works at a draft."""
-    places = [place, *(path.parent for path in place.glob(f"*/{jobs.FOLDER}"))]
-    return any(jobs.at_work(one) for one in places)
-
-
 def content_files(place: Path) -> list[Path]:
-    """The files with the content of the draft in a folder. To read a draft makes an empty write-ahead log, which is none."""
+    """The files with the content of the draft in a folder. Reading makes an empty write-ahead log, which is none."""
     found = list[Path]()
     for path in (place / draft_store.NAME, place / f"{draft_store.NAME}-wal"):
         with contextlib.suppress(OSError):

@@ -86,8 +86,8 @@ def drop_id(given: str) -> str:
 
 
 def take(draft_id: str, dropped: Iterable[Dropped], drop: str, more: bool, link: bool = False) -> tuple[int, list[str]]:
-    """Add files whose names were checked, as one step with the others of their drop. Args and result: as `add`. link: images
-    may be hard-linked, because nothing writes to these files."""
+    """Add files whose names were checked, as one step with the others of their drop. Args and result: as `add`. link:
+    images may be hard-linked, because nothing writes to these files."""
     dropped, messages = list(dropped), []
     pictures = [file for file in dropped if not file.is_caption]
     with explained("store the files"), draft_store.working(draft_id) as work:
@@ -111,7 +111,7 @@ def take(draft_id: str, dropped: Iterable[Dropped], drop: str, more: bool, link:
 
 
 def _measured(pictures: Iterable[Dropped], work: Path, link: bool = False) -> list[tuple[Dropped, Entry | str]]:
-    """Each image with its measurements, stored in `work` under its number `at`; or with the reason why it is not added."""
+    """Each image with its measurements, stored in `work` under its number `at`; or with the reason against it."""
 
     def one(number: int, file: Dropped) -> tuple[Dropped, Entry | str]:
         try:
@@ -301,7 +301,7 @@ def _give(state: State, image_id: str, key: str, text: str) -> list[str]:
 
 
 def _of_run(data: Path, name: str, plain: Path) -> tuple[Dropped, Entry]:
-    """An image of a run's data set, written to `plain` when it has a mask in it; and what was set for it: weight and mask."""
+    """An image of a run's data set, written to `plain` where it has a mask in it; and its weight and mask."""
     inside, _, last = name.rpartition("/")
     weight, subset = weight_of(inside)
     path = data / name
@@ -313,9 +313,9 @@ def _of_run(data: Path, name: str, plain: Path) -> tuple[Dropped, Entry]:
 
 
 def copy_dataset(draft_id: str, slug: str, fields: Mapping[str, Any] | None = None) -> list[str]:
-    """Replace the draft's images and captions by copies of a run's data set, as one step that can be undone, and store form
-    values with them. Returns one message for each image that was not copied. Raises RunError: there is no such data set, or
-    the disk has no space for a copy; the draft is unchanged."""
+    """Replace the draft's images and captions by copies of a run's data set, as one step that can be undone, and store
+    form values with them. Returns one message for each image that was not copied. Raises RunError: there is no such
+    data set, or the disk has no space for a copy; the draft is unchanged."""
     captions = read_captions(slug)
     with explained("copy the images"), draft_store.working(draft_id) as work:
         data = datasets_dir() / slug

@@ -177,9 +177,9 @@ def picture_name(
 def write_picture(
     path: Path, target: Path, side: int, turn: int, crop: pictures.Crop | None = None, mask: Path | None = None
 ) -> None:
-    """Write what the page shows of an image, a JPEG of at most `side` pixels: upright, on white, turned, cropped, and grey
-    where its mask ignores it. It replaces that of other edits. Raises RunError: the image cannot be read, or the picture
-    cannot be written.
+    """Write what the page shows of an image, a JPEG of at most `side` pixels: upright, on white, turned, cropped, and
+    grey where its mask ignores it. It replaces that of other edits. Raises RunError: the image cannot be read, or the
+    picture cannot be written.
 
     Args:
         mask: of the image before it is turned; one that cannot be read is left out, because a card without its mask is
@@ -208,10 +208,10 @@ def write_picture(
 
 
 def store_mask(mask: Any, folder: Path) -> str:
-    """Store a mask in a folder. Returns its file name, which is that of its content. Raises RunError: the disk does not take it.
+    """Store a mask in a folder. Returns its file name, that of its content. Raises RunError: the disk does not take it.
 
-    The caller is in a change of the draft where this is the draft's folder of masks: else the mask may be deleted before
-    an image names it.
+    The caller is in a change of the draft where this is the draft's folder of masks: else the mask may be deleted
+    before an image names it.
     """
     content = masks.png(mask)
     kind = IGNORES_ALL if mask.getextrema() == (0, 0) else ".png"
@@ -260,8 +260,8 @@ def _hash(small: Any) -> str:
 
 @functools.lru_cache(maxsize=8)
 def near_of(hashes: tuple[tuple[str, str], ...]) -> dict[str, str]:
-    """Of (id, hash) of each image: the ids of those that are nearly identical to an earlier one, with the id of the first such
-    one. 10,000 images take a tenth of a second."""
+    """Of (id, hash) of each image: the ids of those that are nearly identical to an earlier one, with the id of the
+    first such one. 10,000 images take a tenth of a second."""
     unlike: Any = np.zeros(len(hashes), bool)  # to all before it
     found, limits = {}, presets.defaults()["images"]
     bits = np.array([int(hashed[:16], 16) for _, hashed in hashes], np.uint64)

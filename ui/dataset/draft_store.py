@@ -148,7 +148,7 @@ class DraftFile:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
-        """Keep other processes from changing the draft; all that the block stores is kept when it ends without an error."""
+        """Keep other processes from changing the draft; what the block stores is kept if it ends without an error."""
         if self.db.in_transaction:
             yield
             return
@@ -429,7 +429,7 @@ def history(draft_id: str) -> tuple[str, str]:
 
 @dataclass
 class Edit:
-    """A change in progress. `label` names it in the history, such as "caption of cat.png"; or says how, from the step."""
+    """A change in progress. `label`: its name in the history, such as "caption of cat.png"; or what makes it."""
 
     state: State
     label: str | Callable[[Step], str] = "change"
@@ -441,6 +441,6 @@ def digest(state: State) -> str:
     return hashlib.sha256(json.dumps(content).encode()).hexdigest() if content else ""
 
 
-def plain_text(text: str) -> str:
-    """Text that UTF-8 can hold: a browser can send half of a character that takes two."""
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+def plain_text(text: Any) -> Any:
+    """Text that UTF-8 can hold: a browser can send half of a character that takes two. Other values stay."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace") if isinstance(text, str) else text

@@ -17,20 +17,20 @@ from ui.dataset.draft import Text
 
 
 def rotate(draft_id: str, id: str, turns: int | None = None) -> None:
-    """Rotate an image by quarter turns clockwise, with its crop and its mask; without `turns` as draft.rotated says. Raises
-    RunError: it was removed."""
+    """Rotate an image by quarter turns clockwise, with its crop and its mask; without `turns` as draft.rotated says.
+    Raises RunError: it was removed."""
     draft.change_images(draft_id, [id], lambda _, entry: draft.rotated(entry, turns), "rotation of {}", needed=True)
 
 
 def crop(draft_id: str, id: str, crop: Any) -> None:
-    """Train only a part of an image: left, top, right, bottom as fractions of the image as shown (upright and rotated), or
-    None for all of it. Raises RunError: the image was removed, or the crop is not a part of it."""
+    """Train only a part of an image: left, top, right, bottom as fractions of the image as shown (upright and rotated),
+    or None for all of it. Raises RunError: the image was removed, or the crop is not a part of it."""
     part = valid_crop(crop)
     draft.change_images(draft_id, [id], lambda *_: {"crop": part and list(part)}, "crop of {}", needed=True)
 
 
 def weigh(draft_id: str, ids: list[str], weight: Any) -> None:
-    """Repeat images `weight` times as often as the others. Raises RunError: they were removed; not a number from 1 to 10."""
+    """Repeat images `weight` times as often as the others. RunError: they were removed; not a number from 1 to 10."""
     if type(weight) is not int or not 1 <= weight <= MAX_WEIGHT:
         raise RunError(f"The weight is a whole number from 1 to {MAX_WEIGHT}")
     draft.change_images(draft_id, ids, lambda *_: {"weight": weight}, "weight of {}", needed=True)
@@ -65,8 +65,8 @@ def mask(draft_id: str, id: str, png: str | None = None, turn: int | None = None
 
 
 def shown_mask(draft_id: str, item: draft.Item) -> str:
-    """The mask of an image as base64 of a PNG, rotated as the image is shown; "" for none. Raises RunError: it cannot be
-    read."""
+    """The mask of an image as base64 of a PNG, rotated as the image is shown; "" for none. Raises RunError: it cannot
+    be read."""
     if not item.mask:
         return ""
     drawn = turned(masks.opened(draft.masks_dir(draft_id) / item.mask), item.turn)
@@ -74,8 +74,8 @@ def shown_mask(draft_id: str, item: draft.Item) -> str:
 
 
 def start_notes(items: Iterable[draft.Item], backend: str, pairs: bool) -> list[str]:
-    """What a start with these images does not do although it was asked for, as sentences. pairs: whether the model learns
-    from pairs of images, the control images of which are not edited here."""
+    """What a start with these images does not do although it was asked for, as sentences. pairs: whether the model
+    learns from pairs of images, the control images of which are not edited here."""
     images = list(items)
     notes = [masks.ignored_note(backend, sum(item.mask is not None for item in images))]
     if pairs and (edited := sum(item.crop is not None or item.turn > 0 for item in images)):

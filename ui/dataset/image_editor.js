@@ -1,7 +1,7 @@
 // The large view of one image: its caption, rotation, crop, mask and weight beside it. Part of the images' script.
 //
-// Every change is stored at once, as on the cards. A mask that the server has not stored stays in this browser, as a caption
-// does (../unsaved.js). A native dialog keeps the focus inside, and Escape closes it.
+// Every change is stored at once, as on the cards. A mask that the server has not stored stays in this browser, as a
+// caption does (../unsaved.js). A native dialog keeps the focus inside, and Escape closes it.
 const TOOLS = { look: "View", crop: "Crop", mask: "Mask" };
 const dialog = make("dialog", "hp-editor", { ariaLabel: "Edit image" });
 const editor = makeEditor();
@@ -101,7 +101,7 @@ function makeEditor() {
   hangproof.kinds.mask = {
     call: (of, { png, ...rest }) => ask("mask", { id: of, png: png || null, ...rest }),
     stored(of, { name }, answer) {
-      // What was painted here is on the canvas already; a mask from a file, or from before the page was loaded again, is not.
+      // What was painted here is on the canvas already; a mask from a file, or from before a reload, is not.
       const stored = answer.list.items.find((one) => one.id === of);
       if (shown && of === id && stored && !name) shown = keyOfItem(stored);
       show(answer);

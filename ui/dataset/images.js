@@ -48,11 +48,11 @@ const view = () => {
   return { draft, page, query, size };
 };
 let answers = 0; // how many have said what the server has of the images
-/** The server's answer: {ok: true, …} or {ok: false, error}; null when there is none, which means: nothing was stored. */
+/** The server's answer: {ok: true, …} or {ok: false, error}; null for none: nothing was stored. */
 async function ask(name, data) {
   const [asked, before] = [view(), answers];
   const late = new Promise((done) => setTimeout(done, ANSWER_MS));
-  const request = server.image_action({ ...asked, action: name, ...data }).catch(() => null); // Gradio answers nothing, or throws
+  const request = server.image_action({ ...asked, action: name, ...data }).catch(() => null); // Gradio can throw
   const answer = await Promise.race([request, late]);
   if (!answer || typeof answer.ok !== "boolean") return null;
   // Another page was opened meanwhile, or another answer came first: this list may be out of date.

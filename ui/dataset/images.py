@@ -1,8 +1,8 @@
 """Step 1 of the page: the drop zone and the cards with captions, shown in pages.
 
-One gr.HTML with its own script replaces hundreds of Gradio components, because an image component and a text box for each
-of 500 photos make a page that takes a minute to open. `image_action` serves the script's calls:
-the values come from a browser, so each is checked, and an error is a sentence.
+One gr.HTML with its own script replaces hundreds of Gradio components, because an image component and a text box for
+each of 500 photos make a page that takes a minute to open. `image_action` serves the script's calls: the values come
+from a browser, so each is checked, and an error is a sentence.
 """
 
 import functools
@@ -37,7 +37,7 @@ MAX_SEARCH = 1_000  # characters of the text to search for
 NAMED = 20  # names of captions without an image that a page gets
 
 
-# Which images a page shows: by what is wrong with them, their caption, their tags and their subset ----------------------
+# Which images a page shows: by what is wrong with them, their caption, their tags and their subset --------------------
 
 
 FILTERS: dict[str, Callable[[draft.Item], bool]] = {
@@ -54,8 +54,8 @@ FILTERS: dict[str, Callable[[draft.Item], bool]] = {
 
 @dataclass(frozen=True)
 class Query:
-    """Which images to show. kind: a key of FILTERS; how: whether a caption "contains" or "lacks" the text, or is with the
-    "tag" or without it ("no_tag"); folder: a subset, or None."""
+    """Which images to show. kind: a key of FILTERS; how: whether a caption "contains" or "lacks" the text, or is with
+    the "tag" or without it ("no_tag"); folder: a subset, or None."""
 
     kind: str = ""
     how: str = "contains"
@@ -88,7 +88,7 @@ def query_of(data: Mapping[str, Any]) -> Query:
     return query
 
 
-# What a page shows ------------------------------------------------------------------------------------------------------
+# What a page shows ----------------------------------------------------------------------------------------------------
 
 
 def listing(draft_id: str, page: int = 0, query: Query | None = None, size: int = PAGE_SIZE) -> dict[str, Any]:
@@ -123,8 +123,8 @@ def listing(draft_id: str, page: int = 0, query: Query | None = None, size: int 
 
 
 def opened(draft_id: str, id: str) -> dict[str, Any]:
-    """What the large view shows of an image: its card, the mask as base64, and what the trainer does with it; {"item": None}
-    when it was removed."""
+    """What the large view shows of an image: its card, the mask as base64, and what the trainer does with it; where it
+    was removed, {"item": None}."""
     images = draft.items(draft_id)
     item = next((one for one in images if one.id == id), None)
     if item is None:
@@ -165,14 +165,14 @@ def _cards(draft_id: str, images: list[draft.Item], shown: list[draft.Item]) -> 
 
 
 def thumb_url(draft_id: str, item: draft.Item) -> str:
-    """URL of an image's thumbnail; "" where its file is gone or damaged, which must not make the whole page unusable."""
+    """URL of an image's thumbnail; "" where its file is gone or damaged: the page must stay usable."""
     try:
         return file_url(draft.thumb(draft_id, item))
     except RunError:
         return ""
 
 
-# Calls of the script ----------------------------------------------------------------------------------------------------
+# Calls of the script --------------------------------------------------------------------------------------------------
 
 
 _checked = functools.lru_cache(maxsize=64)(validate_call(config={"strict": True}))
@@ -184,8 +184,8 @@ def image_action(data: dict[str, Any]) -> dict[str, Any]:
     It gets the values of `data` that its parameters name, of the types that they have; `draft_id`, and all as `data`.
 
     Returns:
-        {"ok": True, …} with what it returns, and the list of images after a change; or {"ok": False, "error", "removed"}.
-        Gradio's browser code returns nothing where a call fails, so the scripts take everything but `ok: true` for "not stored".
+        {"ok": True, …} with what it returns, and the list of images after a change; {"ok": False, "error", "removed"}.
+        Gradio's browser code returns nothing where a call fails: for the scripts, all but `ok: true` is "not stored".
     """
     try:
         name = data.get("action") if isinstance(data, dict) else None
@@ -298,8 +298,8 @@ CHANGES: dict[str, Callable[..., dict[str, Any] | None]] = {
 
 
 def images_view() -> "gr.HTML":
-    """The component. Events: `show` (settings that changed), `chosen` (another model, VRAM or trainer) and `review` (anything
-    changed) are those of ui/new/fields.js; `changed` (images, or which of them are selected) and `checked` (images, captions
-    or settings) tell the folds."""
+    """The component. Events: `show` (settings that changed), `chosen` (another model, VRAM or trainer) and `review`
+    (anything changed) are those of ui/new/fields.js; `changed` (images, or which of them are selected) and `checked`
+    (images, captions or settings) tell the folds."""
     events = ("show", "chosen", "review", "script", "changed", "checked")
     return scripts.component("images", "images", image_action, events=events)

@@ -1,7 +1,7 @@
 """Imports into a draft that take long: a folder on the server, and large ZIPs.
 
-An import is a file in the draft's folder `imports/`: what to import, how far it is, and its result, until the next
-one is started. `python -m ui.dataset.imports DRAFT` works on those that wait, and outlives the server. It adds images in
+An import is a file in the draft's folder `imports/`: what to import, how far it is, and its result, until the next one
+is started. `python -m ui.dataset.imports DRAFT` works on those that wait, and outlives the server. It adds images in
 chunks, each stored as a whole. An import that was killed with its machine continues when a page opens the draft; a kill
 loses at most one chunk, because images that were added are known by their drop. Uploads are linked into a folder of the
 import: Gradio deletes its own when the server stops, and we do after a day.
@@ -31,7 +31,7 @@ from ui import jobs
 from ui.dataset import draft_drop, draft_images
 from ui.dataset.draft_drop import Dropped
 from ui.dataset.draft_store import folder, plain_text, read
-from ui.html import esc
+from ui.html import part
 
 JOB = "import"
 LIMIT_S = 7 * 24 * 3600.0
@@ -96,7 +96,7 @@ def given_folder(text: str) -> Path:
 
 
 def start_folder(draft_id: str, text: str) -> dict[str, Any]:
-    """Start to import the images and captions of a folder on the server. Returns the status. Raises RunError: see given_folder."""
+    """Start to import a folder on the server. Returns the status. Raises RunError: see given_folder."""
     path = given_folder(text)
     return _start(draft_id, {"kind": "folder", "path": str(path), "name": str(path)})
 
@@ -128,7 +128,7 @@ def own_folder(path: Path) -> Path:
 
 
 def _kept(uploads: list[tuple[Path, str]], folder: Path) -> list[list[str]]:
-    """The uploads as files of `folder`, with their names. Raises RunError: one is gone. OSError: the disk does not take it."""
+    """The uploads as files of `folder`, with their names. RunError: one is gone. OSError: the disk does not take it."""
     folder.mkdir()
     kept = []
     with contextlib.ExitStack() as stack:
@@ -184,22 +184,16 @@ ENDED = {
 
 def shown(status: dict[str, Any]) -> str:
     """The import that runs and the results of those before it, as markup."""
-    from ui.run import fold
-
-    text = ""
-    if now := status["now"]:
-        done, total = now["done"], now["total"]
-        far = f" {done:,} of" if now["phase"] == "adding" else ""
-        far += f" {count(total, 'file')}" if total else ""
+    said, now = "", status["now"]
+    if now:
+        far = f" {now['done']:,} of" if now["phase"] == "adding" else ""
+        far += f" {count(now['total'], 'file')}" if now["total"] else ""
         queued = f" · {count(status['waiting'] - 1, 'import')} after it" if status["waiting"] > 1 else ""
-        text = fold.note(f"{PHASES.get(now['phase'], 'Importing')}:{far} · {now['name']}{queued}")
-        value = f' max="{total}" value="{done}"' if now["phase"] == "adding" and total else ""
-        text += f'<progress aria-label="Import"{value}></progress>'
-    for one in status["finished"]:
-        ended = ENDED[one["state"]].format(name=one["name"], images=count(one["added"], "image"))
-        messages = "".join(f"<li>{esc(line)}</li>" for line in one["messages"])
-        text += fold.note(ended, one["state"] == "failed") + (f"<ul>{messages}</ul>" if messages else "")
-    return text
+        said = f"{PHASES.get(now['phase'], 'Importing')}:{far} · {now['name']}{queued}"
+    ended = [
+        (ENDED[one["state"]].format(images=count(one["added"], "image"), **one), one) for one in status["finished"]
+    ]
+    return part("dataset/folds.html", "imports", said, now, ended)
 
 
 def draw(draft_id: str) -> None:
@@ -224,7 +218,7 @@ def draw(draft_id: str) -> None:
     state.change(None, None, None, js=form.SHOW_NEW, **fold.QUIET)
 
 
-# The process -----------------------------------------------------------------------------------------------------------
+# The process ----------------------------------------------------------------------------------------------------------
 
 
 class Cancelled(BaseException):
@@ -245,7 +239,7 @@ def main(argv: list[str]) -> int:
             state = "cancelled"
         except RunError as error:
             messages = [str(error)]
-        except Exception as error:  # noqa: BLE001 - the top of a process: the page shows the error, the log has its place
+        except Exception as error:  # noqa: BLE001 - the top of a process: the page shows it, the log has its place
             traceback.print_exc()
             messages = [f"the import failed: {error!r}"]
         one.end(state, messages)

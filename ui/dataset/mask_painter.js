@@ -1,12 +1,12 @@
 // The mask in the large view: paint what the training ignores. Part of the images' script.
 //
-// The canvas holds black whose opacity says how much is ignored (dataset.css shows it in a colour); the mask that is sent is the same
-// on white. The brush works with the keyboard too: arrow keys move it, Space paints.
+// The canvas holds black whose opacity says how much is ignored (dataset.css shows it in a colour); the mask that is
+// sent is the same on white. The brush works with the keyboard too: arrow keys move it, Space paints.
 const MASK_SIDE = 1024; // pixels, as the server keeps it (runs/masks.py)
 const MASK_FILE_MB = 20;
 const MASK_TYPE = "image/png";
 
-/** The painter. `changed({png, name})`: the mask is another one, base64 of a PNG, "" for none, with the name of an uploaded file. */
+/** The painter. `changed({png, name})`: another mask, base64 of a PNG, "" for none; the name of an uploaded file. */
 function makeMaskPainter(frame, { changed, refused }) {
   const canvas = make("canvas", "hp-mask-canvas");
   const context = canvas.getContext("2d", { willReadFrequently: true });

@@ -1,7 +1,7 @@
 """The subsets of a draft: named folders, each with its own repeats.
 
 A subset is the folder of its images, and its repeats are in the folder's name, such as `10_cat`, as in kohya's trainers
-(runs/dataset.py). So a subset exists as long as it has an image, and a folder that was dropped is a subset without more.
+(runs/dataset.py). So a subset exists as long as it has an image, and a folder that was dropped is a subset.
 """
 
 from collections import Counter
@@ -20,7 +20,7 @@ MAX_NAME = 100  # characters
 
 
 def overview(draft_id: str) -> list[dict[str, Any]]:
-    """The subsets in the order of their first images: {"folder", "name" without the repeats, "repeats" or None, "images"}."""
+    """The subsets by their first images: {"folder", "name" without the repeats, "repeats" or None, "images"}."""
     numbers = Counter(entry["folder"] for entry in read(draft_id)["images"].values())
     return [
         {"folder": folder, "name": name, "repeats": repeats, "images": number}
@@ -65,8 +65,8 @@ def folder_of(name: str, repeats: int | None = None) -> str:
 
 
 def move(draft_id: str, image_ids: Iterable[str], name: str, repeats: int | None = None) -> int:
-    """Move images into a subset, which is created where it does not exist; "" moves them out of all subsets. Returns how many
-    moved. Raises RunError: the name or the repeats cannot be used.
+    """Move images into a subset, which is created where it does not exist; "" moves them out of all subsets. Returns
+    how many moved. Raises RunError: the name or the repeats cannot be used.
 
     Args:
         name: as in `overview`; repeats: those of a new subset, or None for the repeats of step 2.
@@ -83,9 +83,9 @@ def move(draft_id: str, image_ids: Iterable[str], name: str, repeats: int | None
 
 
 def rename(draft_id: str, folder: str, name: str, repeats: int | None = None) -> int:
-    """Give a subset another name ("": none, its images are in no subset) and other repeats (None: those of step 2). Returns
-    its number of images. Raises RunError: there is no such subset, another one has the name, or the name or the repeats
-    cannot be used."""
+    """Give a subset another name ("": none, its images are in no subset) and other repeats (None: those of step 2).
+    Returns its number of images. Raises RunError: there is no such subset, another one has the name, or the name or the
+    repeats cannot be used."""
     wanted = folder_of(name, repeats)
     with change(draft_id) as edit:
         folders = _folders(edit.state)

@@ -35,7 +35,7 @@ def folder_of(draft_id: str) -> Path:
 
 
 def start(draft_id: str) -> None:
-    """Start to write the ZIP in the background. RunError: one is being written already, or images are being imported."""
+    """Start to write the ZIP in the background. RunError: one is being written, or images are being imported."""
     run_starts.no_import(draft_id)
     jobs.start(folder_of(draft_id), JOB, ["ui.new.export", draft_id], LIMIT_S)
 

@@ -1,5 +1,5 @@
-// The form's fields: each is kept in the browser when it changes, sent, and forgotten once the server has stored it. The page then
-// shows what is stored, except what was typed meanwhile. Part of the images' script.
+// The form's fields: each is kept in the browser when it changes, sent, and forgotten once the server has stored it.
+// The page then shows what is stored, except what was typed meanwhile. Part of the images' script.
 //
 // The fields are read from the page itself, because Gradio stops all events while the server is away.
 const SEND_MS = 100;
@@ -53,9 +53,9 @@ function note(key, value = shownValue(key)) {
   clearTimeout(typing);
   typing = setTimeout(hangproof.sync, SEND_MS);
 }
-// A text box and a radio button are read in their own event: a moment later, an answer that is just being shown may have replaced
-// what was typed. A radio button gives its own value, because the one before it is still checked too. A dropdown has no event for a
-// choice: it is read after each of its events, and when its text box is left.
+// A text box and a radio button are read in their own event: a moment later, an answer that is just being shown may
+// have replaced what was typed. A radio button gives its own value, because the one before it is still checked too. A
+// dropdown has no event for a choice: it is read after each of its events, and when its text box is left.
 for (const name of ["input", "change", "click", "keyup", "focusout"]) {
   document.addEventListener(name, ({ target }) => {
     const key = names.find((one) => target.closest?.(`#${one}`));
@@ -71,7 +71,7 @@ for (const name of ["input", "change", "click", "keyup", "focusout"]) {
 let syncing = null;
 let more = false;
 let starting = false; // Start was pressed: what is only missing is marked too from then on, until it is entered
-/** Send what is kept and show what is stored, one request after the other. Resolves to whether the server has everything. */
+/** Send what is kept and show what is stored, in turn. Resolves to whether the server has everything. */
 hangproof.sync = () => {
   if (!names.length) return Promise.resolve(true); // the page is not open yet
   more = true;
@@ -126,8 +126,8 @@ hangproof.on("replaced", (kind, key, value) => {
 });
 
 // Errors and warnings beside their fields -----------------------------------------------------------------------------
-// They come with the answer that stores the fields. Gradio's own validation (gr.validate) has errors only, and it would keep an
-// invalid value from being stored.
+// They come with the answer that stores the fields. Gradio's own validation (gr.validate) has errors only, and it would
+// keep an invalid value from being stored.
 /** found: {key of the field: [["bad" or "warn", text], …]}, in place of what was shown before. */
 function markFields(found) {
   for (const note of document.querySelectorAll("[id^=note-]")) note.remove();

@@ -23,8 +23,8 @@ TYPES = {"bool": "switch", "int": "whole number", "float": "number", "str": "tex
 LISTS = {"text": "list of words"}
 JAPANESE = re.compile("[\u3040-\u30ff\u4e00-\u9fff]")
 NOT_INSTALLED = (
-    "{label} is not installed, so its options cannot be listed. Run ./start.sh {backend} (or set {variable}_DIR), then close "
-    "and reopen this list."
+    "{label} is not installed, so its options cannot be listed. Run ./start.sh {backend} (or set {variable}_DIR), then "
+    "close and reopen this list."
 )
 
 
@@ -47,10 +47,11 @@ def rows(values: dict[str, Any]) -> list[tuple[str, str, str, str, str]]:
         now = flags(spec, runs.outputs_dir() / spec.slug)
     except RunError:  # samples without a prompt
         now = flags(usual, runs.outputs_dir() / spec.slug)
-    return [
-        (name, brief(one["help"] or ""), _kind(one), _default(one), _text(now.get(name)))
-        for name, one in sorted(known.items())
-    ]
+    found = []
+    for name, one in sorted(known.items()):
+        default = "computed" if one.get("default_is_computed") else _text(one["default"]) or "–"
+        found.append((name, brief(one["help"] or ""), _kind(one), default, _text(now.get(name))))
+    return found
 
 
 def _kind(entry: dict[str, Any]) -> str:
@@ -59,10 +60,6 @@ def _kind(entry: dict[str, Any]) -> str:
     kind = LISTS.get(kind, f"list of {kind}s") if entry["nargs"] else kind
     choices = ["true", "false"] if entry["type"] == "bool" else [str(one) for one in entry["choices"] or ()]
     return f"{kind}: {', '.join(choices)}" if choices else kind
-
-
-def _default(entry: dict[str, Any]) -> str:
-    return "computed" if entry.get("default_is_computed") else _text(entry["default"]) or "–"
 
 
 def brief(text: str) -> str:

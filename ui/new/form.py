@@ -1,9 +1,10 @@
 """Steps 2 and 3: the settings of a draft as fields, and the spec, plan and script that their values give.
 
-The fields accept any text, and are stored one by one as they are typed. Only `RunSpec` validates values, because a component
-that refuses a value also loses it. A draft holds only the fields that somebody set; the others have the values that suit the base
-model, this machine and the number of images, and follow them. So the page, the API, a sweep, a rehearsal and an export need no
-values from each other. Labels and help texts are in runs/fields.py; defaults come from presets/defaults.toml.
+The fields accept any text, and are stored one by one as they are typed. Only `RunSpec` validates values, because a
+component that refuses a value also loses it. A draft holds only the fields that somebody set; the others have the
+values that suit the base model, this machine and the number of images, and follow them. So the page, the API, a sweep,
+a rehearsal and an export need no values from each other. Labels and help texts are in runs/fields.py; defaults come
+from presets/defaults.toml.
 """
 
 import contextlib
@@ -37,7 +38,7 @@ BACKENDS = {"diffusers": "Built-in (Diffusers)", "sd-scripts": "kohya's sd-scrip
 MODEL_FIELDS = ("tier", "resolution", "rank", "alpha", "learning_rate", "mixed_precision", "sample_steps")
 TEXTS = ("name", "trigger", "prompts", "flags", "control_dir")
 FOLLOWING = ("repeats", "epochs")  # follow the number of images, until one of them is set
-# For events of the page (ui/new/fields.js): before one, the server gets what was typed; after one, the page shows what is stored.
+# For events of the page (ui/new/fields.js): before one, what was typed is stored; after one, the page shows it.
 FLUSH = "async (...values) => { await hangproof.flush(); return values; }"
 # The last value is replaced by the ids of the images that are selected on the cards (ui/dataset/images.js).
 # CHOSEN does what FLUSH does first.
@@ -69,7 +70,7 @@ def _choices() -> dict[str, Collection[str]]:
 
 
 def restored(stored: Mapping[str, Any], others: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The defaults, or `others`, replaced by stored values; a stored choice that no longer exists (a removed model) is dropped."""
+    """The defaults, or `others`, replaced by stored values; a choice that no longer exists is dropped."""
     allowed = _choices()
     kept = {k: v for k, v in stored.items() if k in KEYS and (k not in allowed or v in allowed[k])}
     kept |= {k: str(v) for k, v in kept.items() if k in TEXTS and isinstance(v, int | float)}  # a program's name=7
@@ -81,8 +82,8 @@ class Review:
     """What the form's values give, from one pass over them.
 
     spec: as a run gets it, with its intervals; None where a field is invalid. images: their number by folder. faults: what prevents a start, by key of the form;
-    missing: what has not been entered yet, which prevents a start as well; warnings: what lets the run start. items: the
-    images themselves where they are known.
+    missing: what has not been entered yet, which prevents a start as well; warnings: what lets the run start. items:
+    the images themselves where they are known.
     """
 
     values: dict[str, Any]
@@ -173,8 +174,8 @@ def undescribed(trigger: str, items: Sequence[draft.Item]) -> str:
         return ""
     have = "has" if bare == 1 else "have"
     return (
-        f"{bare} of {count(len(items), 'image')} {have} no caption, and there is no trigger word: no prompt will bring back what they show. "
-        "Type a trigger word in step 2, or describe the images"
+        f"{bare} of {count(len(items), 'image')} {have} no caption, and there is no trigger word: no prompt will bring "
+        "back what they show. Type a trigger word in step 2, or describe the images"
     )
 
 
@@ -335,7 +336,7 @@ def subject_of(key: str) -> dict[str, Any]:
 def model_values(key: str, backend: str, subject: str, machine: Machine | None = None) -> dict[str, Any]:
     """The values that suit a base model and what is trained: a trainer that can train it, and MODEL_FIELDS.
 
-    The VRAM choice is that of the machine's GPU; without one, the page's first choice, or the smallest that can hold the model.
+    The VRAM choice is that of the machine's GPU; without one, the first choice, or the smallest that holds the model.
     """
     model = presets.models()[key]
     backend = backend if backend in model["backends"] else model["backends"][0]
@@ -365,7 +366,7 @@ def same(a: object, b: object) -> bool:
         return a == b
 
 
-# The settings of a draft -------------------------------------------------------------------------------------------------
+# The settings of a draft ----------------------------------------------------------------------------------------------
 
 
 def current(draft_id: str) -> dict[str, Any]:
@@ -380,7 +381,7 @@ def current(draft_id: str) -> dict[str, Any]:
 
 
 def reviewed(draft_id: str, ask: bool = False) -> Review:
-    """The draft's settings and images as they are, parsed and judged. Raises as `current`. ask: as in runs.folders.problems."""
+    """The draft's settings and images, parsed and judged. Raises as `current`. ask: see runs.folders.problems."""
     values, items = current(draft_id), draft.items(draft_id)
     sizes, machine = [item.trained_size for item in items], this_machine(values["backend"])
     if machine.vram_free_gb is not None and queue.under_way():  # the next run starts when that one has freed its memory
@@ -389,7 +390,7 @@ def reviewed(draft_id: str, ask: bool = False) -> Review:
 
 
 def proposal(draft_id: str, values: Mapping[str, Any]) -> Proposal | None:
-    """Repeats and epochs for the draft's images; folders such as `10_cat` keep their own repeats. None: a field is invalid."""
+    """Repeats and epochs for the draft's images; folders such as `10_cat` keep theirs. None: a field is invalid."""
     batch, accumulation = values["batch_size"], values["gradient_accumulation"]
     if not all(isinstance(one, int | float) and 1 <= one < 1e9 and one == int(one) for one in (batch, accumulation)):
         return None

@@ -1,4 +1,4 @@
-"""The Hugging Face login of the page: the hub library's own login and token store, so that every tool on this machine shares it.
+"""The Hugging Face login of the page: the hub library's own login and token store, which every tool here shares.
 
 The token goes from the field to `huggingface_hub.login` and nowhere else: it is not in the draft, a log, a URL or a
 message, and never goes back to the browser.
@@ -12,7 +12,7 @@ from typing import Any
 import gradio as gr
 
 from guards import hub
-from ui.html import esc
+from ui.html import esc, hub_link
 from ui.new import form
 from ui.run.fold import QUIET
 
@@ -23,19 +23,6 @@ TOKENS_PATH = "settings/tokens"
 
 class LoginError(Exception):
     """The login failed. The message says why and what to do, and does not contain the token."""
-
-
-def hub_link(path: str, text: str) -> str:
-    """A link to a page of the hub that opens in a new tab."""
-    return f'<a href="{esc(hub.endpoint())}/{esc(path)}" target="_blank" rel="noopener noreferrer">{esc(text)}</a>'
-
-
-def linked(text: str) -> str:
-    """Text as HTML in which the addresses of the hub's pages are links."""
-    address = re.compile(re.escape(esc(hub.endpoint())) + r"(?:/[\w.-]*\w)+")
-    return address.sub(
-        lambda found: f'<a href="{found[0]}" target="_blank" rel="noopener noreferrer">{found[0]}</a>', esc(text)
-    )
 
 
 def store(token: str) -> str:
@@ -129,7 +116,7 @@ def draw(_: str) -> None:
     outputs = [status, token, log_in, log_out]
 
     def act(change: Callable[[], str | None]) -> list[Any]:
-        """Only what can be done now is shown. After a failure the token stays in its field: the network can be the cause."""
+        """Only what can be done now is shown. After a failure the token stays in its field: it can be the network."""
         name, error = "", ""
         try:
             name = change() or ""

@@ -1,6 +1,6 @@
 """The first tab: three steps that create a run.
 
-The page's script stores each field as it is typed (ui/new/fields.js); the handlers here take the draft's id and read its settings.
+The page's script stores each field as it is typed (ui/new/fields.js); the handlers take the draft's id and read it.
 """
 
 import functools
@@ -18,20 +18,8 @@ import runs
 from runs import fields
 from runs.machine import this_machine
 from ui.dataset import bulk, captioning, doctor, draft, images, imports
-from ui.html import box, esc
-from ui.new import (
-    export,
-    flags,
-    form,
-    hub_login,
-    model_note,
-    rehearsal,
-    run_starts,
-    script_editor,
-    summary,
-    sweep,
-    templates,
-)
+from ui.html import box, esc, linked
+from ui.new import export, flags, form, hub_login, rehearsal, run_starts, script_editor, summary, sweep, templates
 from ui.run import fold
 from ui.run.fold import QUIET
 
@@ -187,12 +175,9 @@ def _head(parts: dict[str, Any]) -> None:
 
 def _gpu(parts: dict[str, Any]) -> None:
     values = form.defaults()
-    about = {
-        "tier": "Memory of the GPU you train on",
-        "backend": "Chosen to suit the base model; if unsure, keep it",
-    }
+    about = {"tier": "Memory of the GPU you train on", "backend": "Chosen to suit the base model; if unsure, keep it"}
     with gr.Row(elem_classes="hp-fields"):
-        for key, choices in model_note.choices(values).items():
+        for key, choices in summary.gpu_choices(values).items():
             parts[key] = gr.Radio(choices, value=values[key], label=form.LABELS[key], info=about[key], elem_id=key)
 
 
@@ -217,7 +202,7 @@ def _component(one: fields.Field, **more: Any) -> gr.components.Component:
 def problem_html(what: str | Exception, title: str = "Not started", kind: str = "bad") -> str:
     """An alert box with one item for each fault of an error, or for each line of a message."""
     texts = [form.shown(fault) for fault in what.faults] if isinstance(what, runs.RunError) else str(what).splitlines()
-    return box([hub_login.linked(text) for text in texts if text.strip()], kind, title)
+    return box([linked(text) for text in texts if text.strip()], kind, title)
 
 
 def load(draft_id: str | None) -> tuple[Any, ...]:
@@ -243,8 +228,8 @@ def load(draft_id: str | None) -> tuple[Any, ...]:
 def fetch_model(draft_id: str) -> str:
     """Start to download the chosen model's files. Returns why they cannot be, as HTML."""
     try:
-        if key := model_note.model_to_fetch(form.current(draft_id)):
-            model_note.fetch(key)
+        if key := summary.model_to_fetch(form.current(draft_id)):
+            summary.fetch(key)
     except fold.ERRORS as error:
         return problem_html(error, "Model files not downloaded")
     return ""
@@ -252,11 +237,7 @@ def fetch_model(draft_id: str) -> str:
 
 def _models(_: str) -> None:
     """The table of all models."""
-    try:
-        shown = model_note.table_html(this_machine())
-    except presets.PresetError as error:
-        shown = problem_html(str(error), "The base models could not be read")
-    gr.HTML(shown, elem_id="models", apply_default_css=False)
+    gr.HTML(summary.table_html(this_machine()), elem_id="models", apply_default_css=False)
 
 
 def check_everything_arrived(sent: object) -> None:
@@ -297,7 +278,7 @@ def try_example() -> Iterator[tuple[str, str, list[str]]]:
 def starting(
     busy: str, begin: Callable[[], tuple[Path, list[str]]], intro: str = ""
 ) -> Iterator[tuple[str, str, list[str]]]:
-    """Start a run; yields (`busy`, then `intro` and what is wrong, folder name of the run or "", messages for its page)."""
+    """Start a run; yields (`busy`, then `intro` and what is wrong, the run's folder or "", messages for its page)."""
     yield busy, "", []
     try:
         folder, messages = begin()

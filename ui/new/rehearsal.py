@@ -1,4 +1,4 @@
-"""The rehearsal of a draft: `python -m launch rehearse` on the form's settings and two of the draft's images, before there is a run.
+"""The rehearsal of a draft: `python -m launch rehearse` on its settings and two of its images, before there is a run.
 
 It runs in the background (ui/jobs.py) and outlives the page's server: what it rehearses and its result are in the
 draft's folder, so any page shows its progress and its end. A result belongs to the settings that were rehearsed; when
@@ -6,6 +6,7 @@ they change, it is shown as out of date, and Start no longer asks because of it.
 """
 
 import contextlib
+import functools
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,7 @@ from runs.files import Fault, RunError
 from ui import jobs
 from ui.dataset import draft
 from ui.dataset.draft import OUT_OF_DATE
-from ui.html import duration, esc, region
+from ui.html import duration, part
 from ui.new import form, script_editor
 from ui.new.run_starts import rehearsal_folder
 from ui.run import fold
@@ -34,11 +35,9 @@ def start(draft_id: str) -> None:
     """Rehearse the draft in the background.
 
     Raises:
-        RunError: a field is invalid, there is no image, a rehearsal runs already, or it cannot be started.
+        RunError: a field is invalid, there is no image, it runs already, or it cannot be started.
     """
     folder = rehearsal_folder(draft_id)
-    if jobs.running(folder, JOB):
-        raise RunError("A rehearsal of this draft is running already")
     words = ["launch", "rehearse", str(folder), "--json"]
     jobs.start(folder, JOB, words, LIMIT_S, prepare=lambda: _prepare(folder, draft_id))
 
@@ -69,15 +68,10 @@ def forget(folder: Path) -> None:
     (folder / rehearse.FILE).unlink(missing_ok=True)
 
 
-def cancel(draft_id: str) -> None:
-    """End the rehearsal, if one runs."""
-    jobs.cancel(rehearsal_folder(draft_id), JOB)
+# The fold -------------------------------------------------------------------------------------------------------------
 
-
-# The fold ----------------------------------------------------------------------------------------------------------------
-
+SHEET = functools.partial(part, "new/folds.html", "rehearsal")
 ABOUT = "Tries this run on the real model: load, two steps, a sample, a checkpoint and a resume."
-MARKS = {"waiting": "○", "running": "◐", "done": "✓", "failed": "✗", "skipped": "–"}
 ENDED = {
     "cancelled": "The rehearsal was cancelled.",
     "lost": "The rehearsal ended without a result, for example because the machine restarted. Rehearse again.",
@@ -103,33 +97,31 @@ def shown(
 
     job, found = jobs.read(folder, JOB), rehearse.read(folder)
     busy = job is not None and job.state == "running"
-    took = duration(round(job.seconds)) if busy and job is not None else duration(round(found.took_s if found else 0))
-    if found is None:
-        if job is None or job.state == "cancelled":
-            return False, ""
-        if busy:
-            return True, _sheet("running", "busy", f"Rehearsing for {took}: starting…", [])
-        why = _verdict("bad", [jobs.reason(folder, JOB)])
-        return False, _sheet("failed", "bad", "The rehearsal failed: It could not be tried.", [why])
-    stages = [f'<ol class="hp-stages">{"".join(map(_stage, found.stages))}</ol>'] if found.stages else []
-    if found.state == rehearse.RUNNING:
-        doing = next((one.title.lower() for one in found.stages if one.state == "running"), "starting")
-        return True, _sheet("running", "busy", f"Rehearsing for {took}: {doing}…", stages)
+    took = duration(round(job.seconds if busy and job is not None else found.took_s if found else 0))
+    if found is None and (job is None or job.state == "cancelled"):
+        return False, ""
+    if found is None and not busy:
+        verdicts = [("bad", [jobs.reason(folder, JOB)])]
+        return False, SHEET("failed", "bad", "The rehearsal failed: It could not be tried.", verdicts=verdicts)
+    if found is None or found.state == rehearse.RUNNING:
+        stages = found.stages if found else []
+        doing = next((one.title.lower() for one in stages if one.state == "running"), "starting")
+        return True, SHEET("running", "busy", f"Rehearsing for {took}: {doing}…", stages)
     spec = None
     with contextlib.suppress(RunError):
         spec = spec_now()
     fresh = spec is not None and rehearse.digest(spec) == found.digest
     stale = "" if fresh else " Out of date: the settings have changed since."
     if found.state == rehearse.PASSED:
-        parts = [*stages, *(_forecast(found, spec, counts(), fresh) if spec else [])]
-        return False, _sheet("passed", "done" if fresh else "idle", f"The rehearsal passed in {took}.{stale}", parts)
+        colour, verdicts = "done" if fresh else "idle", _forecast(found, spec, counts(), fresh) if spec else []
+        return False, SHEET("passed", colour, f"The rehearsal passed in {took}.{stale}", found.stages, verdicts)
     if found.state == "failed":
         problem, colour = found.problem, "bad" if fresh else "idle"
         where = f" at “{problem['stage']}”" if problem["stage"] else ""
         said = f"The rehearsal failed{where}: {problem['title'].rstrip('.')}.{stale}"
-        parts = [*stages, _verdict(colour, [problem["text"], problem["change"]]), *_log(problem["log"])]
-        return False, _sheet("failed", colour, said, parts)
-    return False, _sheet(found.state, "idle", ENDED.get(found.state, ""), [])
+        verdicts = [(colour, [problem["text"], problem["change"]])]
+        return False, SHEET("failed", colour, said, found.stages, verdicts, problem["log"])
+    return False, SHEET(found.state, "idle", ENDED.get(found.state, ""))
 
 
 def _spec_now(draft_id: str) -> "runs.RunSpec | None":
@@ -138,51 +130,22 @@ def _spec_now(draft_id: str) -> "runs.RunSpec | None":
     return script_editor.for_run(draft_id, parsed) if parsed is not None else None
 
 
-def _forecast(found: "rehearse.Rehearsal", spec: "runs.RunSpec", counts: dict[str, int], fresh: bool) -> list[str]:
-    """What the rehearsal says of the settings as they are now."""
+def _forecast(
+    found: "rehearse.Rehearsal", spec: "runs.RunSpec", counts: dict[str, int], fresh: bool
+) -> list[tuple[str, list[str]]]:
+    """What the rehearsal says of the settings as they are now: (colour, lines) of each box."""
     from launch import forecast
 
     now = forecast.of(found.measured, spec, counts)
     warnings = now.get("warnings", [])
     lines = [line for line in forecast.lines(now) if line not in warnings]
-    return [_verdict("done" if fresh else "idle", lines), *(_verdict("warn", [line]) for line in warnings)]
-
-
-def _sheet(state: str, colour: str, said: str, parts: list[str]) -> str:
-    head = f'<p class="hp-job-state hp-{colour}" role="status" data-testid="rehearsal-state">{esc(said)}</p>'
-    return f'<div class="hp-rehearsal" data-state="{esc(state)}">{head}{"".join(parts)}</div>'
-
-
-def _log(text: str) -> list[str]:
-    shown = region("End of the log", esc(text), "hp-log")
-    return [f"<details><summary>End of the log</summary>{shown}</details>"] if text else []
-
-
-def _stage(one: "rehearse.Stage") -> str:
-    took = f"{one.took_s:.1f} s" if one.took_s and one.state != "running" else ""
-    state = esc(one.state)
-    spoken = "did not happen" if one.state == "skipped" else state
-    return (
-        f'<li class="hp-stage hp-stage-{state}" data-stage="{esc(one.key)}" data-state="{state}">'
-        f'<span class="hp-stage-mark" aria-hidden="true">{MARKS.get(one.state, "")}</span>'
-        f'<span class="hp-stage-name">{esc(one.title)}<span class="hp-spoken">: {spoken}</span></span>'
-        f'<span class="hp-stage-text">{esc(" · ".join(filter(None, (took, one.text))))}</span></li>'
-    )
-
-
-def _verdict(colour: str, lines: list[str]) -> str:
-    return f'<div class="hp-verdict hp-{colour}">{"".join(f"<p>{esc(line)}</p>" for line in lines if line)}</div>'
+    return [("done" if fresh else "idle", lines), *(("warn", [line]) for line in warnings)]
 
 
 def draw(draft_id: str) -> None:
     """Make the components of the fold."""
     fold.say(ABOUT)
     go = gr.Button("Rehearse", size="sm", elem_id="rehearse", scale=0, min_width=140)
-
-    def looked() -> tuple[bool, str]:
-        try:
-            return look(draft_id)
-        except fold.ERRORS as error:
-            return False, fold.note(error, True)
-
-    fold.job(go, lambda: start(draft_id), looked, lambda: cancel(draft_id), "rehearsal", js=form.FLUSH)
+    begin, now = functools.partial(start, draft_id), functools.partial(look, draft_id)
+    cancel = functools.partial(jobs.cancel, rehearsal_folder(draft_id), JOB)
+    fold.job(go, begin, now, cancel, "rehearsal", js=form.FLUSH)

@@ -1,6 +1,6 @@
 """The one way from a draft to a run: its stored settings, edited script and images become a spec, a run, a started run.
 
-The page, the API, sweeps, rehearsals and exports name the draft and pass no settings along, so all of them train the same run.
+The page, the API, sweeps, rehearsals and exports name the draft and pass no settings along, so all train the same run.
 """
 
 import tempfile
@@ -112,7 +112,7 @@ def rehearsal_folder(draft_id: str) -> Path:
     return draft.folder(draft_id) / "rehearsal"
 
 
-# The example run: 8 photographs × 4 repeats × 10 epochs = 320 steps, with ten sample images; about 40 s on two CPU cores.
+# The example run: 8 photographs × 4 repeats × 10 epochs = 320 steps, with ten samples; about 40 s on two CPU cores.
 EXAMPLE: dict[str, Any] = {
     "model": "tiny-flux",
     "backend": "diffusers",
@@ -127,7 +127,7 @@ SAMPLES = "This run uses example photos and a toy model, so its samples are nois
 
 
 def start_example() -> tuple[Path, list[str]]:
-    """Create a complete run on example photographs with the tiny model, and start it: it needs no GPU, and no draft changes.
+    """Create a run on example photographs with the tiny model, and start it: it needs no GPU, and no draft changes.
 
     Returns as `start`. Raises NotStarted, RunError, PresetError.
     """

@@ -1,4 +1,4 @@
-"""The script of step 3 as a person edits it: stored with the draft, checked while it is typed, and run exactly as written.
+"""The script of step 3 as a person edits it: stored with the draft, checked while it is typed, run exactly as written.
 
 A draft's folder has `script.json`: the edited script, and the script that the form gave when it was edited. What was
 typed last counts; other windows show it. The form's later changes never change the edited script: a notice shows them,
@@ -20,12 +20,11 @@ from runs.folders import with_own_save_dir
 from ui import scripts
 from ui.dataset import draft
 from ui.dataset.draft import OUT_OF_DATE, Text
-from ui.html import esc, press, pressed
+from ui.html import part, pressed
 from ui.new import form
 
 FILE = "script.json"
 STALE = "The settings changed after you edited the script. Open “The script” and choose which of both is used"
-EDITED = "You edited this script. Start runs it exactly as it is here."
 NO_SCRIPT = "There is no script yet: correct the errors in the form first"
 _lock = threading.Lock()
 ERRORS = (RunError, presets.PresetError)
@@ -79,7 +78,7 @@ def discard(draft_id: str) -> None:
 
 
 def follow(draft_id: str, merge: bool) -> list[str]:
-    """Store the edited script for the changed settings: as it is, or with what changed; returns what could not be merged."""
+    """Store the edited script for the changed settings: as it is, or with these; returns what could not be merged."""
     now = _generated(draft_id)
     with _lock:
         known = stored(draft_id)
@@ -130,7 +129,7 @@ def for_run(draft_id: str, spec: "runs.RunSpec") -> "runs.RunSpec":
 
 
 def changed_settings(base: str, now: str) -> list[str]:
-    """How the generated script differs from the one that was edited, as lines of a diff; the run's name does not count."""
+    """How the generated script differs from the one that was edited, as lines of a diff without the run's name."""
     return custom_script.diff(custom_script.follow(base, base, now), now)
 
 
@@ -183,15 +182,8 @@ def _generated(draft_id: str) -> str:
     return text
 
 
-# The fold ----------------------------------------------------------------------------------------------------------------
+# The fold -------------------------------------------------------------------------------------------------------------
 
-LEVELS = {
-    "error": "Start refuses this",
-    "fail": "Fails",
-    "hang": "Can hang",
-    "loss": "Can lose work",
-    "waste": "Wasteful",
-}
 MOST_PROBLEMS = 50
 DISCARD, SURE = "Use the generated script", "Discard your script? Press again"
 # What ui/new/fields.js does with the editor. An editor with a text that is not stored yet keeps it.
@@ -216,12 +208,14 @@ def draw(draft_id: str, images: Any, more: Callable[[str], None]) -> None:
 
     def parts_of(now: Shown, editing: bool) -> list[dict[str, Any]]:
         """The properties of the editor, its buttons and the text below it."""
+        said = (now.problems[:MOST_PROBLEMS], now.changed)
+        about = part("new/folds.html", "script", *said) if now.edited else ""
         return [
             {"value": now.text, "interactive": editing and (now.ready or now.edited)},
             {"visible": not editing, "interactive": now.ready},
             *[{"visible": bool(now.changed)}] * 2,
             {"visible": editing, "value": DISCARD},
-            {"value": _about(now)},
+            {"value": about},
         ]
 
     now = shown(draft_id)
@@ -288,27 +282,3 @@ def draw(draft_id: str, images: Any, more: Callable[[str], None]) -> None:
         about.act(on_fix, None, changed, js=form.FLUSH, **QUIET),
     ):
         event.then(None, None, None, js=form.SYNC, **QUIET)  # the plan and the other tabs
-
-
-def _about(now: Shown) -> str:
-    """Below the editor: what the script is, what is wrong with it, and how it differs from the settings."""
-    if not now.edited:
-        return ""
-    parts = [f'<p class="hp-hint" role="status" data-testid="script-state">{EDITED}</p>']
-    rows = []
-    for one in now.problems[:MOST_PROBLEMS]:
-        kind = "error" if one.level in ("error", "fail") else "warn"
-        head = f"<b>Line {one.line} · {esc(LEVELS.get(one.level, one.level))}</b>"
-        button = press("Fix", "fix", label=f"Fix line {one.line}: {one.text}", fix=one.fix) if one.fix else ""
-        rows.append(
-            f'<li class="hp-level-{kind}">{head}<span>{esc(one.text.rstrip("."))}. {esc(one.advice)}</span>{button}</li>'
-        )
-    parts.append(f'<ul class="hp-script-findings" data-testid="script-findings">{"".join(rows)}</ul>')
-    if now.changed:
-        marks = {"+": "hp-plus", "-": "hp-minus"}
-        lines = "".join(f'<div class="{marks.get(line[:1], "")}">{esc(line)}</div>' for line in now.changed)
-        parts.append(
-            "<h4>The settings changed after you edited the script</h4>"
-            f'<div class="hp-script-diff" tabindex="0" role="group">{lines}</div>'
-        )
-    return f'<div class="hp-script-tools">{"".join(parts)}</div>'

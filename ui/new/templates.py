@@ -1,10 +1,10 @@
-"""The fold "Templates and import" of step 2: settings from a name or from another trainer's files, shown before they are used.
+"""The fold "Templates and import" of step 2: settings of a name or of another trainer's files, shown before use.
 
-Nothing changes before "Use these settings". The settings are then stored as if they were typed, and the page shows them.
+Nothing changes before "Use these settings". They are then stored as if they were typed, and the page shows them.
 
 A template is the form's settings under a name, without images, name and trigger word. Built-in ones are in
-presets/templates.toml; the others are one file each in the data folder's `templates/`, named by a digest of the template's
-name, so that no name is a path. A template replaces another one only on purpose.
+presets/templates.toml; the others are one file each in the data folder's `templates/`, named by a digest of the
+template's name, so that no name is a path. A template replaces another one only on purpose.
 """
 
 import functools
@@ -24,7 +24,7 @@ from runs.files import RunError, atomic_write, explained
 from runs.machine import this_machine, tier_for
 from runs.paths import data_root
 from ui.dataset import checks, imports
-from ui.html import esc, table
+from ui.html import part
 from ui.new import form
 from ui.run import fold
 from ui.run.fold import QUIET
@@ -167,7 +167,7 @@ def values_of(key: object, current: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-# Changes and imports ---------------------------------------------------------------------------------------------------
+# Changes and imports --------------------------------------------------------------------------------------------------
 
 
 def changes(values: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
@@ -228,7 +228,7 @@ def folder_problem(path: str) -> str:
     return ""
 
 
-# The fold ----------------------------------------------------------------------------------------------------------------
+# The fold -------------------------------------------------------------------------------------------------------------
 
 OUTCOMES = {
     "dropped": "Left out: can hang",
@@ -286,13 +286,11 @@ def draw(draft_id: str) -> None:
     def nothing(text: object = "", bad: bool = False) -> list[Any]:
         return [fold.note(text, bad), "", *[gr.update(visible=False)] * 3, {}]
 
-    def of_changes(title: str, more: str, values: dict[str, Any], folders: list[str]) -> list[Any]:
+    def of_changes(title: str, values: dict[str, Any], folders: list[str], *more: Any) -> list[Any]:
         found = changes(values, form.current(draft_id))
         rows = [[form.LABELS.get(key, key), before or "–", after or "–"] for key, (before, after) in found.items()]
-        shown = table("What changes", ["Field", "Now", "Then"], rows)
-        says = f"<h4>What changes in the form</h4>{shown}" if rows else "<p>The form has these settings already.</p>"
         there = gr.update(visible=bool(folders), choices=folders, value=folders[0] if folders else None)
-        shows = f'<div class="hp-setup-preview"><h3>{esc(title)}</h3>{says}{more}</div>'
+        shows = part("new/folds.html", "setup", title, rows, *more)
         # All of them: a field that is the same now may follow the base model, which can be another one then
         return ["", shows, gr.update(visible=bool(rows)), there, gr.update(visible=bool(folders)), values]
 
@@ -309,9 +307,7 @@ def draw(draft_id: str) -> None:
         return handler
 
     def on_template(key: str | None) -> list[Any]:
-        return (
-            of_changes("What the template sets", "", values_of(key, form.current(draft_id)), []) if key else nothing()
-        )
+        return of_changes("What the template sets", values_of(key, form.current(draft_id)), []) if key else nothing()
 
     def on_choice(key: str | None) -> dict[str, Any]:
         return gr.update(value=DELETE, visible=any(one["key"] == key and one["own"] for one in listing()))
@@ -335,10 +331,12 @@ def draw(draft_id: str) -> None:
 
     def on_read(text: str, paths: list[str] | None) -> list[Any]:
         result = read_files(given_files(text, paths))
-        folders = {one.path: folder_problem(one.path) for one in result.folders[:MOST_FOLDERS] if one.path}
-        title, more = f"{result.kind[:1].upper()}{result.kind[1:]}", _outcomes(result, folders)
-        values = form_values(result, form.current(draft_id))
-        return of_changes(title, more, values, [path for path, problem in folders.items() if not problem])
+        problems = {one.path: folder_problem(one.path) for one in result.folders[:MOST_FOLDERS] if one.path}
+        folders, order = [path for path, problem in problems.items() if not problem], [*OUTCOMES]
+        rows = sorted(result.rows, key=lambda row: order.index(row.outcome))
+        outcomes = [(row.name, row.value, OUTCOMES[row.outcome], row.text) for row in rows]
+        values, title = form_values(result, form.current(draft_id)), f"{result.kind[:1].upper()}{result.kind[1:]}"
+        return of_changes(title, values, folders, outcomes, result.notes, problems)
 
     def on_use(values: dict[str, Any]) -> list[Any]:
         before = form.current(draft_id)
@@ -369,15 +367,3 @@ def given_files(text: str, paths: list[str] | None) -> list[tuple[str, str]]:
         with explained(f"read {path.name}"), path.open(encoding="utf-8", errors="replace") as file:
             given.append((path.name, file.read(LONGEST + 1)))
     return [*given, *([("", text)] if (text or "").strip() else [])]
-
-
-def _outcomes(result: "Settings", folders: Mapping[str, str]) -> str:
-    """What becomes of each setting of an import, as markup. folders: those that it names, and why one cannot be added."""
-    order = [*OUTCOMES]
-    rows = sorted(result.rows, key=lambda row: order.index(row.outcome))
-    cells = [(row.name, row.value, OUTCOMES[row.outcome], row.text) for row in rows]
-    shown = table("Settings", ["Setting", "Value", "", "Where it goes, or why not"], cells)
-    parts = [f'<p class="hp-note">{esc(note)}</p>' for note in result.notes]
-    parts.append(f"<h4>What becomes of each setting</h4>{shown}")
-    parts += [f"<p><code>{esc(path)}</code> {esc(problem)}</p>" for path, problem in folders.items()]
-    return "".join(parts)

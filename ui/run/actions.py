@@ -1,29 +1,35 @@
-"""What can be done with the selected run: start, stop, sample images or a checkpoint now, a pause, a place in the queue; and what
-the buttons of the queue do.
+"""What can be done with the selected run: start, stop, sample images or a checkpoint now, a pause, a place in the
+queue; and the queue above the list of runs with its buttons, and the sweeps.
 
-Start and stop are the monitor's commands as processes, because a run must outlive the page. They are not in the table of
-ui/jobs.py: the monitor's own lock excludes a second start, a stop can be repeated, and a stop must work on a full disk.
-Their output goes to a file, not to a pipe: the processes that the monitor starts inherit it and would keep a pipe open.
-The other actions are the monitor's commands as functions, so the command line and the page do the same.
+Start and stop are the monitor's commands as processes, because a run must outlive the page. They are not in the table
+of ui/jobs.py: the monitor's own lock excludes a second start, a stop can be repeated, and a stop must work on a full
+disk. Their output goes to a file, not to a pipe: the processes that the monitor starts inherit it and would keep a pipe
+open. The other actions are the monitor's commands as functions, so the command line and the page do the same.
+
+The order of the queue is in jobs/queue.py; the page shows it and changes it. It also starts the queue's process when
+that is missing, so an open page is one more that keeps the queue going.
 """
 
 import os
 import subprocess
 import tempfile
 import threading
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from guards import step_requests
-from jobs import queue as run_queue
+from jobs import queue
 from monitor.process.spawned import helper, python
 from monitor.run_folder import EVENTS, MonitorError
+from monitor.state import FINAL
+from runs import sweep
 from runs.files import RunError
 from runs.growing import json_objects
 from ui.dataset.draft_store import OUT_OF_DATE
-from ui.html import esc, press
-from ui.run import queue, view
+from ui.html import duration, esc, number, part, table
+from ui.run import view
 from ui.run.readers import end_of, kept
 
 STEPS = ("starting", "running", "suspect", "slow")  # states in which a request is done at the next step
@@ -76,7 +82,7 @@ def stop(folder: Path) -> None:
 
 
 def _done(words: list[str], wait_s: float) -> bool:
-    """Whether a command has ended within a time; it continues without the page. RunError: it failed, with its last lines."""
+    """Whether a command ended in time; it continues without the page. RunError: it failed, with its last lines."""
     in_memory = hasattr(os, "memfd_create")  # on Linux: a full disk takes no file
     with open(os.memfd_create("output"), "w+b") if in_memory else tempfile.TemporaryFile() as output:
         process = helper(python(*words), output)
@@ -115,14 +121,8 @@ def html(shown: "view.View") -> str:
     busy = step_requests.waiting(shown.folder) if shown.running else ()
     if shown.running and view.stop_requested(shown.folder):
         busy = (*busy, "pause")
-    buttons = []
-    for action in possible(shown):
-        label, doing, what = ACTIONS[action]
-        text = doing if action in busy else label
-        buttons.append(press(text, action, title=what, testid=f"do-{action}", off=action in busy))
-    note = _note(shown, busy)
-    said = f'<p class="hp-action-note" role="status" data-testid="action-note">{esc(note)}</p>' if note else ""
-    return f'<div class="hp-more-actions" data-run="{esc(shown.folder.name)}">{"".join(buttons)}</div>{said}'
+    buttons = [(action, *ACTIONS[action], action in busy) for action in possible(shown)]
+    return part("run/queue.html", "actions", shown.folder.name, buttons, _note(shown, busy))
 
 
 def _note(shown: "view.View", busy: tuple[str, ...]) -> str:
@@ -143,7 +143,7 @@ def _note(shown: "view.View", busy: tuple[str, ...]) -> str:
 
 def _place(folder: Path) -> tuple[int, str]:
     """The run's place in the queue, from 1, and the name of that entry: its own, or its sweep's; (0, "") for none."""
-    places = enumerate(queue.entries(), 1)
+    places = enumerate(entries(), 1)
     return next(((n, one.run) for n, one in places if folder.name in (one.run, *one.sweep)), (0, ""))
 
 
@@ -157,7 +157,7 @@ def _last_answer(events: Path) -> tuple[datetime | None, str]:
 def act(run: str, action: str) -> dict[str, Any]:
     """Do what a button says with a run; up, down, retry, now and cancel also with a sweep that waits.
 
-    Returns {"id"} of a request, {"position"} of a run that waits, {"paused": runs that make room}, {"message": for people}.
+    Returns {"id"} of a request, {"position"} in the queue, {"paused": runs that make room}, {"message": for people}.
 
     Raises:
         RunError: it cannot be done; the message says why.
@@ -172,19 +172,19 @@ def act(run: str, action: str) -> dict[str, Any]:
                 commands.ask_to_end(view.folder_of(run), {"pause": True})
                 return {}
             case "queue":
-                return {"position": run_queue.add(view.folder_of(run))}
+                return {"position": queue.add(view.folder_of(run))}
             case "now":
-                paused = run_queue.run_now(run)
+                paused = queue.run_now(run)
                 return {"paused": paused, "message": f"Pausing {', '.join(paused)} first." if paused else ""}
             case "cancel":
-                stopped = run_queue.cancel(run)  # of a sweep
+                stopped = queue.cancel(run)  # of a sweep
                 also = f" Stopping {', '.join(stopped)}." if stopped else ""
                 return {"message": f"{run} left the queue.{also} All files stay."}
             case "up" | "down" | "retry":
-                order = [one.run for one in queue.entries()]
+                order = [one.run for one in entries()]
                 place = order.index(run) + 1 if run in order else 0
-                to = run_queue.move(run, place + MOVES[action])
-                run_queue.ensure_worker()
+                to = queue.move(run, place + MOVES[action])
+                queue.ensure_worker()
                 return {"message": f"{run}: position {to} of {len(order)}"}
     except MonitorError as error:
         raise RunError(str(error)) from error
@@ -193,3 +193,64 @@ def act(run: str, action: str) -> dict[str, Any]:
             view.folder_of(run)  # says that it was deleted meanwhile
         raise RunError(f"This cannot be written: {error.strerror or error}. Free some space, then try again") from error
     raise RunError(OUT_OF_DATE)
+
+
+# The queue and the sweeps ---------------------------------------------------------------------------------------------
+
+CHECK_S = 10.0  # between two looks whether the queue's process is there
+SWEEPS = 4  # shown below the queue
+_checked_s = -1e9
+
+
+def entries() -> list[queue.Entry]:
+    """The entries of the queue; the file is read again only after it changed."""
+    file = queue.outputs() / queue.FILE
+    return kept("queue", file, [file], queue.read).entries
+
+
+def queue_html(everything: list[view.View]) -> str:
+    """The queue and the newest sweeps; "" where there is neither. Starts the queue's process where it is missing."""
+    global _checked_s
+    known = entries()
+    if known and time.monotonic() - _checked_s >= CHECK_S:
+        _checked_s = time.monotonic()
+        queue.ensure_worker()
+    views = {one.folder.name: one for one in everything}
+    waiting = [one for one in known if one.next_run in views]  # a deleted run leaves at the queue's next turn
+    shown = [(one, one.run if one.sweep else views[one.run].name, _queued(one, views[one.next_run])) for one in waiting]
+    sweeps = []
+    for one in sweep.all_sweeps()[:SWEEPS]:
+        runs = [views[run] for run, _ in one.runs if run in views]
+        goes_on = one.name in {entry.run for entry in known} or any(each.running for each in runs)
+        sweeps.append((one, sum(each.state in FINAL for each in runs), goes_on))
+    return part("run/queue.html", "queue", shown, sweeps) if shown or sweeps else ""
+
+
+def _queued(entry: queue.Entry, shown: view.View) -> list[str]:
+    """What is said of an entry. shown: its run, or the next one of its sweep."""
+    if entry.problem:
+        return [entry.problem]
+    started = [f"{entry.total - len(entry.sweep)} of {entry.total} started"] if entry.sweep else []
+    return started + ["paused"] * (shown.state == "paused")
+
+
+LOSSES = {"final_loss": "Final loss", "best_loss": "Best loss", "val_loss": "Validation"}
+
+
+def sweep_table(name: str) -> str:
+    """The runs of a sweep with what came out of each, as markup. RunError: there is no such sweep."""
+    found = sweep.find(name)
+    rows = sweep.table(found)
+    lowest = {key: min(known) for key in LOSSES if (known := [row[key] for row in rows if row[key] is not None])}
+    titles = [field[:1].upper() + field[1:].replace("_", " ") for field in found.fields]
+    cells = []
+    for row in rows:
+        values = [row["values"][field] for field in found.fields]
+        losses = [number(row[key]) + " (lowest)" * (row[key] == low) for key, low in lowest.items()]
+        cells.append([row["run"], *values, row["state"], row["steps"], *losses, duration(row["seconds"])])
+    heads = ["Run", *titles, "State", "Steps", *(LOSSES[key] for key in lowest), "Time"]
+    return (
+        f"<h3>{esc(name)}</h3>"
+        '<p class="hp-say">Losses are means of up to 50 steps: the last ones, and those with the lowest mean.</p>'
+        + table(f"Runs of {name}", heads, cells)
+    )

@@ -74,7 +74,7 @@ def wins(votes: list[tuple[Pair, str]]) -> list[tuple[int, float, int]]:
         for step, points in zip((pair.left, pair.right), POINTS[choice], strict=True):
             scores[step].append(points)
     rows = [(step, sum(found), len(found)) for step, found in scores.items()]
-    # One comparison more won and one more lost (Laplace): a LoRA that won its only one is not ahead of one that won 9 of 10.
+    # One comparison more won and one more lost (Laplace): one that won its only one is not ahead of 9 of 10.
     return sorted(rows, key=lambda row: (-(row[1] + 1) / (row[2] + 2), row[0]))
 
 
@@ -93,7 +93,7 @@ def picked(folder: Path) -> int | None:
 
 
 def next_pair(found: Evolution, cast: list[tuple[Pair, str]]) -> Pair | None:
-    """The pair to vote on next: the LoRAs that were compared least, sides shuffled; None without two of the same prompt.
+    """The pair to vote on next: the LoRAs that were compared least, shuffled; None without two of the same prompt.
 
     At most MOST LoRAs take part, evenly spaced, the last one among them.
     """

@@ -1,7 +1,7 @@
 """The cards of a run, and the list of runs: from a view to what cards.html shows of it.
 
-Each state has a sentence that says what to do; the numbers follow it. A row of the list and a report are made once for each
-object that they show, because a timer asks every second.
+Each state has a sentence that says what to do; the numbers follow it. A row of the list and a report are made once for
+each object that they show, because a timer asks every second.
 """
 
 import functools

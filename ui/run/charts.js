@@ -1,6 +1,7 @@
-// The charts of a run, drawn by uPlot (ui/vendor). The value is what ui/run/charts.py makes of its numbers, again and again while it trains,
-// as JSON: {run, all, data, lines, marks, table}; {run: ""} where there is nothing. Every text is set with textContent. A chart can have the
-// focus: arrow keys move the cursor, + and - zoom, Escape shows everything.
+// The charts of a run, drawn by uPlot (ui/vendor). The value is what ui/run/charts.py makes of its numbers, again and
+// again while it trains, as JSON: {run, all, data, lines, marks, table}; {run: ""} where there is nothing. Every text
+// is set with textContent. A chart can have the focus: arrow keys move the cursor, + and - zoom, Escape shows
+// everything.
 const COLOURS = ["--hp-good", "--hp-busy", "--hp-bad", "--hp-warn", "--hp-line-4", "--hp-idle"];
 const ROUND_STEPS = Array.from({ length: 24 }, (_, k) => [1, 2, 5][k % 3] * 10 ** Math.floor(k / 3));
 const LEAST_STEPS = 4; // the shortest range
@@ -166,7 +167,7 @@ function plot({ key, label, unit }, count) {
       }),
   };
 }
-// One chart for each quantity; the GPUs of a quantity share it. A chart stays while its lines grow: so do the focus and a drag.
+// One chart for each quantity; the GPUs of a quantity share it. A chart stays while its lines grow, with its focus.
 function draw() {
   const before = value.run;
   value = { lines: [], marks: [], ...JSON.parse(props.value || "{}") };

@@ -1,10 +1,10 @@
 """The charts of a run: loss and learning rate as one line across restarts, seconds a step, and what the GPUs did.
 
 The server puts at most BUCKETS points of each line into the component, with the smallest and largest value around each
-point, and the browser draws them with uPlot (charts.js). So a run of 100,000 steps opens as quickly as one of 100, and no
-answer of the server can be missed. Gradio's own gr.LinePlot was compared: it loads a plotting library of 0.9 MB, sends
-all points to the browser, and gives a screen reader no values. So only the part "Compare runs", which is opened when it
-is needed, uses it.
+point, and the browser draws them with uPlot (charts.js). So a run of 100,000 steps opens as quickly as one of 100, and
+no answer of the server can be missed. Gradio's own gr.LinePlot was compared: it loads a plotting library of 0.9 MB,
+sends all points to the browser, and gives a screen reader no values. So only the part "Compare runs", which is opened
+when it is needed, uses it.
 """
 
 import functools
@@ -36,7 +36,7 @@ EVERY_S = 5.0
 
 
 def value(shown: "view.View | None") -> dict[str, Any]:
-    """What the script draws of a run: {"run", "revision": another text when anything is another, and what `lines_of` returns}.
+    """What the script draws of a run: {"run", "revision": another text after a change, and what `lines_of` returns}.
 
     It is at most EVERY_S old while the run trains: nobody watches these lines by the second.
     """
@@ -95,7 +95,7 @@ def lines_of(metrics: Metrics, planned: float, incidents: list["view.Incident"])
 def points(x: np.ndarray, y: np.ndarray, buckets: int = BUCKETS) -> dict[str, list[float]]:
     """At most `buckets` points of a line, each of another step: {"x", "mean", "low", "high"}.
 
-    x must not fall. Each point is the mean of its bucket; low and high are the extremes, and [] where no bucket has two values.
+    x must not fall. Each point is its bucket's mean; low and high are the extremes, [] where no bucket has two values.
     """
     kept = np.isfinite(y) & np.isfinite(x)
     x, y = x[kept], y[kept]

@@ -90,7 +90,7 @@ def peak_memory(metrics: Metrics) -> float:
 
 
 def samples(views: list["view.View"]) -> list[tuple[str, str]]:
-    """(path, caption), prompt by prompt, of the last sample of each run, for each prompt that at least two runs have."""
+    """(path, caption), prompt by prompt, of the last sample of each run, for prompts that at least two runs have."""
     last = []
     for one in views:
         found = view.evolution(one.folder)

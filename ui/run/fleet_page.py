@@ -51,7 +51,7 @@ class Fleet:
         self._lock = threading.Lock()
 
     def look(self) -> dict[str, Store]:
-        """What is known of each store, by address. Takes what was read since the last look, and reads when it is due."""
+        """What is known of each store, by address. Takes what was read since the last look; reads when it is due."""
         with self._lock:
             if self.reading is not None and self.reading.done():
                 self._take(self.reading)
@@ -128,7 +128,7 @@ def change(do: str, address: str = "", run: str = "") -> None:
         FLEET.read_s = None
 
 
-# The tab ------------------------------------------------------------------------------------------------------------------
+# The tab --------------------------------------------------------------------------------------------------------------
 
 STALE_S = 180.0  # a machine that trains writes its status every 15 s
 HINT = "Runs on rented machines and clusters, read from the stores that they copy to. The stores of your own runs are included."
@@ -151,7 +151,7 @@ def _store(address: str, store: Store, added: bool) -> str:
 
 
 def _run(run: dict[str, Any], stop: Subjob | None) -> tuple[object, ...]:
-    """A run, the colour and label of its state, its figures, what is said of it, and the label of its Stop; "" for none."""
+    """A run, its state's colour and label, its figures, what is said of it, and the label of its Stop; "" for none."""
     shown = view.View(Path(run["slug"]), run["name"], {**run, "checkpoint": {"step": run.get("checkpoint_step")}})
     colour, state, _ = cards.STATES.get(run.get("state", ""), ("idle", "Unknown", ""))
     ended, updated = run.get("state") in FINAL, shown.time("updated_at")

@@ -11,15 +11,15 @@ from launch.common import LaunchError
 from presets import PresetError
 from runs.files import RunError
 from ui import jobs
-from ui.html import duration, esc
+from ui.html import duration, esc, note
 from ui.run import view
 
 QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
-# A part that is drawn anew loses the events that it had, and a tick that its old timer had just sent would find none: the page then
-# says "Internal Server Error". So events that can be on their way without a press (ticks, previews, those of components outside of
-# the part) have a `key`, by which they stay the same event.
-# Gradio 6.31 draws a part in a thread, and goes through the page's events there without a lock (Renderable.apply). Of two
-# parts drawn at the same time, one failed with "dictionary changed size during iteration" and stayed empty.
+# A part that is drawn anew loses the events that it had, and a tick that its old timer had just sent would find none:
+# the page then says "Internal Server Error". So events that can be on their way without a press (ticks, previews, those
+# of components outside of the part) have a `key`, by which they stay the same event. Gradio 6.31 draws a part in a
+# thread, and goes through the page's events there without a lock (Renderable.apply). Of two parts drawn at the same
+# time, one failed with "dictionary changed size during iteration" and stayed empty.
 DRAWN: dict[str, Any] = {"show_progress": "hidden", "concurrency_limit": 1, "concurrency_id": "drawn parts"}
 
 ERRORS = (RunError, PresetError, LaunchError)  # their messages are for people
@@ -27,7 +27,7 @@ TICK_S, IDLE_S = 1.0, 5.0  # while a command runs, and while none does: somebody
 
 
 def opened(source: gr.Component, title: str, elem_id: str, draw: Callable[[Any], None]) -> gr.Accordion:
-    """Build an accordion whose components `draw(value of source)` makes each time it is opened. It shows an error of `draw`."""
+    """Build an accordion whose components `draw(value of source)` makes when it is opened. It shows its error."""
     with gr.Accordion(title, open=False, elem_id=elem_id) as fold:
 
         @gr.render(inputs=[source], triggers=[fold.expand], **DRAWN)
@@ -41,8 +41,9 @@ def opened(source: gr.Component, title: str, elem_id: str, draw: Callable[[Any],
 
 
 def build(title: str, elem_id: str, selected: gr.State, draw: Callable[[Path], None]) -> gr.Accordion:
-    """Build an accordion whose components `draw(folder of the run)` makes. What was drawn says for which run: once the page
-    shows another one, stale_folds.js closes the accordion and hides what it has, so that no press acts on the run before."""
+    """Build an accordion whose components `draw(folder of the run)` makes. What was drawn says for which run: once the
+    page shows another one, stale_folds.js closes the accordion and hides what it has, so that no press acts on the run
+    before."""
 
     def drawn(name: str) -> None:
         gr.HTML(f'<i data-drawn-for="{esc(name)}"></i>', visible="hidden")
@@ -54,19 +55,13 @@ def build(title: str, elem_id: str, selected: gr.State, draw: Callable[[Path], N
 
 
 def line(label: str, info: str | None = None, **more: Any) -> gr.Textbox:
-    """A field of one line. It says that it is interactive: Gradio finds out by the page's first config which fields are."""
+    """A field of one line. It says that it is interactive: Gradio knows of those in the page's first config only."""
     return gr.Textbox(label=label, info=info, lines=1, max_lines=1, interactive=True, **more)
 
 
 def say(text: object, look: str = "hp-say") -> gr.HTML:
     """A sentence in the part. look: its class of style.css."""
     return gr.HTML(f'<p class="{look}">{esc(text)}</p>', apply_default_css=False)
-
-
-def note(text: object, bad: bool = False) -> str:
-    """What came of a press of a button, as markup; a screen reader says it. "" without text."""
-    kind, role = ("hp-job-note", "alert") if bad else ("hp-job-state", "status")
-    return f'<p class="{kind}" role="{role}">{esc(text)}</p>' if text else ""
 
 
 def outcome(folder: Path, name: str, busy: str, failed: str, done: Callable[[Any], str]) -> tuple[bool, str]:
@@ -94,15 +89,22 @@ def job(
     hides: Sequence[Any] | None = None,
     more: Sequence[tuple[Any, Callable[..., object]]] = (),
 ) -> gr.HTML:
-    """Show a command that runs in the background (ui/jobs.py): a button that ends it, and what it does. Its timer looks at
-    it, so any page shows its progress, whoever started it. Returns the component that shows what it does.
+    """Show a command that runs in the background (ui/jobs.py): a button that ends it, and what it does. Its timer looks
+    at it, so any page shows its progress, whoever started it. Returns the component that shows what it does.
 
     Args:
         go: the button that starts it. begin: starts it with the values of `inputs`. look: returns whether it runs, and what
-            it does or did as markup. hides: what is hidden while it runs; by default `go`. more: other events that start
-            it, and how.
+            it does or did as markup. hides: what is hidden while it runs; by default `go`. more: other events that
+            start it, and how.
     """
-    hides, (busy, markup) = [go] if hides is None else hides, look()
+
+    def looked() -> tuple[bool, str]:
+        try:
+            return look()
+        except ERRORS as error:
+            return False, note(error, True)
+
+    hides, (busy, markup) = [go] if hides is None else hides, looked()
     for one in hides:
         one.visible = not busy
     stop = gr.Button("Cancel", size="sm", visible=busy, scale=0, min_width=110, elem_id=f"cancel-{elem_id}")
@@ -121,10 +123,10 @@ def job(
             begin(*values)
         except ERRORS as error:
             return [note(error, True), *[gr.skip()] * len(outputs)]
-        return ["", *updates(look())]
+        return ["", *updates(looked())]
 
     def on_tick(before: tuple[bool, str]) -> list[Any]:
-        now = look()
+        now = looked()
         return [gr.skip()] * len(outputs) if now == tuple(before) else updates(now)
 
     for event, act in ((go.click, begin), *more):

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import gradio as gr
+from markupsafe import Markup
 
 import runs
 from launch import skypilot
@@ -26,9 +27,9 @@ from runs.dataset import counts
 from runs.files import RunError
 from runs.manage import size_text
 from ui import jobs, served
-from ui.html import box, duration, esc, region
+from ui.html import duration, esc, region
 from ui.new import rehearsal
-from ui.run import fold, view
+from ui.run import cards, fold, view
 from ui.run.fold import QUIET
 
 MINUTES = 60.0
@@ -85,7 +86,7 @@ def missing(place: Place) -> str:
 
 
 def write_files(folder: Path, kind: str, values: Sequence[Any], submit: bool = False) -> None:
-    """Start the command that writes the files for a place and, with `submit`, starts the run there. RunError: it cannot."""
+    """Start the command that writes the files for a place; with `submit`, it starts the run there. Raises RunError."""
     words = arguments(kind, values)
     if submit and (reason := missing(PLACES[kind])):
         raise RunError(reason)
@@ -112,7 +113,7 @@ def arguments(kind: str, values: Sequence[Any]) -> list[str]:
     return words
 
 
-# What the commands did ---------------------------------------------------------------------------------------------------
+# What the commands did ------------------------------------------------------------------------------------------------
 
 STATES = {
     "done": "Finished",
@@ -130,19 +131,15 @@ def result(folder: Path, name: str) -> str:
         return ""
     printed, values, errors = jobs.output(folder, name)
     busy, errors = job.state == "running", errors.strip()
-    state = f"Running for {duration(job.seconds)}…" if busy else STATES.get(job.state, job.state)
-    parts = [f'<p class="hp-job-state" role="status" data-state="{job.state}">{esc(state)}</p>']
-    if errors and job.state not in ("running", "done"):
-        parts.append(box(map(esc, errors.splitlines()[-ERROR_LINES:])))
-    if name.startswith("launch-"):
-        parts.append(written(folder, values))
-    if text := "\n".join(filter(None, (printed.strip(), errors if busy else ""))):
-        parts.append(region("Output", esc(text), "hp-log"))
-    return f'<div class="hp-job">{"".join(parts)}</div>'
+    said = f"Running for {duration(job.seconds)}…" if busy else STATES.get(job.state, job.state)
+    problems = errors.splitlines()[-ERROR_LINES:] if job.state not in ("running", "done") else []
+    file = Markup(written(folder, values)) if name.startswith("launch-") else ""
+    text = "\n".join(filter(None, (printed.strip(), errors if busy else "")))
+    return cards.CARD("job", job.state, said, problems, file, text)
 
 
 def written(folder: Path, values: Any) -> str:
-    """The file of the run's folder that a command's JSON names, with its text and a download, as markup; "" for any other."""
+    """The file of the run's folder that a command's JSON names, with its text and a download; "" for any other."""
     named = (values.get("file") or values.get("script")) if isinstance(values, dict) else None
     try:
         path = Path(str(named)).resolve(strict=True)
@@ -155,9 +152,7 @@ def written(folder: Path, values: Any) -> str:
     if not text and not sent:
         return ""
     address = served.file_url(path) if sent else f"data:text/plain;charset=utf-8,{quote(text)}"
-    link = f'<a class="hp-button" href="{esc(address)}" download="{esc(path.name)}" aria-label="Download {esc(name)}">Download</a>'
-    head = f'<div class="hp-file-head"><strong>{esc(name)}</strong><span>{size_text(size)}</span>{link}</div>'
-    return f'<div class="hp-file">{head}{region(name, esc(text))}</div>'
+    return cards.CARD("file", name, path.name, size_text(size), address, text)
 
 
 def _ranks(folder: Path) -> str:
@@ -168,7 +163,7 @@ def _ranks(folder: Path) -> str:
     return region("Rank report", esc("\n".join(found["lines"]))) if found else ""
 
 
-# The part of the page ---------------------------------------------------------------------------------------------------
+# The part of the page -------------------------------------------------------------------------------------------------
 
 ASK, SURE = "Write and submit", "Submit now? It can cost money"
 NO_STORE = "This run has no store. A rented machine loses its disk, so set Store in its run.toml, or in a new LoRA under More settings."

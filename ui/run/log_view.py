@@ -106,7 +106,7 @@ def find(folder: Path, text: str, level: str = "") -> tuple[list[Line], float]:
     return [*itertools.islice(backwards(), MOST_FOUND)][::-1], searched / size if size else 1.0
 
 
-# The part of the page ---------------------------------------------------------------------------------------------------
+# The part of the page -------------------------------------------------------------------------------------------------
 
 CHOICES = [("All lines", ""), ("Warnings and errors", "warning"), ("Errors", "error")]
 EMPTY = '<p class="hp-none">The log is empty.</p>'

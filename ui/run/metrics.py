@@ -1,7 +1,7 @@
-"""The numbers of a run, read from its growing `metrics.jsonl`: loss, learning rate and time of each step, and the GPUs' samples.
+"""A run's numbers from its growing `metrics.jsonl`: loss, learning rate and time of each step, the GPUs' samples.
 
-After a restart the trainer repeats the steps since its checkpoint. The later attempt counts: a line replaces the earlier
-ones of its step and of later steps. So steps always rise, and all attempts together are one line.
+After a restart the trainer repeats the steps since its checkpoint. The later attempt counts: a line replaces the
+earlier ones of its step and of later steps. So steps always rise, and all attempts together are one line.
 
 Each update reads only what was added (runs/growing.py). A run of 100,000 steps is 17 MB. Numbers are
 kept in arrays of numpy, which Gradio has loaded anyway.
@@ -40,8 +40,8 @@ class Metrics:
     """A run's numbers.
 
     restarts: the first step of each later attempt. validation: the loss on held-out images by step.
-    gpus: by number; their "step" is the one that the training had reached. revision: another text when there are others,
-    also after a restart of the server. lock: held by the one thread that uses it.
+    gpus: by number; their "step" is the one that the training had reached. revision: another text when there are
+    others, also after a restart of the server. lock: held by the one thread that uses it.
     """
 
     def __init__(self, path: Path):

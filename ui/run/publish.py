@@ -12,8 +12,7 @@ import gradio as gr
 from launch import publish
 from runs.files import RunError
 from ui import jobs
-from ui.html import box, duration, esc
-from ui.new.hub_login import linked
+from ui.html import box, duration, esc, linked
 from ui.run import fold
 from ui.run.fold import QUIET
 
@@ -21,8 +20,8 @@ JOB = "publish"
 LIMIT_S = 6 * 3600.0
 MOST_SAMPLES = 12
 NO_TOKEN = (
-    "You are not logged in to Hugging Face. Log in under “Hugging Face account” in the tab New LoRA, with a token that may "
-    "write, then open this part again."
+    "You are not logged in to Hugging Face. Log in under “Hugging Face account” in the tab New LoRA, with a token that "
+    "may write, then open this part again."
 )
 ENDED = {"failed": "Not published", "cancelled": "Cancelled", "lost": "Interrupted; publish again to continue"}
 
@@ -73,19 +72,12 @@ def draw(folder: Path) -> None:
         fields[key] = kind(value=value, label=label, info=info, interactive=True, elem_id=f"publish-{key}", **more)
 
     files = [(f"{one['name']} ({one['at']}, {one['bytes'] / 1e6:.1f} MB)", one["name"]) for one in known["loras"]]
-    licences = [(label, key) for key, label in known["licences"].items()]
+    licence, licences = known["licence"] or None, [(label, key) for key, label in known["licences"].items()]
     repo = (known["published"] or {}).get("repo", known["repo"])
     with gr.Row(elem_classes="hp-fields"):
         add(gr.Textbox, "repo", repo, "Repository", "A name, or OWNER/NAME for an organization", max_lines=1)
         add(gr.Dropdown, "lora", files[0][1], "LoRA", "The file that is published", choices=files)
-        add(
-            gr.Dropdown,
-            "licence",
-            known["licence"] or None,
-            "Licence",
-            "Usually that of the base model",
-            choices=licences,
-        )
+        add(gr.Dropdown, "licence", licence, "Licence", "Usually that of the base model", choices=licences)
     with gr.Row(elem_classes="hp-fields"):
         about = "Its Hugging Face id, OWNER/NAME; the card links to it"
         add(gr.Textbox, "title", known["title"], "Title", "The card's heading", max_lines=1)

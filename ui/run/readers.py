@@ -34,8 +34,8 @@ _kept: dict[Hashable, tuple[tuple[Any, ...], Any]] = {}  # what it was made of, 
 def kept(name: str, key: Path, files: Iterable[Path], make: Callable[[], T], young: bool = False) -> T:
     """What `make` returns, made again only after one of the `files` that it reads has changed.
 
-    young: also make it again while a file changed a moment ago, because file systems count in coarse ticks: of a folder, a
-    further change may have the same stamp.
+    young: also make it again while a file changed a moment ago, because file systems count in coarse ticks: of a
+    folder, a further change may have the same stamp.
     """
     stamps = tuple(map(stamp, files))
     fresh = young and any(abs(time.time_ns() - one.mtime_ns) < YOUNG_NS for one in stamps)
@@ -43,7 +43,7 @@ def kept(name: str, key: Path, files: Iterable[Path], make: Callable[[], T], you
 
 
 def latest(name: str, key: Path, given: tuple[Any, ...], make: Callable[[], T], fresh: bool = False) -> T:
-    """What `make` returns, made again only when `given`, what it is made of, is another than at the last call, or `fresh`."""
+    """What `make` returns, made again only when `given`, what it is made of, is another than before, or `fresh`."""
     known = _kept.pop((name, key), None)
     if known is None or fresh or known[0] != given:
         known = given, make()

@@ -1,6 +1,6 @@
-// Keeps the page's address: ?run=NAME while a run is shown, so that a reload or a bookmark opens it again; ?tab=NAME for a tab
-// that shows no run (TABS in ui/page.py). Nothing happens before the page has loaded its state: Gradio reports the first
-// tab as selected until then, which would clear the address.
+// Keeps the page's address: ?run=NAME while a run is shown, so that a reload or a bookmark opens it again; ?tab=NAME
+// for a tab that shows no run (TABS in ui/page.py). Nothing happens before the page has loaded its state: Gradio
+// reports the first tab as selected until then, which would clear the address.
 const panel = element.closest(".tabitem") || element;
 const keepAddress = () => {
   if (!document.body.classList.contains("hp-open")) return;

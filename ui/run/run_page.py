@@ -15,7 +15,7 @@ from typing import Any
 import gradio as gr
 
 import runs
-from jobs import queue as run_queue
+from jobs import queue
 from monitor.phrases import count
 from runs import manage
 from runs.dataset import counts
@@ -24,20 +24,7 @@ from ui import jobs, scripts
 from ui.dataset import captioning, draft, images, imports
 from ui.html import box, esc, pressed
 from ui.new import form, script_editor
-from ui.run import (
-    actions,
-    blind_vote,
-    cards,
-    charts,
-    compare,
-    fold,
-    launch_tab,
-    log_view,
-    publish,
-    queue,
-    samples,
-    view,
-)
+from ui.run import actions, blind_vote, cards, charts, compare, fold, launch_tab, log_view, publish, samples, view
 from ui.run.fold import QUIET
 
 TICK_S = 1.0
@@ -53,7 +40,7 @@ FOLDS = {
 # The click changes the button before the server hears of it; `refresh` changes it again when the run's state does.
 STOPPING = """() => ({ __type__: 'update', value: 'Stopping…', interactive: false })"""
 SHOW_NOTE = "() => setTimeout(() => document.querySelector('#new-note').scrollIntoView({ block: 'center' }), 150)"
-# Enables the form (style.css) and the address (run_address.js). Before this, loading the draft would replace what was typed.
+# Enables the form (style.css) and the address (run_address.js). Before, loading the draft would replace what was typed.
 OPENED = """() => {
   document.body.classList.add('hp-open');
   window.dispatchEvent(new Event('hangproof-open'));
@@ -111,7 +98,7 @@ def build() -> RunPage:
     outputs = [selected, seen, *(parts[name] for name in PARTS), halt, go, total, copy]
 
     shown = [selected, seen, search]
-    # Gradio copies the values of every component that shows an event's progress, twice an event, even where it is hidden.
+    # Gradio copies the values of every component that shows an event's progress, twice an event, even a hidden one.
     quiet = {**QUIET, "show_progress_on": notice}
     again: dict[str, Any] = {"fn": refresh, "inputs": shown, "outputs": outputs, **quiet}
     timer.tick(queue=False, **again)
@@ -157,7 +144,7 @@ def _manage(folder: Path, said: gr.HTML, again: dict[str, Any]) -> None:
     def on_delete(images: bool, _: str, seen: str, search: str) -> list[Any]:
         try:
             freed = manage.delete(folder, jobs.idle, images)
-            run_queue.forget(folder.name)
+            queue.forget(folder.name)
         except runs.RunError as error:
             return [*[gr.skip()] * len(again["outputs"]), notice([str(error)], "bad")]
         said = notice([f"Deleted {folder.name}. This freed {manage.size_text(freed)}."])
@@ -194,7 +181,7 @@ def render(selected: str, seen: str, search: str = "") -> list[Any]:
     parts: dict[str, Any] = dict.fromkeys(PARTS, "")
     parts["list"] = cards.run_list(everything, selected, search or "")
     parts["head"] = cards.head(shown) if shown else cards.no_run(selected)
-    parts["queue"] = queue.html(everything)
+    parts["queue"] = actions.queue_html(everything)
     parts["charts"] = charts.value(shown)
     if shown is not None:
         saved, folder = view.loras(shown.folder), shown.folder
@@ -282,7 +269,7 @@ def on_press(selected: str, event: gr.EventData) -> str:
     run, action = pressed(event, "run") or selected, pressed(event, "do")
     try:
         if action == "table":
-            return f'<div class="hp-problem hp-info">{queue.table_of(run)}</div>'
+            return f'<div class="hp-problem hp-info">{actions.sweep_table(run)}</div>'
         said = actions.act(run, action).get("message")
     except runs.RunError as error:
         return notice(str(error).splitlines(), "bad")

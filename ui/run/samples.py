@@ -1,4 +1,4 @@
-"""The part "Samples" of a run: its pictures by prompt and step, two of them over each other, and a blind vote on its LoRAs.
+"""The part "Samples" of a run: its pictures by prompt and step, two over each other, and a blind vote on its LoRAs.
 
 Gradio's own components show the pictures. Their addresses are those of the page's own route (ui/served.py), which sends
 nothing outside the data folders; a picture that it would not send is left out.
@@ -26,8 +26,8 @@ PLAIN: dict[str, Any] = {"interactive": False, "buttons": ["fullscreen"]}
 GALLERY: dict[str, Any] = {"label": "Samples", "show_label": False, "height": "auto", **PLAIN}
 NO_SAMPLES = "This run has no samples yet. They are drawn where “Sample prompts” has a prompt and “Generate samples every N steps” is not 0."
 NO_VOTE = (
-    "A blind vote compares LoRAs by samples of the same step, and fewer than two have some. Save LoRAs and draw samples at the "
-    "same steps: set “Save a checkpoint every N steps” and “Generate samples every N steps” to the same number."
+    "A blind vote compares LoRAs by samples of the same step, and fewer than two have some. Save LoRAs and draw samples "
+    "at the same steps: set “Save a checkpoint every N steps” and “Generate samples every N steps” to the same number."
 )
 Picture = tuple[str, str]  # path, caption
 
@@ -40,7 +40,7 @@ def prompts(found: Evolution) -> dict[int, str]:
 
 
 def pictures(found: Evolution, prompt: int = ALL) -> list[Picture]:
-    """The pictures of a prompt, or of all, in the order of their steps; those whose names say no step are at the end."""
+    """The pictures of a prompt, or of all, by their steps; those whose names say no step are at the end."""
     texts = prompts(found)
     shown = []
     for snapshot in found.snapshots:
@@ -58,7 +58,7 @@ def sent(path: Path) -> str | None:
 
 
 def summary(found: Evolution, folder: Path) -> str:
-    """What is known of the run, a sentence each: that it has no samples, the lowest validation loss, the picked LoRA."""
+    """What is known of the run, in sentences: that it has no samples, the lowest validation loss, the picked LoRA."""
     lines = [] if found.others or prompts(found) else [NO_SAMPLES]
     if (lowest := best(found.validation)) is not None:
         lines.append(f"Lowest validation loss: {number(lowest[1], 3)} at step {lowest[0]:,}.")

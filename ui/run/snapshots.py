@@ -7,12 +7,12 @@ LoRA whose name has an epoch and no step gets its step from `metrics.jsonl`, or 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from runs.results import Lora, Prompt, Sample, moment
 from ui.run.metrics import Metrics
+from ui.run.readers import stamp
 
 SMOOTHED = 50  # steps whose mean is the loss of a snapshot: that of a single step depends on its noise
 At = tuple[int | None, int | None]  # a step, or an epoch whose step is not known
@@ -83,8 +83,8 @@ def table(prompts: Iterable[Prompt], samples: Sequence[Sample], loras: Iterable[
             epoch = next((number for number, end in last.items() if 0 < step <= end), None)
             smoothed = losses[(trained > step - SMOOTHED) & (trained <= step) & ~np.isnan(losses)]
             loss, held_out = float(smoothed.mean()) if len(smoothed) else None, validation.get(step)
-        times = [_mtime(path) for path in ([lora.path] if lora else [sample.path for sample in drawn])]
-        time = max((known for known in times if known is not None), default=None)
+        times = [stamp(path).mtime_ns / 1e9 for path in ([lora.path] if lora else [sample.path for sample in drawn])]
+        time = max(times, default=0.0) or None  # 0: the files are gone
         found.append(Snapshot(step, epoch, time, loss, held_out, lora, drawn))
     found.sort(key=lambda one: (one.step is None, one.step or 0, one.epoch or 0))
     return Evolution(tuple(prompts), tuple(found), tuple(validation.items()), tuple(others))
@@ -93,10 +93,3 @@ def table(prompts: Iterable[Prompt], samples: Sequence[Sample], loras: Iterable[
 def best(validation: Iterable[tuple[int, float]]) -> tuple[int, float] | None:
     """(step, loss) of the lowest validation loss; of equal ones the first. None without a validation after step 0."""
     return min((one for one in validation if one[0]), key=lambda one: one[1], default=None)
-
-
-def _mtime(path: Path) -> float | None:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return None

@@ -1,4 +1,4 @@
-// A fold (fold.py) is closed when another run is shown than the one it was drawn for, and is empty until it is drawn again.
+// A fold (fold.py) is closed when another run is shown than it was drawn for, and is empty until it is drawn again.
 const runsTab = element.closest(".tabitem") || element;
 const emptyFolds = () => {
   const run = document.querySelector("#run-head [data-run]")?.dataset.run;

@@ -110,7 +110,7 @@ class View:
 
 
 def number_of(values: dict[str, Any], key: str) -> float | None:
-    """A number among the values of a file; None when it is missing, not a number, or larger than any that is measured."""
+    """A number among the values of a file; None where it is missing, no number, or larger than any measured one."""
     value: Any = values.get(key)
     return value if type(value) in (int, float) and abs(value) < LARGEST else None
 
@@ -188,10 +188,11 @@ def read_all() -> list[View]:
         return [read(folder) for folder in newest]
 
 
-# The selected run -------------------------------------------------------------------------------------------------------
+# The selected run -----------------------------------------------------------------------------------------------------
 
-# What grows is read from where the last look ended; a run of a million steps takes seconds, for which those who look at another
-# run do not wait. A new run of a deleted one's name has another run.toml, while ext4 gives its files the inodes of the deleted ones.
+# What grows is read from where the last look ended; a run of a million steps takes seconds, for which those who look at
+# another run do not wait. A new run of a deleted one's name has another run.toml, while ext4 gives its files the inodes
+# of the deleted ones.
 _reader = functools.lru_cache(READ_RUNS)(lambda folder, made: Metrics(folder / METRICS))
 
 

@@ -5,18 +5,18 @@ from ui_helpers import write_run
 
 import runs
 from runs import history
-from ui.new import estimates, form
+from ui.new import form, summary
 
 
 def test_cost_time_and_disk_are_beside_memory(data):
     fields = {"name": "cat", "model": "flux-dev", "tier": "20G", "trigger": "x", "spend_limit": "0.1"}
     review = form.review(values(**fields, price_per_hour="0.5"), {"": 20})
-    spec, text = review.spec, estimates.html(review)
+    spec, text = review.spec, summary.estimates(review)
     seconds, source = history.expected(spec, runs.planned_steps(spec, {"": 20}))
     assert f"about {0.5 * seconds / 3600:.2f}" in text and "spend limit of 0.1" in text and "RTX 4090" in source
-    by_epochs = estimates.html(form.review(values(flags="sample_every_n_epochs=2"), {"": 20}))
+    by_epochs = summary.estimates(form.review(values(flags="sample_every_n_epochs=2"), {"": 20}))
     assert "every 400 steps" in text and "every 2 epochs" in by_epochs
-    assert "samples" in text and "Cost" not in estimates.html(form.review(values(**fields), {"": 20}))
+    assert "samples" in text and "Cost" not in summary.estimates(form.review(values(**fields), {"": 20}))
 
 
 def test_an_earlier_run_gives_the_time_of_the_next_one(data, no_gpu):

@@ -10,14 +10,14 @@ from ui_helpers import watched, write_run
 from guards import step_requests
 from jobs import queue as run_queue
 from runs.files import RunError
-from ui.run import actions, queue, view
+from ui.run import actions, view
 
 
 @pytest.fixture
 def folder(data, monkeypatch):
     """A run whose monitor looks alive. No process starts what waits in the queue."""
     monkeypatch.setattr(run_queue, "ensure_worker", lambda: False)
-    monkeypatch.setattr(queue, "_checked_s", 0.0)
+    monkeypatch.setattr(actions, "_checked_s", 0.0)
     made = write_run(data, eta_s=60)
     (made / "sample_prompts.txt").write_text("a cat\n")
     (made / "train.sh").write_text("")

@@ -3,9 +3,11 @@
 import ast
 
 import gradio as gr
+from draft_helpers import drawn
 from gradio.context import LocalContext
 from gradio.state_holder import SessionState
 
+from runs.files import RunError
 from runs.paths import ROOT
 from ui.run import fold
 
@@ -30,6 +32,18 @@ def test_a_part_that_is_drawn_anew_still_knows_the_tick_of_its_old_timer():
         assert len(first) == 1 and ticks() == first
     finally:
         LocalContext.blocks_config.set(None)
+
+
+def test_a_look_that_fails_says_why_once():
+    """A draft or a folder can become unreadable while its fold is open."""
+
+    def look() -> tuple[bool, str]:
+        raise RunError("draft.sqlite cannot be read")
+
+    run, _ = drawn(lambda: fold.job(gr.Button("Go"), lambda: None, look, lambda: None, "work"))
+    _, _, shown, known, _ = run["on_tick"]((True, "Working"))
+    assert "draft.sqlite cannot be read" in shown
+    assert run["on_tick"](known) == [gr.skip()] * 5
 
 
 def test_each_tick_of_such_a_part_has_a_key_of_its_own():

@@ -5,7 +5,7 @@ from ui_helpers import write_run
 
 from jobs import queue as run_queue
 from runs.files import RunError
-from ui.run import actions, queue, view
+from ui.run import actions, view
 
 
 @pytest.fixture
@@ -21,14 +21,15 @@ def waiting(data, monkeypatch):
 
 
 def order() -> list[str]:
-    return [one.run for one in queue.entries()]
+    return [one.run for one in actions.entries()]
 
 
 def test_the_queue_is_shown_in_order_as_text_and_its_buttons_move_and_cancel(waiting, monkeypatch):
-    shown = queue.html(view.read_all())
+    shown = actions.queue_html(view.read_all())
     places = [shown.index(f'<li class="" data-run="{name}"') for name in ("one", "two", "three")]
     assert "Queue (3)" in shown and places == sorted(places)
     assert "<i" not in shown and "&lt;i onclick=x&gt;" in shown
+    assert "<ul" not in shown, "no list of sweeps where there is none"
     first, last = shown[: places[1]], shown[places[2] :]
     assert 'data-do="up" data-run="one"' in first and first.count('aria-disabled="true"') == 1
     assert last.partition('data-do="down"')[2].partition(">")[0].endswith('aria-disabled="true"')
@@ -44,4 +45,4 @@ def test_the_queue_is_shown_in_order_as_text_and_its_buttons_move_and_cancel(wai
         assert "Stopping cat-r8." in actions.act("cat-sweep", "cancel")["message"], "the run of a sweep that trains"
     for run in ("two", "three"):
         run_queue.forget(run)
-    assert queue.html(view.read_all()) == "", "an empty queue takes no room"
+    assert actions.queue_html(view.read_all()) == "", "an empty queue takes no room"
