@@ -95,7 +95,7 @@ def test_pruning_keeps_two_complete_manifests_and_deletes_the_rest(run, place, c
         copier.prune()
     copier.push()
     copier.prune()
-    names = manifest_names(place)
+    names = [*manifest_names(place)]
     assert names == ["manifests/000001-000004.json", "manifests/000001-000003.json"]
     needed = {m.blob for _, manifest, _ in each_manifest(place, run.name) for m in manifest.files.values()}
     assert set(place.list(FILES)) == needed
@@ -104,14 +104,21 @@ def test_pruning_keeps_two_complete_manifests_and_deletes_the_rest(run, place, c
     assert restore(place, run.name).step == 30
 
 
-def test_contents_that_another_writer_is_sending_are_not_deleted(run, place, copier):
+def test_contents_that_another_writer_or_an_unreadable_manifest_needs_are_not_deleted(run, place, copier, monkeypatch):
     log(run, "x")
     copier.push()
     place.put(f"{FILES}/{'a' * 64}", b"of a push under way")
     assert copier.prune() == 0
     assert f"{FILES}/{'a' * 64}" in place.list(FILES)
     log(run, "y")
-    copier.push()
+    newest = copier.push().manifest
+    place.put(newest.name, b"<html>")  # as a server answers for a moment
+    assert copier.prune() == 0
+    place.put(newest.name, newest.dumps())
+    with monkeypatch.context() as stale:
+        listed = place.list
+        stale.setattr(place, "list", lambda where: {k: v for k, v in listed(where).items() if k != newest.name})
+        assert copier.prune() == 0
     copier.prune()
     assert f"{FILES}/{'a' * 64}" not in place.list(FILES), "it was there before the last push, so nobody sends it"
 
@@ -143,11 +150,11 @@ def test_damaged_contents_are_sent_again(run, place, other):
     bad = pushed.files[f"run/{run.name}-step00000010-state/optimizer.bin"]
     place.put(bad.blob, b"x" * bad.size)
     other("empty")
-    done = restore(place, run.name)
-    assert done.manifest is None and done.damaged == {bad.sha256}
+    with pytest.raises(StoreError, match="copies of this run, and none is complete .*is damaged"):
+        restore(place, run.name)  # it would train from step 0, and the copies would be pruned
     assert not (outputs_dir() / run.name / "run.toml").exists()
     other("home")
-    copier = Copier(place, run, held(place), distrusted=done.damaged)
+    copier = Copier(place, run, held(place), distrusted={bad.sha256})
     copier.push()
     other("third")
     assert restore(place, run.name).step == 10
