@@ -176,9 +176,11 @@ def test_what_a_training_saves_while_nobody_watches_reaches_the_store(machine, a
     finished(address, 120)
 
 
-def test_what_ends_a_run_is_not_overwritten_by_another_thread_of_the_agent(tmp_path):
+def test_what_ends_a_run_is_not_overwritten_by_another_thread_and_is_written_once_the_disk_has_space(tmp_path):
     report = Report(tmp_path, "1" * 16)
+    report._path = tmp_path / "no folder" / store.STORE
     report.set(lease=store.LeaseState.LOST, message="other (process 1) took the lease")
+    report._path = tmp_path / store.STORE
     report.set(lease=store.LeaseState.HELD, ready=True, message="the lease is held")
     values = json.loads((tmp_path / store.STORE).read_text())
     assert (values["lease"], values["ready"], values["message"]) == ("lost", False, "other (process 1) took the lease")

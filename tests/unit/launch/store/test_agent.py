@@ -4,6 +4,7 @@ import io
 import json
 import os
 import threading
+import time
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -171,11 +172,12 @@ def test_what_the_store_lacks_is_named_and_a_new_checkpoint_or_lora_is_seen(one)
 
 
 def test_a_restore_is_tried_again_until_it_cannot_succeed(one, monkeypatch, capsys):
-    errors = [Unavailable("busy"), NotFound("gone")]
+    errors, fetched_mb = [Unavailable("busy"), NotFound("gone")], 1
 
     def restore(place, run, folder, on_progress):
-        on_progress(1_000_000, 3_000_000)
-        assert "restoring from the store: 1 of 3 MB" in values(one)["message"]
+        on_progress(fetched_mb * 1_000_000, 3_000_000)
+        assert f"restoring from the store: {fetched_mb} of 3 MB" in values(one)["message"]
+        time.sleep(0.01)
         if errors:
             raise errors.pop(0)
         return SimpleNamespace(notes=["a note"], files=2, step=7, damaged={"x"}, manifest=SimpleNamespace(owner="far"))
@@ -190,6 +192,9 @@ def test_a_restore_is_tried_again_until_it_cannot_succeed(one, monkeypatch, caps
     assert one.retried_restore() is None and values(one)["lease"] == "unusable", "late"
     one.report, one.limits.connect_s, errors = agent.Report(one.folder, ""), 1e6, [Refused("another run")]
     assert one.retried_restore() is None and values(one)["message"] == "another run"
+    one.report, one.limits.connect_s, fetched_mb = agent.Report(one.folder, ""), 0.03, 0
+    errors = [*[Unavailable("busy")] * 20, Refused("tried for ever")]
+    assert one.retried_restore() is None and values(one)["message"] == "busy", "nothing more arrives"
 
 
 def test_the_monitors_orders(one, monkeypatch):
@@ -197,5 +202,5 @@ def test_the_monitors_orders(one, monkeypatch):
     lines = io.BytesIO(b"".join(json.dumps(order).encode() + b"\n" for order in orders))
     monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=lines))
     one.lease.poll = lambda: WAITING
-    assert one.serve() == 0
+    one.serve()
     assert one.orders == 4 and one.final and one.wake.is_set() and one.released.is_set() and one.lease.release.called
