@@ -30,7 +30,7 @@ from launch.store.manifest import (
     order_of,
     parse,
 )
-from launch.store.places import Place, StoreError, Unavailable
+from launch.store.places import Place, Refused, StoreError, Unavailable
 from monitor.process import platform
 from runs.paths import datasets_dir
 
@@ -52,14 +52,14 @@ def each_manifest(place: Place, run: str) -> Iterator[tuple[str, Manifest | None
     """(name, manifest, why it cannot be used) of a run's manifests in the store, newest first.
 
     None: it is damaged. "": all that it names is listed with its size; the hashes are compared by a restore only.
-    Raises Unavailable.
+    Raises Refused, Unavailable.
     """
     names = manifest_names(place)
     files = place.list(FILES) if names else {}
     for name in names:
         try:
             manifest = parse(place.read(name, MAX_BYTES), name, run)
-        except Unavailable:
+        except (Unavailable, Refused):
             raise
         except StoreError as error:
             yield name, None, str(error)

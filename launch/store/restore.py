@@ -24,7 +24,7 @@ from guards import checkpoint
 from launch.common import plain_files
 from launch.store.copies import each_manifest
 from launch.store.manifest import RENDERED, Manifest, Member, Memory, linked, newest_state, result_folders, state_of
-from launch.store.places import Place, StoreError, Unavailable
+from launch.store.places import Place, Refused, StoreError, Unavailable
 from monitor.ledger import Ledger
 from monitor.run_folder import STATUS, read_json
 from runs.dataset import images_in
@@ -105,7 +105,7 @@ class Restored:
                     self._fetch(wanted)
                     self._check_states(manifest, wanted)
                     return manifest, wanted
-                except (Unavailable, _Conflict):
+                except (Unavailable, Refused, _Conflict):
                     raise
                 except StoreError as error:
                     why = str(error)

@@ -7,6 +7,7 @@ import os
 import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
 
 import pytest
 from runs_helpers import contents as files_of
@@ -123,7 +124,7 @@ def test_contents_that_another_writer_or_an_unreadable_manifest_needs_are_not_de
     assert f"{FILES}/{'a' * 64}" not in place.list(FILES), "it was there before the last push, so nobody sends it"
 
 
-def test_a_damaged_manifest_or_file_makes_the_one_before_it_count(run, place, copier, other):
+def test_a_damaged_manifest_or_file_makes_the_one_before_it_count(run, place, copier, other, monkeypatch):
     first = belonging(run)
     add_state(run, 20, size=300_000)
     log(run, "later")
@@ -135,6 +136,9 @@ def test_a_damaged_manifest_or_file_makes_the_one_before_it_count(run, place, co
     assert done.step == 10 and done.damaged == {bad.sha256}
     assert done.manifest.number == 1 and any("is damaged" in note for note in done.notes)
     assert belonging(outputs_dir() / run.name) == first
+    with monkeypatch.context() as refusing, pytest.raises(Refused, match="no permission"):
+        refusing.setattr(place, "_read", Mock(side_effect=Refused("no permission")))  # that is no damage
+        restore(place, run.name)
     place.delete([bad.blob])
     other("third")
     assert restore(place, run.name).step == 10
