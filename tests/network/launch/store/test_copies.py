@@ -17,7 +17,7 @@ from guards import checkpoint
 from launch.store import copies
 from launch.store.copies import Copier, NotHeld, each_manifest, manifest_names, newest_manifest
 from launch.store.lease import Lease, this_owner
-from launch.store.manifest import FILES, Memory, contents
+from launch.store.manifest import FILES, Memory
 from launch.store.places import Limits, Place, Refused, StoreError, open_place
 from launch.store.restore import restore
 from runs.paths import datasets_dir, outputs_dir
@@ -352,16 +352,3 @@ def test_hashes_are_not_trusted_for_a_file_that_was_just_written(tmp_path):
     assert memory.local(path).sha256 != first.sha256 and not memory._known
     os.utime(path, (3e9, 3e9))  # the clock was set back since
     assert memory.local(path).sha256 and memory._known, "else all is read again at each copy"
-
-
-def test_files_that_vanish_while_they_are_listed_are_left_out(run, monkeypatch):
-    real = Memory.local
-
-    def vanishing(self, path):
-        if path.suffix == ".png":
-            path.unlink()
-        return real(self, path)
-
-    monkeypatch.setattr(Memory, "local", vanishing)
-    found = contents(run, datasets_dir() / run.name, Memory(run))
-    assert found.step == 10 and not [name for name in found.files if name.endswith(".png")]

@@ -100,23 +100,6 @@ def test_a_restore_that_is_killed_while_it_renames_is_repeated(run, place, copie
     assert found == expected
 
 
-def test_newer_work_of_this_machine_wins(run, place, copier, other):
-    copier.lease.release()
-    other()
-    restore(place, run.name)
-    here = outputs_dir() / run.name
-    add_state(here, 50)
-    log(here, "newer")
-    mine = belonging(here)
-    assert restore(place, run.name).step == 50
-    assert belonging(here) == mine
-    Copier(place, here, held(place)).push()
-    other("home")
-    done = restore(place, run.name)
-    assert done.step == 50 and belonging(run) == mine
-    assert (run / f"{run.name}-step00000010-state").is_dir(), "its own older state stays"
-
-
 def test_an_edit_of_the_spec_or_of_a_caption_here_is_kept_and_an_older_one_replaced(run, place, copier, other):
     other()
     restore(place, run.name)
