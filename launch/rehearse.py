@@ -480,6 +480,5 @@ def run(args: argparse.Namespace) -> int:
 
 def failure_lines(found: Rehearsal) -> list[str]:
     """Where it failed, why, and what to change."""
-    problem = found.problem
-    head = f"Failed at “{problem['stage']}”: {problem['title'].rstrip('.')}."
-    return [head, *filter(None, (problem["text"], problem["change"]))]
+    head = f"Failed at “{found.problem['stage']}”: {found.problem['title'].rstrip('.')}."
+    return [head, *filter(None, (found.problem["text"], found.problem["change"]))]

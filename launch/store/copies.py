@@ -149,10 +149,8 @@ class Copier:
             complete += not why
             if complete == KEPT_MANIFESTS:
                 break
-        else:
-            return 0
-        if self.last is None or self.last.name not in kept:
-            return 0  # an old listing
+        if complete < KEPT_MANIFESTS or self.last is None or self.last.name not in kept:
+            return 0  # nothing is unused, or the listing is an old one
         unused = [name for name in names if name not in kept]  # first: one without its contents would only cost time
         unused += [name for name in self._before if name not in needed]
         for name in unused:
