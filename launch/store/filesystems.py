@@ -66,7 +66,7 @@ REFUSALS = (  # what an error and its causes say (class and text), and why repea
     ),
     ("LocalTokenNotFoundError|XetAuthenticationError|status 401", "run `.venv/bin/hf auth login`, or set HF_TOKEN"),
     ("ExpiredToken|RequestExpired|TimeTooSkewed", "the login has expired, or this machine's clock is wrong; fix that"),
-    ("PermissionError|status 403", "no permission; fix it there, or use credentials that may write"),
+    ("PermissionError|status 403|OSError Forbidden:", "no permission; fix it there, or use credentials that may write"),
     ("NoSuchBucket|bucket does not exist", "there is no such bucket; create it"),
     (f"errno {errno.EROFS}\\b", "the file system is read-only; use another folder"),
     (f"errno {errno.ENOTDIR}\\b", "a file has the name of a folder; move the file, or use another folder"),

@@ -207,7 +207,7 @@ class Place:
                 if why := kinds.refusal(error):
                     raise Refused(f"cannot {what} in {self.address}: {why} ({short(error)})") from error
                 if absent:
-                    raise NotFound(f"cannot {what}: {self.address} has no such file") from error
+                    raise NotFound(f"cannot {what}: {self.address} has no such file or bucket") from error
                 if self.scheme not in kinds.SHARED:  # which connect anew by themselves
                     self._idle.clear()  # the server may be gone
                 if attempt == limits.tries:
