@@ -121,7 +121,6 @@ def check_folders() -> None:
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=folder) as file:
                 file.write(b"hangproof")
-                file.flush()
 
 
 def slug(name: str) -> str:

@@ -2,8 +2,6 @@
 and has its journeys: SIGTERM to the entry point, a pod, SkyPilot's job, a page that dies.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -105,7 +105,7 @@ def test_pruning_keeps_two_complete_manifests_and_deletes_the_rest(run, place, c
     assert restore(place, run.name).step == 30
 
 
-def test_contents_that_another_writer_or_an_unreadable_manifest_needs_are_not_deleted(run, place, copier, monkeypatch):
+def test_contents_that_another_writer_or_an_unreadable_manifest_needs_are_not_deleted(run, place, copier):
     log(run, "x")
     copier.push()
     place.put(f"{FILES}/{'a' * 64}", b"of a push under way")
@@ -115,11 +115,9 @@ def test_contents_that_another_writer_or_an_unreadable_manifest_needs_are_not_de
     newest = copier.push().manifest
     place.put(newest.name, b"<html>")  # as a server answers for a moment
     assert copier.prune() == 0
+    place.delete([newest.name])  # or lists what was there before
+    assert copier.prune() == 0
     place.put(newest.name, newest.dumps())
-    with monkeypatch.context() as stale:
-        listed = place.list
-        stale.setattr(place, "list", lambda where: {k: v for k, v in listed(where).items() if k != newest.name})
-        assert copier.prune() == 0
     copier.prune()
     assert f"{FILES}/{'a' * 64}" not in place.list(FILES), "it was there before the last push, so nobody sends it"
 
