@@ -55,17 +55,16 @@ def entries(spec: RunSpec, wheels: Path | None, models: bool) -> Iterator[tuple[
     yield f"outputs/{spec.slug}/run.toml", dumps(carried).encode()
     job = portable_job(spec, dumps(carried).encode())
     yield f"outputs/{spec.slug}/job.json", jobs.dumps(job).encode("utf-8", "surrogateescape")
-    folders = [(datasets_dir() / spec.slug, f"datasets/{spec.slug}")]
+    folders = [(datasets_dir() / spec.slug, f"datasets/{spec.slug}"), *([(wheels, "wheels")] if wheels else [])]
     if spec.control_dir:
         folders.append((Path(spec.control_dir).expanduser().absolute(), CONTROL.format(spec.slug)))
-    if wheels is not None:
-        folders.append((wheels, "wheels"))
     for folder, name in folders:
         found = common.plain_files(folder)
         if not found:
             raise LaunchError(f"{folder} does not exist or is empty; the bundle needs it")
         for path in found:
-            yield f"{name}/{path.relative_to(folder).as_posix()}", path
+            below = path.relative_to(folder).as_posix().encode("utf-8", "xmlcharrefreplace").decode()  # as a ZIP needs
+            yield f"{name}/{below}", path
     for name in sorted(set(presets.models()[spec.model]["files"].values())) if models else ():
         for part in presets.tables.shards(name):
             path = models_dir() / part

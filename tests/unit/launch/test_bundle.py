@@ -78,11 +78,12 @@ def test_kohyas_trainers_travel_with_their_patches_and_model_files(data, tmp_pat
     with pytest.raises(LaunchError, match="fetch-model sd15"):
         list(bundle.entries(made, None, models=True))
     (data / "models").mkdir()
-    for name in presets.models()["sd15"]["files"].values():
+    for name in (files := presets.models()["sd15"]["files"].values()):
         (data / "models" / name).write_bytes(b"weights")
+    (data / "datasets" / "sd" / "\udcff.png").touch()  # a name that is not UTF-8
     names = {name for name, _ in bundle.entries(made, None, models=True)}
     assert "sd_scripts_patches/runner.py" in names and not any(name.startswith("trainer/") for name in names)
-    assert {f"models/{name}" for name in presets.models()["sd15"]["files"].values()} <= names
+    assert {"datasets/sd/&#56575;.png", *(f"models/{name}" for name in files)} <= names
     bundle.write(tmp_path / "a.zip", "sd", list(bundle.entries(made, None, models=False)))
     shutil.unpack_archive(tmp_path / "a.zip", tmp_path)
     words = [sys.executable, tmp_path / "sd" / "hangproof.py", "sd-scripts", "--help"]  # as ./start.sh calls it
