@@ -242,7 +242,8 @@ class Agent:
                         print(f"store: {note}", file=sys.stderr, flush=True)
                     last = self.copier.last
                     step = last.step if last and last.step >= 0 else None
-                    self.report.set(step=step, error="", done=done, pending=self.pending())
+                    left_out = next((note for note in pushed.notes if note.startswith("not copied: ")), "")
+                    self.report.set(step=step, error=left_out, done=done, pending=self.pending())
                     if pushed.manifest is not None and not final:
                         self.copier.prune()
                 except Superseded:

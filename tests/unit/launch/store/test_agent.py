@@ -45,14 +45,14 @@ def test_a_copy_that_fails_is_reported_and_the_error_goes_with_the_next_one_that
         if len(seen) == 1:
             raise StoreError("the store is full")
         one.final = True  # the end of the run
-        return SimpleNamespace(notes=[], manifest=None)
+        return SimpleNamespace(notes=["it changed while it was sent", "not copied: a:b.png"], manifest=None)
 
     monkeypatch.setattr(agent, "Copier", lambda *_: SimpleNamespace(last=None, push=push))
     one.adopted, one.final = True, final
     one.held.set()
     one.copy()
     assert seen[:2] == ([""] if final else ["", "the store is full"])
-    assert values(one)["error"] == ("the store is full" if final else ""), "the last copy is not repeated"
+    assert values(one)["error"] == ("the store is full" if final else "not copied: a:b.png"), "the last is not repeated"
 
 
 @pytest.mark.parametrize(
