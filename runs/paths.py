@@ -115,7 +115,7 @@ def script_name(attempt: int = 1, platform: str = sys.platform) -> str:
 
 
 def check_folders() -> None:
-    """Create the data folders and write a temporary file into each. RunError: one cannot be written; says how to fix it."""
+    """Create the data folders and write a temporary file into each. RunError: one cannot be written."""
     for folder in (outputs_dir(), datasets_dir()):
         with explained(f"write into the data folder {folder}"):
             folder.mkdir(parents=True, exist_ok=True)
