@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from presets import PresetError
-from runs.files import RunError, explained
-from runs.paths import ROOT, data_root, datasets_dir, outputs_dir
+from runs.files import RunError
+from runs.paths import ROOT, check_folders, data_root, datasets_dir
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -165,16 +165,6 @@ def check_port(host: str, port: int) -> None:
                 f"port {port} is in use; open http://127.0.0.1:{port} if Hangproof is already running, "
                 f"or use another port: --port {free}"
             ) from error
-
-
-def check_folders() -> None:
-    """Create the data folders and write a temporary file into each. RunError: one cannot be written."""
-    for folder in (outputs_dir(), datasets_dir()):
-        with explained(f"write into the data folder {folder}"):
-            folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=folder) as file:
-                file.write(b"hangproof")
-                file.flush()
 
 
 def token_of(args: argparse.Namespace, auth: tuple[str, str] | None) -> str | None:

@@ -7,7 +7,6 @@ script is.
 """
 
 import argparse
-import os
 import re
 import time
 import zipfile
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import presets
 import runs
+from guards.checkpoint import writing_file
 from launch import common, travel
 from launch.common import LaunchError
 from runs import job as jobs
@@ -39,9 +39,9 @@ def entries(spec: RunSpec, wheels: Path | None, models: bool) -> Iterator[tuple[
 
     Raises LaunchError: the run has no images, or a folder that was named or a file of the model does not exist.
     """
-    yield "train.sh", script(spec, "bundle.sh").encode()
-    yield "train.bat", script(spec, "bundle.bat").replace("\n", "\r\n").encode()
-    yield "README.txt", readme(spec).encode()
+    yield "train.sh", text(spec, "bundle.sh").encode()
+    yield "train.bat", text(spec, "bundle.bat").replace("\n", "\r\n").encode()
+    yield "README.txt", text(spec, "bundle.txt").encode()
     yield "requirements.txt", requirements().encode()
     for name in ("setup.sh", "start.sh", "hangproof.py", "LICENSE"):  # start.sh installs kohya's trainers
         yield name, ROOT / name
@@ -55,17 +55,16 @@ def entries(spec: RunSpec, wheels: Path | None, models: bool) -> Iterator[tuple[
     yield f"outputs/{spec.slug}/run.toml", dumps(carried).encode()
     job = portable_job(spec, dumps(carried).encode())
     yield f"outputs/{spec.slug}/job.json", jobs.dumps(job).encode("utf-8", "surrogateescape")
-    folders = [(datasets_dir() / spec.slug, f"datasets/{spec.slug}")]
+    folders = [(datasets_dir() / spec.slug, f"datasets/{spec.slug}"), *([(wheels, "wheels")] if wheels else [])]
     if spec.control_dir:
         folders.append((Path(spec.control_dir).expanduser().absolute(), CONTROL.format(spec.slug)))
-    if wheels is not None:
-        folders.append((wheels, "wheels"))
     for folder, name in folders:
         found = common.plain_files(folder)
         if not found:
             raise LaunchError(f"{folder} does not exist or is empty; the bundle needs it")
         for path in found:
-            yield f"{name}/{path.relative_to(folder).as_posix()}", path
+            below = path.relative_to(folder).as_posix().encode("utf-8", "xmlcharrefreplace").decode()  # as a ZIP needs
+            yield f"{name}/{below}", path
     for name in sorted(set(presets.models()[spec.model]["files"].values())) if models else ():
         for part in presets.tables.shards(name):
             path = models_dir() / part
@@ -90,16 +89,12 @@ def portable_job(spec: RunSpec, run_toml: bytes) -> jobs.Job:
     return jobs.moved(job, here)
 
 
-def readme(spec: RunSpec) -> str:
-    """The text of the bundle's README.txt."""
-    parts = ["trainer"] * (spec.backend not in TRAINERS) + ["secrets"] * bool(spec.secrets)
-    return common.fill("bundle.txt", *parts, slug=spec.slug, trainer=spec.backend, secrets=", ".join(spec.secrets))
-
-
-def script(spec: RunSpec, template: str) -> str:
-    """The text of the bundle's train.sh or train.bat."""
-    more, sections = (TRAINING_MODULES, ["builtin"]) if spec.backend in TRAINERS else ((), [])
-    return common.fill(template, *sections, slug=spec.slug, modules=", ".join((*MODULES, *more)))
+def text(spec: RunSpec, template: str) -> str:
+    """The text of the bundle's train.sh, train.bat or README.txt."""
+    built_in, secrets = spec.backend in TRAINERS, ", ".join(spec.secrets)
+    sections = ["builtin" if built_in else "trainer", *["secrets"] * bool(secrets)]
+    modules = ", ".join((*MODULES, *(TRAINING_MODULES if built_in else ())))
+    return common.fill(template, *sections, slug=spec.slug, modules=modules, trainer=spec.backend, secrets=secrets)
 
 
 def requirements() -> str:
@@ -110,20 +105,15 @@ def requirements() -> str:
 
 def write(path: Path, top: str, files: list[tuple[str, bytes | Path]]) -> None:
     """Write the ZIP, completely or not at all. Programs stay executable where unzip keeps that."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with zipfile.ZipFile(temporary, "w", strict_timestamps=False) as archive:
-            for name, source in files:
-                kind = zipfile.ZIP_STORED if Path(name).suffix.lower() in PACKED else zipfile.ZIP_DEFLATED
-                if isinstance(source, bytes):
-                    info = zipfile.ZipInfo(f"{top}/{name}", time.localtime()[:6])
-                    info.external_attr = (0o100755 if name == "train.sh" else 0o100644) << 16
-                    archive.writestr(info, source, kind)
-                else:
-                    archive.write(source, f"{top}/{name}", kind)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with writing_file(path) as temporary, zipfile.ZipFile(temporary, "w", strict_timestamps=False) as archive:
+        for name, source in files:
+            kind = zipfile.ZIP_STORED if Path(name).suffix.lower() in PACKED else zipfile.ZIP_DEFLATED
+            if isinstance(source, bytes):
+                info = zipfile.ZipInfo(f"{top}/{name}", time.localtime()[:6])
+                info.external_attr = (0o100755 if name == "train.sh" else 0o100644) << 16
+                archive.writestr(info, source, kind)
+            else:
+                archive.write(source, f"{top}/{name}", kind)
 
 
 OPTIONS = (
@@ -143,5 +133,5 @@ def run(args: argparse.Namespace) -> int:
         write(path, spec.slug, files)
     size = path.stat().st_size
     there = f"There: python3 -m zipfile -e {path.name} . && bash {spec.slug}/train.sh"
-    text = f"{path}: {len(files)} files, {size / 1e6:.1f} MB. {there}"
-    return common.report(args, text, {"file": str(path), "files": len(files), "bytes": size})
+    said = f"{path}: {len(files)} files, {size / 1e6:.1f} MB. {there}"
+    return common.report(args, said, {"file": str(path), "files": len(files), "bytes": size})

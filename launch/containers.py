@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
     travel.one_machine(spec, "docker")
     path, secrets, name = folder / FILE, travel.secrets(spec, args), travel.name_there(spec)
     trainer = spec.backend if spec.backend != "diffusers" else ""
-    head = HEAD.format(name=spec.slug, path=quote(str(path)), trainers=trainer, image=args.image, container=name)
+    head = HEAD.format(name=spec.slug, path=quote(str(path)), trainers=trainer, image=quote(args.image), container=name)
     travel.write_yaml(path, head, document(spec, folder, args))
     for source, _, writes in mounts(spec, folder):
         if writes:

@@ -105,7 +105,7 @@ def read_run(place: Place, slug: str) -> dict[str, Any] | None:
         with contextlib.suppress(NotFound):
             run |= (found := status(place.read("status.json", STATUS_BYTES), slug))
         if claim := lease.current(place):
-            run |= {"holder": one_line(claim.owner.text()), "held": claim.held and not claim.released}
+            run |= {"holder": claim.owner.text(), "held": claim.held and not claim.released}
         run["stop_requested"] = "requests/stop.json" in place.list("requests")
     except StoreError as error:
         run["problem"] = run["problem"] or one_line(error, 500)
@@ -126,11 +126,9 @@ def status(data: bytes, slug: str) -> dict[str, Any]:
     checkpoint = values.get("checkpoint")
     step = checkpoint.get("step") if isinstance(checkpoint, dict) else None
     found["checkpoint_step"] = step if isinstance(step, int) and 0 <= step < 10**12 else None
-    try:
+    with contextlib.suppress(ValueError, OverflowError):
         when = datetime.fromisoformat(str(values.get("updated_at")))
         found["updated_at"] = when.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-    except (ValueError, OverflowError):
-        found["updated_at"] = None
     return found
 
 

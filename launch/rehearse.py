@@ -39,7 +39,7 @@ from monitor.loop import Loop
 from monitor.process import platform, spawned
 from monitor.process.platform import LOCK as WATCHED, Lock, is_held
 from monitor.resume.next_attempt import Standby
-from monitor.run_folder import RunFolder
+from monitor.run_folder import RunFolder, read_json, typed
 from monitor.state import Observation, State, Transition
 from presets.steps import weight_of
 from runs import job as jobs, mitigate, pin
@@ -126,10 +126,8 @@ def read(folder: Path) -> Rehearsal | None:
     if not (folder / FILE).exists():
         return None
     try:
-        values = json.loads((folder / FILE).read_text(encoding="utf-8"))
-        values.pop("asked", None)  # of an earlier version
-        found = Rehearsal(**{**values, "stages": [Stage(**stage) for stage in values["stages"]]})
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        found: Rehearsal = typed(Rehearsal, read_json(folder / FILE))
+    except (TypeError, ValueError):
         return Rehearsal(LOST)
     lost = found.state == RUNNING and not is_held(data_root() / LOCK)
     return replace(found, state=LOST) if lost else found
@@ -482,6 +480,5 @@ def run(args: argparse.Namespace) -> int:
 
 def failure_lines(found: Rehearsal) -> list[str]:
     """Where it failed, why, and what to change."""
-    problem = found.problem
-    head = f"Failed at “{problem['stage']}”: {problem['title'].rstrip('.')}."
-    return [head, *filter(None, (problem["text"], problem["change"]))]
+    head = f"Failed at “{found.problem['stage']}”: {found.problem['title'].rstrip('.')}."
+    return [head, *filter(None, (found.problem["text"], found.problem["change"]))]

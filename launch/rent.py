@@ -23,6 +23,7 @@ from secrets import token_hex
 from typing import Any
 
 import runs
+from guards import deadline
 from launch import common, travel
 from launch.common import LaunchError
 from runs.files import atomic_write
@@ -54,17 +55,21 @@ def call(own_key: str, method: str, path: str, body: dict[str, Any] | None = Non
     import httpx
 
     url = os.environ.get(URL_VARIABLE, "").rstrip("/") or URL
-    parts = urllib.parse.urlsplit(url)
-    loopback = parts.hostname in ("127.0.0.1", "localhost", "::1")
-    if parts.scheme != "https" and not loopback:
-        raise LaunchError(f"{url}: the key is sent over https only; fix the address")
     headers = {"Authorization": f"Bearer {own_key}", "Accept": "application/json", "User-Agent": "hangproof"}
     try:
-        with httpx.Client(timeout=TIMEOUT_S, trust_env=not loopback, follow_redirects=False) as client:
-            reply = client.request(method, url + path, json=body, headers=headers)
-    except httpx.HTTPError as error:
+        parts = urllib.parse.urlsplit(url)
+        loopback = parts.hostname in travel.LOOPBACK
+        if parts.scheme != "https" and not loopback:
+            raise ValueError("the key is sent over https only")
+        reply = deadline.call(
+            httpx.request, method, url + path, json=body, headers=headers, timeout=TIMEOUT_S, follow_redirects=False,
+            trust_env=not loopback, seconds=2 * TIMEOUT_S, what="the answer",
+        )  # fmt: skip
+    except (httpx.HTTPError, TimeoutError) as error:
         why = f"{method} {path}: {error or type(error).__name__}"
         raise ApiError(f"RunPod does not answer ({why}); check the network") from None
+    except (ValueError, ImportError, httpx.InvalidURL) as error:  # of a proxy's variable, too
+        raise LaunchError(f"{url}: {error}; fix the address, the key or the proxy, which variables set") from None
     if not reply.is_success:
         status, why = reply.status_code, " ".join(reply.text.replace(own_key or "\0", "…").split())[:500]
         what = {
@@ -76,7 +81,7 @@ def call(own_key: str, method: str, path: str, body: dict[str, Any] | None = Non
         raise ApiError(f"{what} (HTTP {status}{': ' + why if why else ''})", status)
     try:
         value = json.loads(reply.content or b"{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ApiError("the answer is not JSON; a proxy may stand in between") from None
     return value if isinstance(value, dict) else {"items": value}
 
@@ -132,7 +137,7 @@ def create(account: str, spec: RunSpec, args: argparse.Namespace, names: list[st
     for name in names:
         try:
             pod = call(account, "POST", "/v2/pods", {**body(spec, args, name), "name": own})
-            if pod.get("id"):
+            if pod.get("id") and isinstance(pod["id"], str):
                 return pod
             raise ApiError("RunPod's answer names no pod")
         except ApiError as error:

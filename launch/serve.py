@@ -19,9 +19,9 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Mapping, Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,7 +36,8 @@ from monitor.process.platform import LOCK, is_held
 from monitor.process.spawned import python
 from monitor.run_folder import all_folders
 from monitor.state import FINAL, State, read_status
-from runs.paths import ROOT, datasets_dir, outputs_dir, slug
+from runs.files import RunError
+from runs.paths import ROOT, check_folders, outputs_dir, slug
 
 POLL_S = 1.0
 PAGE_PAUSE_S = 5.0  # before the page is started again
@@ -116,14 +117,22 @@ class Container:
         """Run until SIGTERM or SIGINT. Exit code 0 when every run is saved."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda got, _frame: self.signals.append(got))
-        check_folders()
+        try:
+            check_folders()
+        except RunError as error:
+            fix = f"This is user {os.getuid()}: chown the volume, or build the image with --build-arg USER_ID=NUMBER"
+            raise LaunchError(f"{error}. {fix}") from error
         if self.idle.rule and self.pod is None:
             say(f"{STOP_POD} is set, but this is no pod of RunPod; the machine is not stopped")
         subprocess.run(python("monitor", "resume-all"), cwd=ROOT, env=self.quiet, check=False)
         self.bringing.start()
         while not self.signals:
-            self._keep_page()
-            self._look()
+            try:
+                self._keep_page()
+                self._look()
+            except Exception:  # noqa: BLE001 - the top of the loop: a pod that nobody stops costs money
+                say(traceback.format_exc())
+                time.sleep(PAGE_PAUSE_S)
             time.sleep(POLL_S)
         return self.leave()
 
@@ -146,6 +155,7 @@ class Container:
         """
         if not self.run_name:
             return
+        self.idle.failed = f"{self.run_name} cannot start"  # also after an error that nobody expected
         known = (outputs_dir() / slug(self.run_name) / "run.toml").is_file()
         tasks = [  # its name, how often it is tried, the command
             ("fetch", TRIES, python("launch", "store", "restore", self.store, self.run_name)),
@@ -165,6 +175,7 @@ class Container:
                 say(f"{self.run_name}: cannot {name}; see the message above")
                 self.idle.failed = f"{self.run_name} cannot {name}"
                 return
+        self.idle.failed = ""
 
     def _look(self) -> None:
         """Continue a run whose keeper was killed with its monitor, or gave up; stop the pod when nothing is left."""
@@ -202,22 +213,6 @@ class Container:
         if left:
             say(f"not saved in time: {', '.join(left)}; the newest checkpoint is used at the next start")
         return 1 if left else 0
-
-
-def check_folders() -> None:
-    """Make the data folders.
-
-    Raises LaunchError: this user cannot write there, as on a new volume that belongs to root.
-    """
-    for folder in (outputs_dir(), datasets_dir()):
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=folder):
-                pass
-        except OSError as error:
-            what = f"{folder} cannot be written by user {os.getuid()} ({error.strerror or error})"
-            fix = "give the volume to that user (chown), set HANGPROOF_DATA to another folder"
-            raise LaunchError(f"{what}; {fix}, or build the image with --build-arg USER_ID=NUMBER") from error
 
 
 def preempt(folder: Path) -> None:

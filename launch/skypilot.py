@@ -13,7 +13,6 @@ value is filled in by `sky jobs launch --secret NAME` from the environment.
 
 import argparse
 import os
-import shlex
 import shutil
 import subprocess
 from functools import partial
@@ -25,6 +24,7 @@ from launch import common, travel
 from launch.common import LaunchError, fill
 from monitor.state import EXIT_AGAIN, EXIT_PREEMPTED
 from runs.paths import CHECKOUTS, ROOT
+from runs.quoting import quote
 from runs.spec import RunSpec
 
 FILE = "skypilot.yaml"
@@ -62,7 +62,7 @@ def scripts(spec: RunSpec, store: str, image: bool) -> dict[str, str]:
     """
     root, data = IMAGE if image else HOME
     words = {"trainer": spec.backend, "model": spec.model, "name": spec.slug, "store": store}
-    write = partial(fill, "skypilot.sh", root=root, data=data, **{key: shlex.quote(v) for key, v in words.items()})
+    write = partial(fill, "skypilot.sh", root=root, data=data, **{key: quote(v) for key, v in words.items()})
     parts = {"environment": not image, "trainer": not image and spec.backend in CHECKOUTS}
     parts["model"] = travel.fetches_files(spec)
     run = write("nodes", "run") if spec.nodes > 1 else write("run")
@@ -108,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
         travel.one_machine(spec, "Vast.ai")
     path, secrets = folder / FILE, travel.secrets(spec, args)
     named = "".join(f"--secret {name} " for name in secrets)
-    head = HEAD.format(name=spec.slug, secrets=named, path=shlex.quote(str(path)))
+    head = HEAD.format(name=spec.slug, secrets=named, path=quote(str(path)))
     travel.write_yaml(path, head, document(spec, args))
     if args.submit:
         program()

@@ -34,6 +34,7 @@ STORE_SECRETS = {
 OPTIONAL = ("AWS_SESSION_TOKEN",)  # temporary keys have one, and are none without it
 # Copied, but for an address with a password, which is a secret.
 STORE_SETTINGS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION", "HF_ENDPOINT")
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 NEEDS_GPU = "HANGPROOF_NEEDS_GPU"  # read by monitor/recovery.py: without its GPU the run does not start
 DISK_GB = 200
 CUDA = "13.0"  # of PyTorch's wheels on PyPI, in the image (pytorch/pytorch, RELEASE.md): older drivers cannot run them
@@ -52,11 +53,14 @@ RENTED: tuple[Option, ...] = (  # the options that the commands for rented machi
 def address(spec: RunSpec) -> str:
     """The store of a run, if another machine can reach it.
 
-    Raises LaunchError: it has none, or a folder of this machine.
+    Raises LaunchError: it has none, or one on this machine.
     """
-    own = own_folder(spec.store)
-    if own or not spec.store:
+    own, used = own_folder(spec.store), {"s3": "AWS_", "hf": "HF_"}.get(urlsplit(spec.store).scheme, "-")
+    addresses = {name: v for name, v in os.environ.items() if name in STORE_SETTINGS and name.startswith(used)}
+    local = [name for name, v in {**addresses, "store": spec.store}.items() if urlsplit(v).hostname in LOOPBACK]
+    if own or local or not spec.store:
         what = f"its store {own} is a folder of this machine" if own else "it has no store"
+        what = f"{local[0]} is an address of this machine" if local else what
         fix = "a rented machine loses its disk; set `store` in run.toml to hf://buckets/ME/runs or s3://BUCKET/runs"
         raise LaunchError(f"{spec.slug}: {what}, and {fix}")
     return spec.store

@@ -8,11 +8,12 @@ import itertools
 import os
 import re
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from presets.tables import ROOT, data_root
-from runs.files import RunError
+from runs.files import RunError, explained
 
 __all__ = ["ROOT", "data_root"]
 
@@ -111,6 +112,15 @@ def script_name(attempt: int = 1, platform: str = sys.platform) -> str:
     """The file name of an attempt's script; the first is the one that a person starts."""
     suffix = "bat" if platform.startswith("win") else "sh"
     return f"train.{suffix}" if attempt == 1 else f"train.attempt-{attempt}.{suffix}"
+
+
+def check_folders() -> None:
+    """Create the data folders and write a temporary file into each. RunError: one cannot be written."""
+    for folder in (outputs_dir(), datasets_dir()):
+        with explained(f"write into the data folder {folder}"):
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder) as file:
+                file.write(b"hangproof")
 
 
 def slug(name: str) -> str:

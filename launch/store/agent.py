@@ -64,22 +64,23 @@ class Report:
     def __init__(self, folder: Path, owner: str):
         """owner: the ID with which this process claims the lease, for the one that replaces it."""
         self._path, self._about = folder / STORE, {"version": 1, "pid": os.getpid(), "owner": owner}
-        self._view, self._lock = StoreView(), threading.Lock()
+        self._view, self._written, self._lock = StoreView(), StoreView(), threading.Lock()
         self._write()
 
     def set(self, **values: Any) -> None:
         """Change values of a StoreView; nothing after a state that ends the run here."""
         with self._lock:
-            view = replace(self._view, **values)
-            if self._view.lease not in ENDING and view != self._view:
-                self._view = view
+            if self._view.lease not in ENDING:
+                self._view = replace(self._view, **values)
+            if self._view != self._written:
                 self._write()
 
     def _write(self) -> None:
         now = platform.now()
         values = {**self._about, **asdict(self._view), "updated_at": now.utc, "updated_s": now.mono_s}
-        with contextlib.suppress(OSError):  # a full disk: the monitor keeps what it knows
+        with contextlib.suppress(OSError):  # a full disk: the next call tries again
             checkpoint.atomic_write(self._path, json.dumps(values, ensure_ascii=False), sync=False)
+            self._written = self._view
 
 
 @dataclass
@@ -106,8 +107,8 @@ class Agent:
 
     # ---- the monitor's orders ----
 
-    def serve(self) -> int:
-        """Obey until the monitor is gone or wants the lease released; the exit code."""
+    def serve(self) -> None:
+        """Obey until the monitor is gone or wants the lease released."""
         threading.Thread(target=self.guarded, args=(self.keep_lease,), daemon=True).start()
         copying = threading.Thread(target=self.guarded, args=(self.copy,), daemon=True)
         copying.start()
@@ -119,7 +120,6 @@ class Agent:
             elif order["what"] == "release":
                 self.release(copying, time.monotonic() + order["limit_s"] * RELEASE_SHARE)
                 break
-        return 0
 
     def guarded(self, work: Callable[[], None]) -> None:
         """Run a method as a thread; an error that nobody expected ends the process, and the monitor starts it again."""
@@ -242,7 +242,8 @@ class Agent:
                         print(f"store: {note}", file=sys.stderr, flush=True)
                     last = self.copier.last
                     step = last.step if last and last.step >= 0 else None
-                    self.report.set(step=step, error="", done=done, pending=self.pending())
+                    left_out = next((note for note in pushed.notes if note.startswith("not copied: ")), "")
+                    self.report.set(step=step, error=left_out, done=done, pending=self.pending())
                     if pushed.manifest is not None and not final:
                         self.copier.prune()
                 except Superseded:
@@ -286,7 +287,7 @@ class Agent:
 
     def restoring(self, done: int, total: int) -> None:
         """Show how far a restore is, in bytes."""
-        self.moved_s = time.monotonic()
+        self.moved_s = time.monotonic() if done else self.moved_s
         self.report.set(message=f"restoring from the store: {done / 1e6:.0f} of {total / 1e6:.0f} MB")
 
     def progress(self, sent: int, total: int, wanted: tuple[int, bool]) -> None:
@@ -350,6 +351,6 @@ def run(folder: Path, adopted: bool) -> int:
         sys.stdin.buffer.read()
         return EXIT_FAILED
     claims = Lease(small, owner, limits.lease_s, resumes=isinstance(before, str))
-    code = Agent(folder, place, small, claims, report, limits, adopted).serve()
+    Agent(folder, place, small, claims, report, limits, adopted).serve()
     sys.stderr.flush()
-    os._exit(code)  # a thread may hang in a call to a dead store
+    os._exit(0)  # a thread may hang in a call to a dead store

@@ -69,16 +69,14 @@ def _status(args: argparse.Namespace, place: Place, name: str) -> int:
     manifest, claim = newest_manifest(place, name), current(place)
     if manifest is None and claim is None:
         raise StoreError(f"{place.address} does not exist, or holds no run; check the address and the name")
-    free = claim is None or claim.released
-    holder = "nobody" if claim is None or free else claim.owner.text()
-    lines = [f"lease: {holder}"]
-    values: dict[str, Any] = {"run": name, "holder": None if free else holder, "step": None, "size": 0}
+    holder = claim.owner.text() if claim and not claim.released else None
+    lines, values = [f"lease: {holder or 'nobody'}"], {"run": name, "holder": holder, "step": None, "size": 0}
     if manifest is not None:
-        done = ", completed" if manifest.completed else ""
-        lines.append(f"step {max(0, manifest.step)}{done}, {len(manifest.files)} files, {manifest.size / 1e6:.1f} MB")
+        step, done = max(0, manifest.step), ", completed" if manifest.completed else ""
+        lines.append(f"step {step}{done}, {len(manifest.files)} files, {manifest.size / 1e6:.1f} MB")
         lines.append(f"written {manifest.written_at} by {manifest.owner}")
-        values |= {"step": max(0, manifest.step), "completed": manifest.completed, "size": manifest.size}
-        values |= {"manifest": manifest.name, "written_at": manifest.written_at, "written_by": manifest.owner}
+        values |= {"step": step, "completed": manifest.completed, "size": manifest.size, "manifest": manifest.name}
+        values |= {"written_at": manifest.written_at, "written_by": manifest.owner}
     return report(args, "\n".join(lines), values)
 
 

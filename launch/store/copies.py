@@ -30,7 +30,7 @@ from launch.store.manifest import (
     order_of,
     parse,
 )
-from launch.store.places import Place, StoreError, Unavailable
+from launch.store.places import Place, Refused, StoreError, Unavailable
 from monitor.process import platform
 from runs.paths import datasets_dir
 
@@ -42,30 +42,31 @@ class NotHeld(StoreError):
     """The lease is not held, so nothing is written."""
 
 
-def manifest_names(place: Place) -> list[str]:
-    """The names of a run's manifests in the store, newest first. Raises StoreError."""
-    names = [name for name in place.list(MANIFESTS) if order_of(name)]
-    return sorted(names, key=lambda name: order_of(name) or (0, 0), reverse=True)
+def manifest_names(place: Place) -> dict[str, tuple[int, int]]:
+    """The names of a run's manifests in the store, newest first, with their lease and number. Raises StoreError."""
+    found = {name: order for name in place.list(MANIFESTS) if (order := order_of(name))}
+    return dict(sorted(found.items(), key=lambda one: one[1], reverse=True))
 
 
 def each_manifest(place: Place, run: str) -> Iterator[tuple[str, Manifest | None, str]]:
     """(name, manifest, why it cannot be used) of a run's manifests in the store, newest first.
 
     None: it is damaged. "": all that it names is listed with its size; the hashes are compared by a restore only.
-    Raises Unavailable.
+    Raises Refused, Unavailable.
     """
     names = manifest_names(place)
     files = place.list(FILES) if names else {}
     for name in names:
         try:
             manifest = parse(place.read(name, MAX_BYTES), name, run)
-        except Unavailable:
+        except (Unavailable, Refused):
             raise
         except StoreError as error:
             yield name, None, str(error)
         else:
             lost = _missing(manifest, files)
-            yield name, manifest, f"{name}: {len(lost)} of its files are missing in the store" if lost else ""
+            what = f"{name}: {len(lost)} of its files are missing in the store; it is not used"
+            yield name, manifest, what if lost else ""
 
 
 def newest_manifest(place: Place, run: str) -> Manifest | None:
@@ -98,7 +99,7 @@ class Copier:
         self._check_lease()
         run = self.folder.name
         self.last = self.last or newest_manifest(self.place, run)
-        orders = [order_of(name) or (0, 0) for name in manifest_names(self.place)]
+        orders = manifest_names(self.place).values()
         before = max((number for lease, number in orders if lease == self.lease.number), default=0)
         found = contents(self.folder, datasets_dir() / run, self.memory)
         self._before = self.place.list(FILES)
@@ -139,18 +140,19 @@ class Copier:
         names = manifest_names(self.place)
         needed, kept, complete = set[str](), set[str](), 0
         for name, manifest, why in each_manifest(self.place, self.folder.name):
-            if (order_of(name) or (0, 0))[0] > self.lease.number:
+            if manifest is None:
+                return 0  # what it needs is not known
+            if manifest.lease > self.lease.number:
                 raise NotHeld(f"{self.place.address}: a later holder of the lease wrote {name}; nothing was deleted")
             kept.add(name)
-            needed |= {member.blob for member in manifest.files.values()} if manifest else set()
+            needed |= {member.blob for member in manifest.files.values()}
             complete += not why
             if complete == KEPT_MANIFESTS:
                 break
-        else:
-            return 0
-        stored = self.place.list(FILES)
+        if complete < KEPT_MANIFESTS or self.last is None or self.last.name not in kept:
+            return 0  # nothing is unused, or the listing is an old one
         unused = [name for name in names if name not in kept]  # first: one without its contents would only cost time
-        unused += [name for name in self._before if name in stored and name not in needed]
+        unused += [name for name in self._before if name not in needed]
         for name in unused:
             self._check_lease()
             self.place.delete([name])

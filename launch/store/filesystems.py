@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import fsspec
@@ -65,7 +66,7 @@ REFUSALS = (  # what an error and its causes say (class and text), and why repea
     ),
     ("LocalTokenNotFoundError|XetAuthenticationError|status 401", "run `.venv/bin/hf auth login`, or set HF_TOKEN"),
     ("ExpiredToken|RequestExpired|TimeTooSkewed", "the login has expired, or this machine's clock is wrong; fix that"),
-    ("PermissionError|status 403", "no permission; fix it there, or use credentials that may write"),
+    ("PermissionError|status 403|OSError Forbidden:", "no permission; fix it there, or use credentials that may write"),
     ("NoSuchBucket|bucket does not exist", "there is no such bucket; create it"),
     (f"errno {errno.EROFS}\\b", "the file system is read-only; use another folder"),
     (f"errno {errno.ENOTDIR}\\b", "a file has the name of a folder; move the file, or use another folder"),
@@ -131,11 +132,22 @@ def bounded(work: Callable[[Callable[[], None]], T], idle_s: float, what: str) -
 
 def connect(scheme: str, options: dict[str, Any]) -> Any:
     """A new file system of a scheme of PROTOCOLS."""
-    if scheme != "sftp":
-        return fsspec.filesystem(scheme, **PROTOCOLS[scheme][1])
-    from launch.store.sftp import KnownHosts
+    if scheme == "sftp":
+        from launch.store.sftp import KnownHosts
 
-    return KnownHosts(**options)
+        return KnownHosts(**options)
+    fs = fsspec.filesystem(scheme, **PROTOCOLS[scheme][1])
+    if scheme == "s3":
+        fs._call_s3 = partial(_checked, fs._call_s3)
+    return fs
+
+
+async def _checked(call: Callable[..., Any], method: str, *given: Any, **more: Any) -> Any:
+    """A call of s3fs, for which any page is an empty listing: botocore finds no files in HTML, and raises nothing."""
+    answer = await call(method, *given, **more)
+    if method == "list_objects_v2" and "IsTruncated" not in answer:
+        raise OSError("the answer is no listing of S3; a proxy or a login page may stand in between")
+    return answer
 
 
 def open_new(fs: Any, name: str, mode: str) -> Any:

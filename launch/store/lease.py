@@ -25,12 +25,12 @@ import re
 import secrets
 import socket
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import asdict, dataclass, replace
 
 from launch.store.manifest import MANIFESTS, order_of
 from launch.store.places import NotFound, Place, StoreError, one_line
 from monitor.process import platform
+from monitor.run_folder import typed
 
 FOLDER = "lease"
 CLAIM = re.compile(r"lease/(\d{6,12})\.json")
@@ -55,7 +55,7 @@ class Owner:
 
     def text(self) -> str:
         """For a message: `host (process 12) since 2026-11-22T09:30:00Z`."""
-        return f"{self.host or 'an unknown machine'} (process {self.pid}) since {self.since}"
+        return one_line(f"{self.host[:100] or 'an unknown machine'} (process {self.pid}) since {self.since}")
 
 
 def this_owner() -> Owner:
@@ -97,13 +97,9 @@ class Claim:
 def parse_claim(data: bytes) -> Claim | None:
     """A claim from a file of the store; None when it is not one: half written, or not ours."""
     try:
-        values: dict[str, Any] = json.loads(data)
-        given = {field.name: one_line(values["owner"][field.name], 100) for field in fields(Owner)}
-        owner = Owner(**{**given, "pid": int(given["pid"])})  # type: ignore[arg-type]
-        period_s = min(3600.0, max(0.0, float(values["period_s"])))
-        number, beat = int(values["number"]), int(values["beat"])
-        return Claim(number, owner, beat, values["held"] is True, values["released"] is True, period_s)
-    except (ValueError, TypeError, KeyError, RecursionError, OverflowError):
+        claim: Claim = typed(Claim, json.loads(data))
+        return replace(claim, period_s=min(3600.0, max(0.0, claim.period_s)))
+    except (ValueError, TypeError, RecursionError):
         return None
 
 

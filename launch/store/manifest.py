@@ -263,7 +263,7 @@ class Contents:
         except FileNotFoundError:
             return {}
         except (OSError, ValueError) as error:
-            self.notes.append(f"not copied: {error}")
+            self.notes.append(f"not copied: {error}; rename or fix the file")
             return {}
 
     def add_state(self, state: Path) -> None:

@@ -109,14 +109,11 @@ class Place:
         return data
 
     def get(self, name: str, path: Path, size: int) -> str:
-        """Write a file of `size` bytes to `path` (replaced, not fsynced); the SHA-256 of what arrived, to be compared.
+        """Write the first `size` bytes of a file to `path` (replaced, not fsynced); their SHA-256, to be compared.
 
-        Raises NotFound, Refused, Unavailable; StoreError: another size. OSError: `path` cannot be written.
+        Raises NotFound, Refused, Unavailable; StoreError: it has fewer. OSError: `path` cannot be written.
         """
         key, digest = self._key(name), hashlib.sha256()
-        found = self._call(f"look up {name}", lambda fs, meter: kinds.size_of(fs, key))
-        if found != size:
-            raise StoreError(f"{self.address}/{name} has {found} bytes instead of {size}; it is not used")
         second = self._pace.bytes_per_s or kinds.PIECE
         piece = int(min(kinds.PIECE, max(kinds.PIECE / 32, second)))
         with open(path, "wb") as file:
@@ -136,14 +133,9 @@ class Place:
         """Write or replace a file. Raises Refused, Unavailable. FileNotFoundError: the local file is gone."""
         key, what = self._key(name), source if isinstance(source, bytes) else os.fspath(source)
         size = len(what) if isinstance(what, bytes) else os.path.getsize(what)
-
-        def work(fs: Any, meter: kinds.Meter) -> None:
-            if isinstance(what, str):
-                os.stat(what)
-            self.write(fs, key, what, meter)
-
-        unseen = size if self.scheme in kinds.WHOLE else min(size, kinds.PIECE)
-        self._call(f"write {name}", work, gone=what if isinstance(what, str) else "", more_s=unseen / SLOWEST)
+        unseen_s = (size if self.scheme in kinds.WHOLE else min(size, kinds.PIECE)) / SLOWEST
+        gone = what if isinstance(what, str) else ""
+        self._call(f"write {name}", lambda fs, meter: self.write(fs, key, what, meter), gone=gone, more_s=unseen_s)
 
     def create(self, name: str, data: bytes) -> bool:
         """Write a file that does not exist; False when it exists and holds something else.
@@ -157,10 +149,9 @@ class Place:
         try:
             self._call(f"create {name}", lambda fs, meter: self.write_new(fs, key, data))
         except FileExistsError:
-            try:
+            with contextlib.suppress(NotFound):
                 return self.read(name) == data
-            except NotFound:
-                return False
+            return False
         return True
 
     def list(self, folder: str = "") -> dict[str, int]:
@@ -170,9 +161,8 @@ class Place:
         """
         where = self._key(folder) + "/" if folder else self.prefix
         found = self._call(f"list {folder or 'files'}", lambda fs, meter: self._rows(fs, where, deep=True))
-        sizes = {row["name"]: int(row["size"] or 0) for row in found if row["type"] == "file"}
-        own = {name[len(self.prefix) :]: size for name, size in sorted(sizes.items()) if name.startswith(self.prefix)}
-        return {name: size for name, size in own.items() if NAME.fullmatch(name)}
+        files = {row["name"].removeprefix(self.prefix): row for row in found if row["type"] == "file"}
+        return {name: int(files[name]["size"] or 0) for name in sorted(files) if NAME.fullmatch(name)}
 
     def folders(self) -> Sequence[str]:
         """The names of the folders in this place, without what is in them: in a store, its runs.
@@ -217,7 +207,7 @@ class Place:
                 if why := kinds.refusal(error):
                     raise Refused(f"cannot {what} in {self.address}: {why} ({short(error)})") from error
                 if absent:
-                    raise NotFound(f"cannot {what}: {self.address} has no such file") from error
+                    raise NotFound(f"cannot {what}: {self.address} has no such file or bucket") from error
                 if self.scheme not in kinds.SHARED:  # which connect anew by themselves
                     self._idle.clear()  # the server may be gone
                 if attempt == limits.tries:
@@ -413,14 +403,21 @@ def open_place(address: str, limits: Limits | None = None) -> Place:
     if not separator:
         if not address:
             raise StoreError("the store has no address; write a folder, or an address such as s3://bucket/runs")
-        folder = Path(address).expanduser().absolute()
+        try:
+            folder = Path(address).expanduser().absolute()
+        except (RuntimeError, ValueError) as error:
+            raise StoreError(f"{address}: there is no such user here; write the complete path of the folder") from error
         return Place("file", str(folder), f"{folder.as_posix().rstrip('/')}/", limits)
     if scheme == "file":
         return open_place(f"/{rest.lstrip('/')}", limits)
     if scheme not in kinds.PROTOCOLS:
         others = ", ".join(name for name in kinds.PROTOCOLS if name != "file")
         raise StoreError(f"{scheme}:// is not a kind of store; use a folder, or one of {others}")
-    parts = urlsplit(address)
+    try:
+        parts = urlsplit(address)
+        port = parts.port if scheme == "sftp" else None
+    except ValueError as error:  # its text may have a password
+        raise StoreError(f"{scheme}://…: the host is not valid, or its port is not a number") from error
     if parts.password or parts.query or parts.fragment or (parts.username and scheme != "sftp"):
         why = "an address holds no password, key or option, because it is shown and saved"
         raise StoreError(f"{scheme}://…: {why}; use the library's own login or environment variables")
@@ -440,9 +437,6 @@ def open_place(address: str, limits: Limits | None = None) -> Place:
 
         if not parts.hostname:
             raise StoreError(f"sftp://{body}: the host is missing; write sftp://user@host/folder")
-        try:
-            options = sftp.login(parts.hostname, parts.port, unquote(parts.username or ""))
-        except ValueError as error:
-            raise StoreError(f"sftp://{body}: the port is not a number") from error
+        options = sftp.login(parts.hostname, port, unquote(parts.username or ""))
         root = unquote(parts.path).rstrip("/")
     return Place(scheme, f"{scheme}://{body}", f"{root}/", limits, options)

@@ -24,7 +24,7 @@ from guards import checkpoint
 from launch.common import plain_files
 from launch.store.copies import each_manifest
 from launch.store.manifest import RENDERED, Manifest, Member, Memory, linked, newest_state, result_folders, state_of
-from launch.store.places import Place, StoreError, Unavailable
+from launch.store.places import Place, Refused, StoreError, Unavailable
 from monitor.ledger import Ledger
 from monitor.run_folder import STATUS, read_json
 from runs.dataset import images_in
@@ -82,6 +82,9 @@ class Restored:
         has_run = (self.folder / "run.toml").is_file()
         self.step = newest_state(self.folder, self.memory)
         self.manifest, wanted = self._fetch_newest(has_run)
+        if self.manifest is None and self.notes and self.step < 0:
+            what = f"{self.place.address} holds copies of this run, and none is complete ({self.notes[0]})"
+            raise StoreError(f"{what}. Make the store right, or delete that folder there to start at step 0")
         if self.manifest is not None:
             self._install(wanted, has_run)
             self.step = newest_state(self.folder, self.memory)
@@ -102,11 +105,11 @@ class Restored:
                     self._fetch(wanted)
                     self._check_states(manifest, wanted)
                     return manifest, wanted
-                except (Unavailable, _Conflict):
+                except (Unavailable, Refused, _Conflict):
                     raise
                 except StoreError as error:
                     why = str(error)
-            self.notes.append(f"{why}; the manifest before it is used")
+            self.notes.append(why)
         return None, {}
 
     def _check_same_run(self, manifest: Manifest, has_run: bool) -> None:
@@ -183,10 +186,15 @@ class Restored:
             self.on_progress(done, total)
             path = self.staging / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            if self.place.get(member.blob, path, member.size) != member.sha256:
+            try:
+                sha256 = self.place.get(member.blob, path, member.size)
+            except OSError:  # a full disk: what follows, such as the reason, needs some of it
+                path.unlink(missing_ok=True)
+                raise
+            if sha256 != member.sha256:
                 path.unlink()
                 self.damaged.add(member.sha256)
-                raise StoreError(f"{self.place.address}/{member.blob} is damaged: its SHA-256 is another one")
+                raise StoreError(f"{self.place.address}/{member.blob} is damaged (another SHA-256); it is not used")
             os.utime(path, (time.time(), member.changed_s))
             checkpoint.fsync_path(path)
             done += member.size
@@ -203,7 +211,7 @@ class Restored:
                 if f"run/{state}/{path.relative_to(folder).as_posix()}" not in names:
                     path.unlink()
             if problems := checkpoint.problems(folder):
-                raise StoreError(f"{manifest.name}: {state} is not a complete state: {problems[0]}")
+                raise StoreError(f"{manifest.name}: {state} is not a complete state ({problems[0]}); it is not used")
 
     # Install ---------------------------------------------------------------------------------------------------------
 

@@ -107,13 +107,6 @@ def test_a_wrong_choice_is_refused_before_anything_is_created(hub, folder, optio
     assert not hub.repositories
 
 
-def test_a_run_with_a_label_is_published_under_it(hub, folder):
-    manage.rename(folder, "Second light!")
-    found = publish.choices(folder)
-    assert (found["title"], found["repo"]) == ("Second light!", "Second-light")
-    assert "# Second light" in publish.preview(folder, NOTHING)
-
-
 def test_a_card_that_somebody_else_wrote_and_a_public_repository_are_left_alone(hub, folder):
     hub.repositories["me/cat"] = Repository(private=True, files={"README.md": b"mine"})
     with pytest.raises(LaunchError, match="has a card that Hangproof did not write"):
@@ -127,6 +120,10 @@ def test_a_card_that_somebody_else_wrote_and_a_public_repository_are_left_alone(
     assert b"hangproof" in hub.repositories["me/cat"].files["README.md"]
     _publish(folder)  # ours is replaced without a question
     assert len(hub.repositories["me/cat"].commits) == 2
+    manage.rename(folder, "Second light!")
+    found = publish.choices(folder)
+    assert (found["title"], found["repo"]) == ("Second light!", "Second-light"), "a label decides"
+    assert "# Second light" in publish.preview(folder, NOTHING)
 
 
 def test_an_upload_that_fails_is_tried_again_and_a_refusal_says_what_to_do(hub, folder, monkeypatch):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
 from functools import partial
 from pathlib import Path
 
 import pytest
 from launch_helpers import a_run, a_spec, arguments
-from loopback import Double, in_turn
+from loopback import Double, answering, in_turn
 from runs_helpers import python
 
 from launch import rent, travel
@@ -27,6 +28,7 @@ BEFORE, OWN = {"id": "100", "name": "hangproof-my-lora-9999"}, {"id": "101", "na
         ([None, (200, [BEFORE]), (200, {"items": [BEFORE]}), (200, {"items": ["x", OWN]})], ""),
         ([None, (500, ""), (200, [OWN])], ""),
         ([(202, {"status": "accepted"}), (200, [OWN])], ""),
+        ([(200, {"id": {}}), (200, "[" * 9999), (200, [OWN])], ""),
         ([(502, ""), (401, {"detail": "no"})], "cannot be read"),
         ([(503, {"detail": "busy"}), (200, [BEFORE])], "HTTP 503"),
     ],
@@ -132,6 +134,11 @@ def test_the_key_goes_only_where_it_belongs(monkeypatch):
         asked(double.url, "HTTP 307")
         assert thief.requests == []
     asked("http://api.runpod.io", "https only; fix the address", LaunchError)
+    monkeypatch.setenv("HTTPS_PROXY", "ftp://127.0.0.1")
+    asked("https://api.runpod.io", "Unknown scheme.*or the proxy", LaunchError)
+    monkeypatch.setattr(rent, "TIMEOUT_S", 0.2)
+    with answering(lambda request: (200, (time.sleep(0.05) or b" " for _ in range(200)))) as double:
+        asked(double.url, "does not answer .*0.4 s for the answer")
     for answer, text in (((400, {"detail": f"bad key {KEY}"}), "bad key"), ((200, "<html>captive"), "not JSON")):
         with in_turn(answer) as double:
             asked(double.url, text)

@@ -2,8 +2,6 @@
 and has its journeys: SIGTERM to the entry point, a pod, SkyPilot's job, a page that dies.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -64,4 +62,4 @@ def test_the_compose_file_gives_a_run_time_to_save_a_gpu_and_a_volume():
 def test_a_volume_that_cannot_be_written_is_reported(tmp_path):
     (tmp_path / "file").write_text("not a folder")
     done = python("-m", "launch", "serve", HANGPROOF_DATA=str(tmp_path / "file"))
-    assert done.returncode == 1 and "cannot be written by user" in done.stderr and "USER_ID" in done.stderr
+    assert done.returncode == 1 and "This is user" in done.stderr and "USER_ID" in done.stderr

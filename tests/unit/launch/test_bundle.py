@@ -68,8 +68,8 @@ def test_folders_of_this_machine_do_not_travel(data, tmp_path):
     (tmp_path / "wheels" / "x.whl").touch(), (data / "models.toml").touch()
     names = [name for name, _ in bundle.entries(made, tmp_path / "wheels", models=False)]
     assert {"wheels/x.whl", "control/my-lora/2.png", "models.toml"} <= {*names}
-    assert "variables before: A. Their" in bundle.readme(made.changed(secrets=["A"]))
-    assert "kohya" not in bundle.readme(made)
+    assert "variables before: A. Their" in bundle.text(made.changed(secrets=["A"]), "bundle.txt")
+    assert "kohya" not in bundle.text(made, "bundle.txt")
 
 
 def test_kohyas_trainers_travel_with_their_patches_and_model_files(data, tmp_path):
@@ -78,15 +78,16 @@ def test_kohyas_trainers_travel_with_their_patches_and_model_files(data, tmp_pat
     with pytest.raises(LaunchError, match="fetch-model sd15"):
         list(bundle.entries(made, None, models=True))
     (data / "models").mkdir()
-    for name in presets.models()["sd15"]["files"].values():
+    for name in (files := presets.models()["sd15"]["files"].values()):
         (data / "models" / name).write_bytes(b"weights")
+    (data / "datasets" / "sd" / "\udcff.png").touch()  # a name that is not UTF-8
     names = {name for name, _ in bundle.entries(made, None, models=True)}
     assert "sd_scripts_patches/runner.py" in names and not any(name.startswith("trainer/") for name in names)
-    assert {f"models/{name}" for name in presets.models()["sd15"]["files"].values()} <= names
+    assert {"datasets/sd/&#56575;.png", *(f"models/{name}" for name in files)} <= names
     bundle.write(tmp_path / "a.zip", "sd", list(bundle.entries(made, None, models=False)))
     shutil.unpack_archive(tmp_path / "a.zip", tmp_path)
     words = [sys.executable, tmp_path / "sd" / "hangproof.py", "sd-scripts", "--help"]  # as ./start.sh calls it
     assert b"sd-scripts" in subprocess.run(words, check=True, capture_output=True).stdout
-    text = bundle.script(made, "bundle.sh")
-    assert "kohya's trainer (./start.sh sd-scripts)" in bundle.readme(made) and "variables" not in bundle.readme(made)
+    text, about = (bundle.text(made, name) for name in ("bundle.sh", "bundle.txt"))
+    assert "kohya's trainer (./start.sh sd-scripts)" in about and "variables" not in about
     assert "import pydantic" in text and "torch" not in text.split("modules=")[1].split("\n")[0]

@@ -12,6 +12,7 @@ import pytest
 from launch import serve
 from launch.common import LaunchError
 from launch.serve import GRACE_S, IDLE_S, Container, Idle, endings
+from runs.files import RunError
 
 
 def runs(**states: str) -> tuple[dict[str, str], set[str]]:
@@ -91,14 +92,16 @@ def test_the_container_log_says_how_the_runs_ended(tmp_path, monkeypatch):
     assert second == "cat: not in the store: a checkpoint. It is kept on this machine's disk"
 
 
-def test_a_signal_ends_the_loop_of_the_container(data, monkeypatch):
+def test_a_signal_ends_the_loop_of_the_container_and_no_error_does(data, monkeypatch, capsys):
     handlers = {}
     monkeypatch.setattr(serve.signal, "signal", handlers.__setitem__)
     monkeypatch.setattr(serve, "POLL_S", 0.0)
     monkeypatch.setattr(serve.subprocess, "run", lambda *words, **more: None)
     monkeypatch.setattr(Container, "_keep_page", lambda container: handlers[signal.SIGTERM](signal.SIGTERM, None))
+    monkeypatch.setattr(Container, "_look", lambda container: 1 / 0)
+    monkeypatch.setattr(serve, "PAGE_PAUSE_S", 0.0)
     monkeypatch.setattr(Container, "leave", lambda container: container.signals)
-    assert Container(1, {}).serve() == [signal.SIGTERM], "the loop went on"
+    assert Container(1, {}).serve() == [signal.SIGTERM] and "ZeroDivisionError" in capsys.readouterr().err
     assert set(handlers) == {signal.SIGTERM, signal.SIGINT}
 
 
@@ -141,6 +144,10 @@ def test_a_run_is_started_and_what_fails_is_tried_again(data, monkeypatch, capsy
     idle = Container(1, {})
     idle._bring()
     assert idle.task is None
+    wrong = Container(1, {serve.STARTED: "!"})
+    with pytest.raises(RunError):
+        wrong._bring()
+    assert wrong.idle.failed == "! cannot start", "the pod stops after a minute"
 
 
 def test_the_page_listens_with_a_password_only_and_is_started_again(data, monkeypatch, capsys):

@@ -32,9 +32,11 @@ def test_a_run_that_needs_a_gpu_says_how_much_memory_and_takes_those_that_are_na
     assert travel.gpu_names(a_spec(), args) == ["NVIDIA L4", "B200"]
 
 
-def test_a_rented_machine_needs_a_store_that_it_can_reach():
-    here = "folder of this machine"
-    for store, text in (("", "has no store"), ("/mnt/runs", here), ("file:///mnt", here)):
+def test_a_rented_machine_needs_a_store_that_it_can_reach(clean, monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://me:sesame@127.0.0.1:9000")
+    here, local = "folder of this machine", "AWS_ENDPOINT_URL is an address of this machine"
+    rows = (("", "has no store"), ("/mnt/runs", here), ("file:///mnt", here), ("s3://bucket/runs", local))
+    for store, text in (*rows, ("sftp://me@localhost/runs", "store is an address of this machine")):
         with pytest.raises(LaunchError, match=text):
             travel.address(spec(store=store))
     assert travel.address(spec(store="hf://buckets/me/runs")) == "hf://buckets/me/runs"

@@ -1,6 +1,7 @@
 """A run comes back from its store, on an empty machine or beside what that one has; what is newer wins."""
 
 import contextlib
+import errno
 import itertools
 import json
 import os
@@ -99,23 +100,6 @@ def test_a_restore_that_is_killed_while_it_renames_is_repeated(run, place, copie
     assert found == expected
 
 
-def test_newer_work_of_this_machine_wins(run, place, copier, other):
-    copier.lease.release()
-    other()
-    restore(place, run.name)
-    here = outputs_dir() / run.name
-    add_state(here, 50)
-    log(here, "newer")
-    mine = belonging(here)
-    assert restore(place, run.name).step == 50
-    assert belonging(here) == mine
-    Copier(place, here, held(place)).push()
-    other("home")
-    done = restore(place, run.name)
-    assert done.step == 50 and belonging(run) == mine
-    assert (run / f"{run.name}-step00000010-state").is_dir(), "its own older state stays"
-
-
 def test_an_edit_of_the_spec_or_of_a_caption_here_is_kept_and_an_older_one_replaced(run, place, copier, other):
     other()
     restore(place, run.name)
@@ -197,8 +181,17 @@ def test_another_machine_trains_what_the_run_trained_whatever_its_tables_say(run
 
 def test_a_full_disk_is_reported_with_the_bytes_that_are_missing(run, place, copier, other, monkeypatch):
     other()
-    usage = shutil.disk_usage("/")
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    usage = shutil.disk_usage("/")._replace(free=1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     with pytest.raises(StoreError, match="MB free and the run needs"):
         restore(place, run.name)
-    assert not (outputs_dir() / run.name / "run.toml").exists()
+    usage = usage._replace(free=10**12)  # and a quota
+
+    def full(name, path, size):
+        path.write_bytes(b"half")
+        raise OSError(errno.EDQUOT, "no more")
+
+    monkeypatch.setattr(place, "get", full)
+    with pytest.raises(runs.RunError, match="quota is used up"):
+        restore(place, run.name)
+    assert not [path for path in outputs_dir().rglob("*") if path.is_file()], "the reason must fit on the disk"

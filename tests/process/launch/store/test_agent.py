@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -181,9 +182,11 @@ def test_what_a_training_saves_while_nobody_watches_reaches_the_store(machine, a
     finished(address, 120)
 
 
-def test_what_ends_a_run_is_not_overwritten_by_another_thread_of_the_agent(tmp_path):
+def test_what_ends_a_run_is_not_overwritten_by_another_thread_and_is_written_once_the_disk_has_space(tmp_path):
     report = agent.Report(tmp_path, "1" * 16)
+    report._path = tmp_path / "no folder" / store.STORE
     report.set(lease=store.LeaseState.LOST, message="other (process 1) took the lease")
+    report._path = tmp_path / store.STORE
     report.set(lease=store.LeaseState.HELD, ready=True, message="the lease is held")
     values = json.loads((tmp_path / store.STORE).read_text())
     assert (values["lease"], values["ready"], values["message"]) == ("lost", False, "other (process 1) took the lease")
@@ -214,14 +217,14 @@ def test_a_copy_that_fails_is_reported_and_the_error_goes_with_the_next_one_that
         if len(seen) == 1:
             raise StoreError("the store is full")
         one.final = True  # the end of the run
-        return SimpleNamespace(notes=[], manifest=None)
+        return SimpleNamespace(notes=["it changed while it was sent", "not copied: a:b.png"], manifest=None)
 
     monkeypatch.setattr(agent, "Copier", lambda *_: SimpleNamespace(last=None, push=push))
     one.adopted, one.final = True, final
     one.held.set()
     one.copy()
     assert seen[:2] == ([""] if final else ["", "the store is full"])
-    assert values(one)["error"] == ("the store is full" if final else ""), "the last copy is not repeated"
+    assert values(one)["error"] == ("the store is full" if final else "not copied: a:b.png"), "the last is not repeated"
 
 
 @pytest.mark.parametrize(
@@ -341,11 +344,12 @@ def test_what_the_store_lacks_is_named_and_a_new_checkpoint_or_lora_is_seen(one)
 
 
 def test_a_restore_is_tried_again_until_it_cannot_succeed(one, monkeypatch, capsys):
-    errors = [Unavailable("busy"), NotFound("gone")]
+    errors, fetched_mb = [Unavailable("busy"), NotFound("gone")], 1
 
     def restore(place, run, folder, on_progress):
-        on_progress(1_000_000, 3_000_000)
-        assert "restoring from the store: 1 of 3 MB" in values(one)["message"]
+        on_progress(fetched_mb * 1_000_000, 3_000_000)
+        assert f"restoring from the store: {fetched_mb} of 3 MB" in values(one)["message"]
+        time.sleep(0.01)
         if errors:
             raise errors.pop(0)
         return SimpleNamespace(notes=["a note"], files=2, step=7, damaged={"x"}, manifest=SimpleNamespace(owner="far"))
@@ -360,6 +364,9 @@ def test_a_restore_is_tried_again_until_it_cannot_succeed(one, monkeypatch, caps
     assert one.retried_restore() is None and values(one)["lease"] == "unusable", "late"
     one.report, one.limits.connect_s, errors = agent.Report(one.folder, ""), 1e6, [Refused("another run")]
     assert one.retried_restore() is None and values(one)["message"] == "another run"
+    one.report, one.limits.connect_s, fetched_mb = agent.Report(one.folder, ""), 0.03, 0
+    errors = [*[Unavailable("busy")] * 20, Refused("tried for ever")]
+    assert one.retried_restore() is None and values(one)["message"] == "busy", "nothing more arrives"
 
 
 def test_the_monitors_orders(one, monkeypatch):
@@ -367,5 +374,5 @@ def test_the_monitors_orders(one, monkeypatch):
     lines = io.BytesIO(b"".join(json.dumps(order).encode() + b"\n" for order in orders))
     monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=lines))
     one.lease.poll = lambda: WAITING
-    assert one.serve() == 0
+    one.serve()
     assert one.orders == 4 and one.final and one.wake.is_set() and one.released.is_set() and one.lease.release.called
