@@ -202,42 +202,6 @@ def test_what_a_fold_shows_of_the_run_before_is_gone_at_once(page, server):
     assert (birch / "run.toml").is_file() and not beech.exists()
 
 
-def test_an_answer_that_arrives_late_does_not_stay(page, server):
-    """What the timer asked about one run arrives when another run has been chosen."""
-    rose = write_run(server.data, "late rose", state="failed", step=40)
-    tulip = write_run(server.data, "late tulip", state="failed")
-    show_run(page, server, rose.name)
-    name, held, later, seen = page.get_by_test_id("run-name"), [], [], []
-
-    def hold(route):
-        if held:
-            route.continue_() if seen else later.append(route)  # until the late answer has been seen
-            return
-        answer = route.fetch()
-        if "run-name" in answer.text():
-            held.append((route, answer))
-        else:
-            route.fulfill(response=answer)
-
-    page.locator(f".hp-run[data-run='{tulip.name}']").wait_for()
-    page.route("**/run/predict*", hold)
-    for step in range(41, 100):  # a request that was on its way before may have shown a change
-        change_status(rose, step=step)
-        page.wait_for_timeout(1200)
-        if held:
-            break
-    page.locator(f".hp-run[data-run='{tulip.name}']").click()
-    name.get_by_text("late tulip").wait_for()
-    route, answer = held[0]
-    route.fulfill(response=answer)
-    name.get_by_text("late rose").wait_for()
-    seen.append(True)
-    for route in later:
-        route.continue_()
-    name.get_by_text("late tulip").wait_for()
-    page.unroute("**/run/predict*")
-
-
 def test_new_lora_from_this_run_fills_in_the_form_and_its_message_is_in_view(page, server, monkeypatch):
     monkeypatch.setenv("HANGPROOF_DATA", str(server.data))
     spec = runs.make({"name": "copied", "model": "tiny-flux", "backend": "diffusers", "trigger": "tok", "epochs": 7})

@@ -9,7 +9,7 @@ import zipfile
 from functools import partial
 
 import pytest
-from draft_helpers import captions, drawn, drop, item_of, limits, note, packed, photo, png
+from draft_helpers import captions, drop, item_of, limits, note, packed, photo, png
 from PIL import Image
 
 from runs.files import RunError
@@ -115,16 +115,6 @@ def test_a_damaged_zip_costs_only_itself_and_is_explained(mine, tmp_path, damage
     assert added == 1 and len(messages) == 1 and re.fullmatch(message, messages[0]), messages
 
 
-@pytest.mark.parametrize(("links", "words"), [(1, "1 file was not added"), (2, "2 files were not added")])
-def test_links_out_of_a_folder_are_counted_and_not_followed(tmp_path, links, words):
-    photo(tmp_path / "set/own.png")
-    photo(tmp_path / "elsewhere.png", 2)
-    for number in range(links):
-        (tmp_path / f"set/link{number}.png").symlink_to(tmp_path / "elsewhere.png")
-    found, messages = imports.files_of(tmp_path / "set", "")
-    assert [one.name for one in found] == ["own.png"] and len(messages) == 1 and messages[0].startswith(words)
-
-
 def test_what_is_written_just_now_is_no_import_that_waits(mine):
     imports.place(mine).mkdir(parents=True)
     for name in (".2.json.tmp", ".1.json", "2.json", "1.json"):
@@ -185,14 +175,3 @@ def test_the_import_that_runs_and_the_ends_of_others_are_shown_as_text():
     finished = [{**ended, "state": "done", "messages": []}]
     text = imports.shown({"now": {**now, "phase": "reading", "total": 0}, "waiting": 1, "finished": finished})
     assert "Reading the folder: · &lt;far&gt;<" in text and "value=" not in text and "<ul>" not in text
-
-
-def test_a_typed_folder_is_imported_into_the_draft(mine, tmp_path, monkeypatch):
-    events, _ = drawn(imports.draw, mine)
-    begun = []
-    monkeypatch.setattr(imports, "start_folder", lambda *given: begun.append(given))
-    events["begin"](str(tmp_path))
-    assert begun == [(mine, str(tmp_path))]
-    photo(tmp_path / "x/a.png", 1)
-    (file,) = imports.files_of(imports.given_folder(f"{tmp_path}/x/../x/."), "drop")[0]
-    assert file.shown == "x/a.png" and imports.given_folder(f"{tmp_path}/x/..") == tmp_path

@@ -1,12 +1,9 @@
 """The table of a trainer's options: listed as in its parser, validated by runs, stored in one field."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from checkout_helpers import parser_checkout
-from ui_helpers import PROJECT
 
 from runs.files import RunError
 from runs.flags import known_flags
@@ -93,10 +90,3 @@ def test_the_table_is_searched(data, checkout, monkeypatch):
     assert "No option has these words" in flags.markup(values(), "no such option")
     monkeypatch.setattr(flags, "brief", lambda text: "<img src=x>")
     assert "<img" not in flags.markup(values())
-
-
-@pytest.mark.slow
-def test_no_parser_is_read_before_the_list_is_opened():
-    code = "import sys, ui.page; ui.page.build(); print('presets.schema' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, timeout=300)
-    assert done.stdout.strip() == "False", done

@@ -108,13 +108,6 @@ def test_the_script_shown_is_the_script_written_or_the_errors_that_prevent_it(da
     assert shown == head + "# Epochs: Enter a value; the default is 16\n" and not ready
 
 
-def test_the_steps_of_a_review_are_computed_once(monkeypatch):
-    calls: list[object] = []
-    monkeypatch.setattr(form, "planned_steps", lambda *given: calls.append(given) or 7)
-    found = form.review(values(), {"": 2})
-    assert (found.steps, found.steps, len(calls)) == (7, 7, 1)
-
-
 def test_a_warning_counts_the_batches_of_each_bucket_as_the_plan_does(mine, tmp_path):
     drop(mine, photo(tmp_path / "a.png", 1), photo(tmp_path / "b.png", 2, size=(64, 96)))
     form.save(mine, values(model="flux-dev", repeats=3, epochs=2, batch_size=2))
