@@ -11,7 +11,19 @@ from pathlib import Path
 import pytest
 from runs_helpers import sources
 from ui_helpers import photos, serving, watched, write_incident, write_run
-from ui_page import a_tab, assert_accessible, captions, faint_texts, field, serving_again, show_run, state_is, until
+from ui_page import (
+    a_tab,
+    assert_accessible,
+    captions,
+    faint_texts,
+    field,
+    hold,
+    serving_again,
+    show_run,
+    state_is,
+    two_ticks,
+    until,
+)
 
 import runs
 
@@ -96,23 +108,14 @@ def test_stop_answers_at_once_and_says_why_it_fails(page, server, held):
     button.get_by_text("Stop", exact=True).wait_for()
     (folder / "train.sh").write_text("")
     until(button.is_enabled, "it can be tried again")
-    for _ in range(2):  # ticks, so that none is under way that was sent before the button's new state
-        with page.expect_response("**/run/predict*"):
-            pass
-    waiting = []
-    page.route("**/queue/join*", lambda route: waiting.append(route))
-    button.click()
-    button.get_by_text("Stopping…").wait_for()  # before the server has heard of it
-    until(button.is_disabled, "a second click is impossible")
-    assert not (folder / "stop.request").exists()
-    until(lambda: page.wait_for_timeout(50) or waiting, "the click is sent")
-    for route in waiting:
-        route.continue_()
-    page.unroute("**/queue/join*")
+    two_ticks(page)  # so that none is under way that was sent before the button's new state
+    with hold(page, to="**/queue/join*"):
+        button.click()
+        button.get_by_text("Stopping…").wait_for()  # before the server has heard of it
+        until(button.is_disabled, "a second click is impossible")
+        assert not (folder / "stop.request").exists()
     until((folder / "stop.request").exists, "the monitor is asked")
-    for _ in range(2):  # ticks, before the monitor has answered
-        with page.expect_response("**/run/predict*"):
-            pass
+    two_ticks(page)  # before the monitor has answered
     assert button.inner_text() == "Stopping…" and button.is_disabled()
     change_status(folder, state="stopped")
     button.wait_for(state="hidden")
@@ -185,17 +188,13 @@ def test_what_a_fold_shows_of_the_run_before_is_gone_at_once(page, server):
         page.locator(f"#{name}-fold").get_by_text(text).first.wait_for()
     page.locator("#run-list [data-run=beech]").click()
     page.locator("[data-testid=run-name][data-run=beech]").wait_for()
-    waiting = []
-    page.route("**/queue/join*", lambda route: waiting.append(route))
-    for name, text in folds.items():
-        page.locator(f"#{name}-fold button.label-wrap").first.click()
-        page.locator(f"#{name}-fold button.label-wrap.open").wait_for()
-        assert not page.locator(f"#{name}-fold").get_by_text(text).first.is_visible()
-    until(lambda: page.wait_for_timeout(50) or waiting, "the server is asked")
-    assert not page.locator("#delete-ok").is_visible()
-    for route in waiting:
-        route.continue_()
-    page.unroute("**/queue/join*")
+    with hold(page, to="**/queue/join*") as asks:
+        for name, text in folds.items():
+            page.locator(f"#{name}-fold button.label-wrap").first.click()
+            page.locator(f"#{name}-fold button.label-wrap.open").wait_for()
+            assert not page.locator(f"#{name}-fold").get_by_text(text).first.is_visible()
+        asks()
+        assert not page.locator("#delete-ok").is_visible()
     page.locator("#manage-fold").get_by_text("Delete the run 'beech'").wait_for()
     page.locator("#delete-ok").click()
     page.locator("#run-notice").get_by_text("Deleted beech").wait_for()
