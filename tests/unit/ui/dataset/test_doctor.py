@@ -54,19 +54,6 @@ def test_each_finding_is_fixed_by_one_step_that_undo_takes_back(full):
         assert set(found(full)) == set(kinds)
 
 
-def test_one_of_several_is_fixed(full):
-    kinds = found(full)
-    one = item_of(full, kinds["no_caption"][0])
-    doctor.fix(full, "no_caption", [one.id])
-    assert found(full)["no_caption"] == kinds["no_caption"][1:]
-    assert item_of(full, one.file).caption == "ohwx"
-    with pytest.raises(runs.RunError, match="nothing left to fix"):
-        doctor.fix(full, "no_caption", [one.id])
-    draft.save_fields(full, {"resolution": 7})
-    answer = doctor.report(full)
-    assert answer["buckets"] == [] and "Resolution" in answer["plan_error"], "in place of the buckets"
-
-
 def test_the_best_of_several_is_kept(mine, tmp_path):
     shot("coffee.png").filter(ImageFilter.GaussianBlur(4)).save(tmp_path / "a-blurred.png")
     shot("coffee.png").resize((300, 200)).save(tmp_path / "b-small.png")
@@ -134,3 +121,6 @@ def test_the_findings_and_their_fixes(mine, tmp_path, monkeypatch):
     assert run["on_act"](press, "no_caption", 24) == (24, "Trigger word of 1 image.") and texts(mine) == ["ohwx", ""]
     assert run["on_act"](SimpleNamespace(do="more"), "no_caption", 24) == (48, "")
     assert "nothing left to fix" in run["on_act"](press, "no_caption", 24)[1]
+    draft.save_fields(mine, {"resolution": 7})
+    answer = doctor.report(mine)
+    assert answer["buckets"] == [] and "Resolution" in answer["plan_error"], "in place of the buckets"

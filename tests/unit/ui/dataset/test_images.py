@@ -110,6 +110,8 @@ def test_any_call_is_answered_and_changes_no_other_caption_and_no_other_file(cal
 
 
 NAMES = ("", ".", "..", "../x", "/etc", ".hidden", "my-run/..", "my-run/../my-run")
+
+
 @pytest.mark.parametrize("name", [None, [], 3, *NAMES, "gone", "\0", "x" * 5000])
 def test_only_the_name_of_a_run_names_its_folder(place, name):
     with pytest.raises(RunError, match=r".{10}"):
