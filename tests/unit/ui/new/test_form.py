@@ -121,6 +121,7 @@ def test_the_plan_counts_the_steps_and_findings_are_listed_with_labels():
     assert "<strong>320 steps</strong>" in form.plan(form.review(values(), {"": 2}))
     assert "<strong>48,000 steps</strong>" in form.plan(form.review(values(), {"": 300}))
     assert "Add images" in form.plan(form.review(values(), {"": 0}))
+    assert "With one image" in form.plan(form.review(values(), {"": 1}))
     assert "× 16 epochs = <strong>32" in form.plan(form.review(values(repeats=1), {"": 2}))
     several = values(batch_size=2, gradient_accumulation=3, validation_split="0.2")
     shown = form.plan(form.review({**several, "gpus": 2}, {"": 10, "3_cat": 10}))
