@@ -131,7 +131,8 @@ def bulk_fields(kind: str = "replace", find: str = "", put: str = "", **more) ->
 def test_the_preview_of_the_fold_is_text_and_an_error_a_sentence(mine):
     """tests/browser changes many captions and moves images."""
     ids = filled(mine, "a cat", "", "<b> cat")
-    run, _ = drawn(bulk.draw, mine, Mock())
+    run, parts = drawn(bulk.draw, mine, Mock())
+    assert [name for name, part in parts.items() if part.get("interactive") is False] == ["Change captions"]
     look = lambda *given, **more: run["look"](*bulk_fields(*given, **more))  # noqa: E731
     assert look() == ["", gr.update(value="Change captions", interactive=False)]
     effect, button = look("replace", "cat", "dog")
