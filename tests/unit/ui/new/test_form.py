@@ -212,7 +212,7 @@ def test_values_of_a_program_that_no_field_of_the_page_gives_leave_the_draft_rea
 @pytest.mark.parametrize("changes", [{"x": 1}, {"rank": [4]}, {"rank": 10**20}, {"name": "kept", "rank": {}}, [], None])
 def test_what_is_no_setting_is_refused_and_nothing_is_stored(mine, changes):
     answer = image_action({"action": "save_settings", "draft": mine, "changes": changes})
-    assert answer["ok"] is False and answer["error"] and draft.form(mine) == {}
+    assert answer["ok"] is False and len(answer["error"]) > 10 and draft.form(mine) == {}
     assert image_action({"action": "save_settings", "draft": "../x", "changes": {"rank": 4}})["ok"] is False
 
 
