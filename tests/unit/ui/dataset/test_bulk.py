@@ -149,8 +149,10 @@ def test_the_preview_of_the_fold_is_text_and_an_error_a_sentence(mine):
     assert "1 caption changed." in said and seed == 6 and texts(mine) == ["", "", "<b> cat"]
     assert "There is no edit" in run["on_apply"](*bulk_fields("x", "y"))[0]
     assert look("suffix")[0] == "" and "0 of 3 captions" in look("shuffle")[0]
+    assert [one["visible"] for one in run["on_kind"]("shuffle")] == [False, False, True]
     assert "Select images on their cards first" in run["on_move"]("cat", 10, [])
     assert "2 images moved." in run["on_move"]("cat", 10, ids[:2])
     assert run["lists"]("gone", 3)[0]["value"] is None and run["lists"]("10_cat", 4)[0]["value"] == "10_cat"
+    assert run["on_subset"]("10_cat") == ["cat", 10]
     assert "the subset has 2 images." in run["on_save"]("10_cat", "dog", None)
     assert "no images any more" in run["on_save"]("10_cat", "dog", None)

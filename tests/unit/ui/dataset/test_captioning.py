@@ -14,6 +14,7 @@ def test_captions_are_written_for_the_images_and_with_the_options_that_were_chos
     run, _ = drawn(captioning.draw, mine)
     over = run["on_which"]("all")
     assert over["visible"] and "(2)" in over["label"] and not run["on_which"]("empty")["visible"]
+    assert [one.get("visible") for one in run["on_engine"]("tagger")] == [None, False, True, False]
     values = ["m", "short", "t", None, 0.9, " solo ", True, "http://x", " q ", "KEY", "do", " pre ", None]
     run["on_go"]("tagger", "all", True, True, True, *values, ids[:1])
     run["on_go"]("florence", "empty", True, True, False, *values, [])
@@ -26,6 +27,7 @@ def test_captions_are_written_for_the_images_and_with_the_options_that_were_chos
     captioning.begin(mine, {"engine": "tagger", "model": "/own/folder", "general": 0.5, "trigger": ""})
     _, parts = drawn(captioning.draw, mine)
     assert (parts["Threshold"]["value"], parts["Written by"]["value"], parts["Model"]["value"]) == (0.5, "tagger", "")
+    assert run["on_new_captions"]("all")[1] == over and not run["on_new_captions"]("all")[2]["visible"]
 
 
 def test_images_that_were_removed_need_no_caption(mine):

@@ -114,6 +114,9 @@ def test_the_findings_and_their_fixes(mine, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(doctor, "MOST_BUCKETS", 1)
         assert run["current"](doctor.BUCKETS, 1, 24, "")[2]["choices"][-1] == kinds["choices"][-1], "all are counted"
+    shown = run["current"]("no_caption", None, 24, "Removed 1 image.")
+    assert "Removed 1 image. Found in" in shown[0]["value"] and shown[1]["visible"] and len(shown[8]["value"]) == 2
+    assert shown[5]["visible"] and shown[5]["value"] and shown[6]["visible"] and shown[7]["value"].count("<figure") == 2
     shown = run["current"](doctor.BUCKETS, 1, 24, "")
     assert shown[3]["value"] == 1 and [name for name, _ in shown[3]["choices"]] == [
         "512 × 512: 1 image, 96 an epoch", "704 × 320: 1 image, 96 an epoch"]  # fmt: skip

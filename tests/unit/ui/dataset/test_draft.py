@@ -3,6 +3,7 @@
 import os
 import shutil
 import time
+from types import SimpleNamespace
 
 import pytest
 from configure_helpers import values
@@ -65,6 +66,13 @@ def test_the_page_can_only_add_its_own_uploads(mine, tmp_path):
         answer = images.image_action({"action": "add_images", **sent})
         assert "Only files that were uploaded here can be added" in answer["error"]
     assert secret.exists() and draft.items(mine) == []
+
+
+def test_an_upload_that_fails_on_a_full_disk_says_so(mine, monkeypatch):
+    failed = {"action": "explain_failed_upload", "draft": mine, "names": ["rocket.jpg"], "bytes": 9e6}
+    assert "the upload failed" in images.image_action(failed)["error"]
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=60_000_000))
+    assert "rocket.jpg: the disk is full (60 MB free" in images.image_action(failed)["error"]
 
 
 def test_a_damaged_draft_is_reported(mine):

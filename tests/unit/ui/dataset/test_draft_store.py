@@ -50,6 +50,20 @@ def test_two_writers_that_are_killed_lose_no_caption_that_was_stored(mine):
     assert draft.undo(mine) and draft.redo(mine)
 
 
+def test_a_change_of_another_process_is_seen_and_can_be_undone_here(mine):
+    ids = filled(mine, "a", "b", "c")
+    assert texts(mine) == ["a", "b", "c"]
+    code = (
+        f"from ui.dataset import draft; draft.set_caption({mine!r}, {ids[0]!r}, 'other'); "
+        f"draft.move({mine!r}, {ids[2]!r}, -2); draft.remove({mine!r}, [{ids[1]!r}])"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert texts(mine) == ["c", "other"]
+    for wanted in (["c", "other", "b"], ["other", "b", "c"], ["a", "b", "c"]):
+        draft.undo(mine)
+        assert texts(mine) == wanted
+
+
 @pytest.mark.slow
 def test_ten_thousand_images_are_changed_in_a_moment(mine):
     """Processor time, because the tests run on busy machines."""

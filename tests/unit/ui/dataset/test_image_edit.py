@@ -12,7 +12,7 @@ from PIL import Image
 import runs
 from runs import dataset
 from runs.masks import png
-from ui.dataset import draft, draft_images, image_edit, images
+from ui.dataset import draft, draft_images, draft_store, image_edit, images
 from ui.new import form
 
 
@@ -70,10 +70,14 @@ def test_a_mask_is_drawn_on_the_rotated_image(mine, tmp_path, turn):
     assert shown_mask(mine).tobytes() == shown.tobytes()
 
 
-def test_a_white_mask_is_no_mask(mine, tmp_path):
+def test_a_white_mask_is_no_mask_and_unused_masks_are_deleted(mine, tmp_path, monkeypatch):
+    monkeypatch.setattr(draft_store, "HISTORY_STEPS", 2)
     drop(mine, photo(tmp_path / "a.png", size=(64, 64)))
-    masked(mine, item_of(mine, "a.png").id, png(Image.new("L", (64, 64), 255)))
-    assert item_of(mine, "a.png").mask is None
+    for level in (255, 1, 2, 3, 4, 5):
+        masked(mine, item_of(mine, "a.png").id, png(Image.new("L", (64, 64), level)))
+        assert (item_of(mine, "a.png").mask is None) == (level == 255)
+    draft_store.close(draft.folder(mine) / draft_store.NAME)
+    assert draft.items(mine) and len(list(draft.masks_dir(mine).iterdir())) == 3, "those of two undo steps"
 
 
 def test_a_run_and_a_copy_of_it_have_the_edits(data, mine, tmp_path):

@@ -115,6 +115,16 @@ def test_a_damaged_zip_costs_only_itself_and_is_explained(mine, tmp_path, damage
     assert added == 1 and len(messages) == 1 and re.fullmatch(message, messages[0]), messages
 
 
+@pytest.mark.parametrize(("links", "words"), [(1, "1 file was not added"), (2, "2 files were not added")])
+def test_links_out_of_a_folder_are_counted_and_not_followed(tmp_path, links, words):
+    photo(tmp_path / "set/own.png")
+    photo(tmp_path / "elsewhere.png", 2)
+    for number in range(links):
+        (tmp_path / f"set/link{number}.png").symlink_to(tmp_path / "elsewhere.png")
+    found, messages = imports.files_of(tmp_path / "set", "")
+    assert [one.name for one in found] == ["own.png"] and len(messages) == 1 and messages[0].startswith(words)
+
+
 def test_what_is_written_just_now_is_no_import_that_waits(mine):
     imports.place(mine).mkdir(parents=True)
     for name in (".2.json.tmp", ".1.json", "2.json", "1.json"):
