@@ -11,7 +11,8 @@ def test_captions_are_written_for_the_images_and_with_the_options_that_were_chos
     ids, started = filled(mine, "a", "", "c"), []
     draft.save_fields(mine, {"trigger": "ohwx"})
     monkeypatch.setattr(captioning, "start", lambda *given: started.append(given[1:]))
-    run, _ = drawn(captioning.draw, mine)
+    run, parts = drawn(captioning.draw, mine)
+    assert not [name for name, part in parts.items() if part.get("interactive") is False]
     over = run["on_which"]("all")
     assert over["visible"] and "(2)" in over["label"] and not run["on_which"]("empty")["visible"]
     assert [one.get("visible") for one in run["on_engine"]("tagger")] == [None, False, True, False]

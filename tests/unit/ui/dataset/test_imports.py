@@ -132,7 +132,8 @@ def test_what_is_written_just_now_is_no_import_that_waits(mine):
     assert [one.path.name for one in imports.waiting(mine)] == ["1.json", "2.json"]
 
 
-def test_a_folder_that_cannot_be_imported_is_explained_at_once(mine):
+def test_a_folder_that_cannot_be_imported_is_explained_at_once(mine, tmp_path):
+    assert imports.given_folder(f"{tmp_path}/../{tmp_path.name}") == tmp_path
     for path, message in (
         ("", "type the full path"),
         ("photos", "type the full path"),
