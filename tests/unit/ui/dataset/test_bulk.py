@@ -156,3 +156,4 @@ def test_the_preview_of_the_fold_is_text_and_an_error_a_sentence(mine):
     assert run["on_subset"]("10_cat") == ["cat", 10]
     assert "the subset has 2 images." in run["on_save"]("10_cat", "dog", None)
     assert "no images any more" in run["on_save"]("10_cat", "dog", None)
+    assert {item.folder for item in draft.items(mine)} == {"dog", ""}
