@@ -92,9 +92,14 @@ def show_run(page, server, name: str) -> None:
     page.locator(f".hp-here[data-run='{name}']").wait_for()
     page.locator(f"[data-testid=run-name][data-run='{name}']").wait_for()
     if clicked:  # a tick may show the run before the click has its answer, which closes the folds
-        for _ in range(2):
-            with page.expect_response("**/run/predict*"):
-                pass
+        two_ticks(page)
+
+
+def two_ticks(page) -> None:
+    """Wait until the tab Runs has asked twice: no answer is under way then that was asked for before."""
+    for _ in range(2):
+        with page.expect_response("**/run/predict*"):
+            pass
 
 
 @contextlib.contextmanager

@@ -84,10 +84,11 @@ def _of_key(key: object) -> Path:
 def _read(path: Path) -> dict[str, Any]:
     """A template's file. RunError: it is gone or damaged."""
     try:
-        one = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(one["name"], str) or not isinstance(one["values"], dict):
-            raise ValueError("a name and values are missing")
-        return {"saved_at": "", **one, "values": _fields(one["values"])}
+        one = {"saved_at": "", **json.loads(path.read_text(encoding="utf-8"))}
+        if not isinstance(one["values"], dict) or not all(isinstance(one[key], str) for key in ("name", "saved_at")):
+            raise ValueError("a name, a time or values are missing")
+        json.dumps(one, ensure_ascii=False).encode()  # half a character cannot be sent to a browser
+        return {**one, "values": _fields(one["values"])}
     except FileNotFoundError as error:
         raise RunError("This template was deleted in another window") from error
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:

@@ -16,7 +16,7 @@ const images = (names, more) =>
     ...more,
   });
 
-test("a list that is older than another answer is asked for again and not shown", async () => {
+test("a list that is older than another answer, or of the page before, is asked for again and not shown", async () => {
   const asked = [];
   const props = { value: listed("") };
   const image_action = ({ action }) => new Promise((answer) => asked.push([action, answer]));
@@ -32,7 +32,11 @@ test("a list that is older than another answer is asked for again and not shown"
   asked[2][1]({ ok: true, list: listed("typed") });
   await moved;
   assert.equal(props.value.caption, "typed");
-  assert.equal(asked.length, 3);
+  change("move_image", {});
+  props.value = { ...props.value, page: 1 };
+  asked[3][1]({ ok: true, list: listed("of the page before") });
+  await new Promise(setImmediate);
+  assert.deepEqual([props.value.caption, asked.length, asked.at(-1)[0]], ["typed", 5, "list_images"]);
 });
 
 test("a file of a dropped folder that the browser cannot read costs only itself", async () => {

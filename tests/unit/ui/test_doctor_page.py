@@ -22,14 +22,6 @@ def test_only_an_orphan_can_be_ended(pid, start):
 SCRIPT = "accelerate launch flux_train_network.py --blocks_to_swap 18 --split_mode --max_data_loader_n_workers 0\n"
 
 
-def test_a_pasted_script_is_judged_and_fixed_as_by_the_command():
-    said, fixed = doctor_page.lint(SCRIPT, "train.sh")
-    assert said.startswith("train.sh:1: ") and "/" not in said.partition(":")[0]
-    assert "--split_mode" in SCRIPT and fixed and "--split_mode" not in fixed
-    said, again = doctor_page.lint(fixed, "train.sh")
-    assert again == ""
-
-
 def test_what_is_no_script_and_what_is_no_process_is_refused():
     for text, name in (
         ("", "train.sh"), ("x" * 300_000, "train.sh"), (SCRIPT, "../train.sh"), ("echo '\0\udcff`$(", "train.bat"),

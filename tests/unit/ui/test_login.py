@@ -1,18 +1,16 @@
 """Waits after wrong passwords, sessions, host names and size limits, as functions with clocks of their own."""
 
-import asyncio
 import os
-from unittest.mock import AsyncMock, Mock
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, settings, strategies as st
-from starlette.formparsers import MultiPartException
 
 import app
 from runs.files import RunError
 from ui import login
 from ui.login import Login, Sessions, Throttle
-from ui.security import Guard, Hosts, same_origin, valid_host
+from ui.security import Hosts, same_origin, valid_host
 
 
 @pytest.fixture
@@ -151,46 +149,6 @@ def test_a_changed_address_of_the_machine_is_noticed(monkeypatch):
         monkeypatch.setattr("ui.security.machine_names", lambda own=own: frozenset({own}))
         assert Hosts(True).allowed(f"{own}:7860") and not Hosts(True).allowed(f"{other}:7860")
         assert not Hosts(False).allowed(f"{own}:7860")
-
-
-@pytest.mark.parametrize("answers", [True, False])
-def test_a_body_is_counted_whatever_it_announces(answers, monkeypatch):
-    """Also where the application answers the exception itself, as Gradio does."""
-
-    async def inner(scope, receive, send):
-        length, more = 0, True
-        try:
-            while more:
-                message = await receive()
-                length, more = length + len(message["body"]), message.get("more_body")
-        except MultiPartException:
-            if not answers:
-                raise
-            length = -1
-        await send({"type": "http.response.start", "status": 400 if length < 0 else 200, "headers": []})
-        await send({"type": "http.response.body", "body": str(length).encode()})
-
-    monkeypatch.setattr("ui.security.OTHER_BYTES", 100)
-    guard = Guard(inner, Hosts(False), 1000)
-
-    def post(path: str, *sizes: int, announced: str = "") -> tuple[int, bytes]:
-        """The answer to a body that comes in parts of these sizes."""
-        parts = [{"type": "http.request", "body": b"x" * size, "more_body": True} for size in sizes]
-        receive, send = AsyncMock(side_effect=[*parts, {"type": "http.request", "body": b""}]), AsyncMock()
-        headers = [(b"host", b"localhost"), *([(b"content-length", announced.encode())] if announced else [])]
-        scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "scheme": "http"}
-        asyncio.run(guard({**scope, "headers": headers}, receive, send))
-        sent = [call.args[0] for call in send.mock_calls]
-        assert [one["type"] for one in sent].count("http.response.start") == 1
-        return sent[0]["status"], b"".join(one.get("body", b"") for one in sent[1:])
-
-    assert post("/gradio_api/upload", 500, 500) == (200, b"1000")
-    assert post("/gradio_api/upload", 500, 501)[0] == 413 and post("/gradio_api/upload", *[1] * 1001)[0] == 413
-    assert post("/gradio_api/queue/join", 100) == (200, b"100") and post("/gradio_api/queue/join", 101)[0] == 413
-    assert post("/gradio_api/queue/join", 10, announced="5000")[0] == 413
-    assert post("/gradio_api/queue/join", 500, announced="10")[0] == 413
-    status, text = post("/gradio_api/upload", 2000)
-    assert status == 413 and b"Drop fewer or smaller files" in text
 
 
 def test_ctrl_c_is_noticed_within_a_slice():

@@ -1,9 +1,7 @@
 """Step 2 for large data sets in a real browser: search, selection, subsets, edited captions, a cancelled upload, and
 a folder of the server."""
 
-import zipfile
-
-from draft_helpers import packed, photo
+from draft_helpers import photo
 from ui_page import close_and_open, hold, open_page, unfold, until
 
 from ui.dataset import draft, draft_store
@@ -93,11 +91,3 @@ def test_many_images_are_found_selected_edited_and_moved(tab, server, tmp_path, 
     tab.keyboard.press("Enter")
     tab.get_by_text(f"added from {folder}").wait_for()
     assert len(draft.items(mine)) == 41
-
-    # A large ZIP is imported in the background, and nothing is said of captions.
-    large = photo(tmp_path / "large.png", 300).read_bytes() + bytes(26_000_000)  # what follows an image is ignored
-    tab.unroute("**/gradio_api/upload*")
-    archive = packed(tmp_path / "large.zip", {"a.png": large, "b.png": large + b"b"}, zipfile.ZIP_STORED)
-    tab.get_by_test_id("image-picker").set_input_files(str(archive))
-    tab.locator("#images .hp-notes").get_by_text("The images are being imported.").wait_for()
-    tab.get_by_text("added from large.zip").wait_for()

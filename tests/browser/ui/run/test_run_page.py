@@ -11,7 +11,19 @@ from pathlib import Path
 import pytest
 from runs_helpers import sources
 from ui_helpers import photos, serving, watched, write_incident, write_run
-from ui_page import a_tab, assert_accessible, captions, faint_texts, field, serving_again, show_run, state_is, until
+from ui_page import (
+    a_tab,
+    assert_accessible,
+    captions,
+    faint_texts,
+    field,
+    hold,
+    serving_again,
+    show_run,
+    state_is,
+    two_ticks,
+    until,
+)
 
 import runs
 
@@ -96,23 +108,14 @@ def test_stop_answers_at_once_and_says_why_it_fails(page, server, held):
     button.get_by_text("Stop", exact=True).wait_for()
     (folder / "train.sh").write_text("")
     until(button.is_enabled, "it can be tried again")
-    for _ in range(2):  # ticks, so that none is under way that was sent before the button's new state
-        with page.expect_response("**/run/predict*"):
-            pass
-    waiting = []
-    page.route("**/queue/join*", lambda route: waiting.append(route))
-    button.click()
-    button.get_by_text("Stopping…").wait_for()  # before the server has heard of it
-    until(button.is_disabled, "a second click is impossible")
-    assert not (folder / "stop.request").exists()
-    until(lambda: page.wait_for_timeout(50) or waiting, "the click is sent")
-    for route in waiting:
-        route.continue_()
-    page.unroute("**/queue/join*")
+    two_ticks(page)  # so that none is under way that was sent before the button's new state
+    with hold(page, to="**/queue/join*"):
+        button.click()
+        button.get_by_text("Stopping…").wait_for()  # before the server has heard of it
+        until(button.is_disabled, "a second click is impossible")
+        assert not (folder / "stop.request").exists()
     until((folder / "stop.request").exists, "the monitor is asked")
-    for _ in range(2):  # ticks, before the monitor has answered
-        with page.expect_response("**/run/predict*"):
-            pass
+    two_ticks(page)  # before the monitor has answered
     assert button.inner_text() == "Stopping…" and button.is_disabled()
     change_status(folder, state="stopped")
     button.wait_for(state="hidden")
@@ -185,57 +188,17 @@ def test_what_a_fold_shows_of_the_run_before_is_gone_at_once(page, server):
         page.locator(f"#{name}-fold").get_by_text(text).first.wait_for()
     page.locator("#run-list [data-run=beech]").click()
     page.locator("[data-testid=run-name][data-run=beech]").wait_for()
-    waiting = []
-    page.route("**/queue/join*", lambda route: waiting.append(route))
-    for name, text in folds.items():
-        page.locator(f"#{name}-fold button.label-wrap").first.click()
-        page.locator(f"#{name}-fold button.label-wrap.open").wait_for()
-        assert not page.locator(f"#{name}-fold").get_by_text(text).first.is_visible()
-    until(lambda: page.wait_for_timeout(50) or waiting, "the server is asked")
-    assert not page.locator("#delete-ok").is_visible()
-    for route in waiting:
-        route.continue_()
-    page.unroute("**/queue/join*")
+    with hold(page, to="**/queue/join*") as asks:
+        for name, text in folds.items():
+            page.locator(f"#{name}-fold button.label-wrap").first.click()
+            page.locator(f"#{name}-fold button.label-wrap.open").wait_for()
+            assert not page.locator(f"#{name}-fold").get_by_text(text).first.is_visible()
+        asks()
+        assert not page.locator("#delete-ok").is_visible()
     page.locator("#manage-fold").get_by_text("Delete the run 'beech'").wait_for()
     page.locator("#delete-ok").click()
     page.locator("#run-notice").get_by_text("Deleted beech").wait_for()
     assert (birch / "run.toml").is_file() and not beech.exists()
-
-
-def test_an_answer_that_arrives_late_does_not_stay(page, server):
-    """What the timer asked about one run arrives when another run has been chosen."""
-    rose = write_run(server.data, "late rose", state="failed", step=40)
-    tulip = write_run(server.data, "late tulip", state="failed")
-    show_run(page, server, rose.name)
-    name, held, later, seen = page.get_by_test_id("run-name"), [], [], []
-
-    def hold(route):
-        if held:
-            route.continue_() if seen else later.append(route)  # until the late answer has been seen
-            return
-        answer = route.fetch()
-        if "run-name" in answer.text():
-            held.append((route, answer))
-        else:
-            route.fulfill(response=answer)
-
-    page.locator(f".hp-run[data-run='{tulip.name}']").wait_for()
-    page.route("**/run/predict*", hold)
-    for step in range(41, 100):  # a request that was on its way before may have shown a change
-        change_status(rose, step=step)
-        page.wait_for_timeout(1200)
-        if held:
-            break
-    page.locator(f".hp-run[data-run='{tulip.name}']").click()
-    name.get_by_text("late tulip").wait_for()
-    route, answer = held[0]
-    route.fulfill(response=answer)
-    name.get_by_text("late rose").wait_for()
-    seen.append(True)
-    for route in later:
-        route.continue_()
-    name.get_by_text("late tulip").wait_for()
-    page.unroute("**/run/predict*")
 
 
 def test_new_lora_from_this_run_fills_in_the_form_and_its_message_is_in_view(page, server, monkeypatch):

@@ -9,7 +9,7 @@ from draft_helpers import drawn, filled, texts
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from runs.files import RunError
-from ui.dataset import bulk, draft, draft_store, subsets
+from ui.dataset import bulk, draft, draft_store
 
 
 @pytest.fixture(autouse=True)
@@ -128,11 +128,10 @@ def bulk_fields(kind: str = "replace", find: str = "", put: str = "", **more) ->
     return [kind, find, put, *{**given, "ids": [], **more}.values()]
 
 
-def test_many_captions_are_changed_as_previewed(mine):
+def test_the_preview_of_the_fold_is_text_and_an_error_a_sentence(mine):
+    """tests/browser changes many captions and moves images."""
     ids = filled(mine, "a cat", "", "<b> cat")
     run, parts = drawn(bulk.draw, mine, Mock())
-    hidden = {name for name, part in parts.items() if part.get("visible") is False}
-    assert hidden == {"Tags to keep in place at the start"}
     assert [name for name, part in parts.items() if part.get("interactive") is False] == ["Change captions"]
     look = lambda *given, **more: run["look"](*bulk_fields(*given, **more))  # noqa: E731
     assert look() == ["", gr.update(value="Change captions", interactive=False)]
@@ -150,19 +149,11 @@ def test_many_captions_are_changed_as_previewed(mine):
     assert "1 caption changed." in said and seed == 6 and texts(mine) == ["", "", "<b> cat"]
     assert "There is no edit" in run["on_apply"](*bulk_fields("x", "y"))[0]
     assert look("suffix")[0] == "" and "0 of 3 captions" in look("shuffle")[0]
-    assert [one["visible"] for one in run["on_kind"]("suffix")] == [True, False, False]
     assert [one["visible"] for one in run["on_kind"]("shuffle")] == [False, False, True]
-
-
-def test_images_move_between_subsets(mine):
-    ids = filled(mine, "a", "b", "")
-    run, _ = drawn(bulk.draw, mine, Mock())
     assert "Select images on their cards first" in run["on_move"]("cat", 10, [])
-    assert "2 images moved." in run["on_move"]("cat", 10, ids[:2]) and "Repeats: use" in run["on_move"]("x", 0, ids)
-    subset, turn = run["lists"]("gone", 3)
-    assert turn == 4
-    assert subset["choices"] == [("cat × 10 (2)", "10_cat"), ("No subset (1)", "")] and subset["value"] is None
-    assert run["lists"]("10_cat", 4)[0]["value"] == "10_cat" and run["on_subset"]("10_cat") == ["cat", 10]
+    assert "2 images moved." in run["on_move"]("cat", 10, ids[:2])
+    assert run["lists"]("gone", 3)[0]["value"] is None and run["lists"]("10_cat", 4)[0]["value"] == "10_cat"
+    assert run["on_subset"]("10_cat") == ["cat", 10]
     assert "the subset has 2 images." in run["on_save"]("10_cat", "dog", None)
     assert "no images any more" in run["on_save"]("10_cat", "dog", None)
-    assert [one["folder"] for one in subsets.overview(mine)] == ["dog", ""]
+    assert {item.folder for item in draft.items(mine)} == {"dog", ""}

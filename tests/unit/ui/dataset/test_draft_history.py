@@ -41,28 +41,19 @@ def no_merging(monkeypatch):
     monkeypatch.setattr(draft, "MERGE_S", 0)
 
 
-def test_the_history_says_what_it_will_do(mine, tmp_path, no_merging):
-    drop(mine, photo(tmp_path / "cat.png", 1), photo(tmp_path / "dog.png", 2))
-    set_caption(mine, "cat.png", "a cat")
-    draft.save_fields(mine, {"trigger": "tok"})
-    draft.insert_trigger(mine)
-    assert draft.history(mine) == ("trigger word in 2 captions", "")
-    assert draft.undo(mine) == "Undone: trigger word in 2 captions."
-    assert draft.history(mine) == ("caption of cat.png", "trigger word in 2 captions")
-    draft.undo(mine)
-    set_caption(mine, "dog.png", "a dog")
-    assert draft.history(mine) == ("caption of dog.png", ""), "a new change ends what can be redone"
-
-
 def test_typing_is_one_step_and_one_drop_is_one_step(mine, tmp_path):
     for n in range(3):
         drop(mine, photo(tmp_path / f"{n}.png", n), drop="one", more=n < 2)
     for end in range(1, 6):
         set_caption(mine, "0.png", "a cat"[:end])
     assert draft.undo(mine) == "Undone: caption of 0.png." and captions(mine)["0.png"] == ""
+    assert draft.history(mine) == ("adding of 3 images", "caption of 0.png")
     assert draft.undo(mine) == "Undone: adding of 3 images." and captions(mine) == {}
     draft.redo(mine), draft.redo(mine)
     assert captions(mine) == {"0.png": "a cat", "1.png": "", "2.png": ""}
+    draft.undo(mine)
+    set_caption(mine, "1.png", "a dog")
+    assert draft.history(mine) == ("caption of 1.png", ""), "a new change ends what can be redone"
 
 
 def test_a_history_that_was_damaged_is_an_error_and_loses_nothing(mine, tmp_path):

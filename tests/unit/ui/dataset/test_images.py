@@ -1,7 +1,6 @@
 """Every call that a script of the page can make: whatever is sent gets an answer or a sentence; images are found."""
 
 import functools
-import itertools
 import json
 from collections.abc import Callable
 from inspect import signature
@@ -111,24 +110,12 @@ def test_any_call_is_answered_and_changes_no_other_caption_and_no_other_file(cal
 
 
 NAMES = ("", ".", "..", "../x", "/etc", ".hidden", "my-run/..", "my-run/../my-run")
-NO_DRAFT = [None, [], "x", {}, {"draft": 3}, {"draft": "../x", "id": "f", "text": "t"}, {"do": "start"}]
 
 
 @pytest.mark.parametrize("name", [None, [], 3, *NAMES, "gone", "\0", "x" * 5000])
 def test_only_the_name_of_a_run_names_its_folder(place, name):
     with pytest.raises(RunError, match=r".{10}"):
         folder_of(name)
-
-
-def test_a_wrong_value_is_refused_with_a_sentence(place, data):
-    of_the_draft = ({"draft": place}, {"draft": place, "text": 3})
-    refused = itertools.product(("list_images", "save_caption", "clear_images", "save_script"), NO_DRAFT)
-    for name, sent in (*refused, *(("save_script", sent) for sent in of_the_draft)):
-        answer = act(name, sent)
-        assert answer["ok"] is False and len(answer["error"]) > 10, (name, sent, answer)
-    gone = act("save_caption", {"draft": place, "id": "f" * 24, "text": "x"})
-    assert gone["error"] == "This image was removed" and gone["removed"]
-    assert not list((data / "outputs").glob("*/.jobs/*"))
 
 
 def test_images_are_found_by_caption_tag_subset_and_warning(mine):

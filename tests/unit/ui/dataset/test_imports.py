@@ -9,7 +9,7 @@ import zipfile
 from functools import partial
 
 import pytest
-from draft_helpers import captions, drawn, drop, item_of, limits, note, packed, photo, png
+from draft_helpers import captions, drop, item_of, limits, note, packed, photo, png
 from PIL import Image
 
 from runs.files import RunError
@@ -132,7 +132,8 @@ def test_what_is_written_just_now_is_no_import_that_waits(mine):
     assert [one.path.name for one in imports.waiting(mine)] == ["1.json", "2.json"]
 
 
-def test_a_folder_that_cannot_be_imported_is_explained_at_once(mine):
+def test_a_folder_that_cannot_be_imported_is_explained_at_once(mine, tmp_path):
+    assert imports.given_folder(f"{tmp_path}/../{tmp_path.name}") == tmp_path
     for path, message in (
         ("", "type the full path"),
         ("photos", "type the full path"),
@@ -185,14 +186,3 @@ def test_the_import_that_runs_and_the_ends_of_others_are_shown_as_text():
     finished = [{**ended, "state": "done", "messages": []}]
     text = imports.shown({"now": {**now, "phase": "reading", "total": 0}, "waiting": 1, "finished": finished})
     assert "Reading the folder: · &lt;far&gt;<" in text and "value=" not in text and "<ul>" not in text
-
-
-def test_a_typed_folder_is_imported_into_the_draft(mine, tmp_path, monkeypatch):
-    events, _ = drawn(imports.draw, mine)
-    begun = []
-    monkeypatch.setattr(imports, "start_folder", lambda *given: begun.append(given))
-    events["begin"](str(tmp_path))
-    assert begun == [(mine, str(tmp_path))]
-    photo(tmp_path / "x/a.png", 1)
-    (file,) = imports.files_of(imports.given_folder(f"{tmp_path}/x/../x/."), "drop")[0]
-    assert file.shown == "x/a.png" and imports.given_folder(f"{tmp_path}/x/..") == tmp_path

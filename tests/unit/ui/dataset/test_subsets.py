@@ -19,12 +19,7 @@ def test_subsets_with_their_repeats_reach_the_data_set(mine, tmp_path):
     assert subsets.rename(mine, "dogs", "wolves", 3) == 1 and subsets.rename(mine, "10_my cat", "my cat", 7) == 3
     run_of(mine)
     assert dataset.counts(runs.datasets_dir() / "my-lora") == draft.counts(mine) == {"7_my-cat": 3, "3_wolves": 1}
-    while draft.undo(mine):
-        assert len(draft.items(mine)) in (0, 4)
-    assert draft.items(mine) == []
-    while draft.redo(mine):
-        assert len(draft.items(mine)) == 4
-    assert draft.counts(mine) == {"7_my-cat": 3, "3_wolves": 1} and captions(mine)["7_my cat/0.png"] == "zero"
+    assert captions(mine)["7_my cat/0.png"] == "zero"
 
 
 def test_a_moved_image_keeps_its_identity_when_its_file_is_dropped_again(mine, tmp_path):

@@ -1,12 +1,9 @@
 """The table of a trainer's options: listed as in its parser, validated by runs, stored in one field."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from checkout_helpers import parser_checkout
-from ui_helpers import PROJECT
 
 from runs.files import RunError
 from runs.flags import known_flags
@@ -86,17 +83,8 @@ def test_each_line_is_judged_beside_the_field(mine, checkout):
         assert len(texts) == len(expected) and all(any(part in text for text in texts) for part in expected), texts
 
 
-def test_the_table_is_searched(data, checkout, monkeypatch):
-    assert flags.markup(values()).count("<tr>") == len(flags.rows(values())) + 1
-    found = flags.markup(values(), "NETWORK dim")
-    assert found.count("<tr>") == 2 and "network_dim" in found
-    assert "No option has these words" in flags.markup(values(), "no such option")
+def test_the_table_is_searched_and_is_text(data, checkout, monkeypatch):
     monkeypatch.setattr(flags, "brief", lambda text: "<img src=x>")
-    assert "<img" not in flags.markup(values())
-
-
-@pytest.mark.slow
-def test_no_parser_is_read_before_the_list_is_opened():
-    code = "import sys, ui.page; ui.page.build(); print('presets.schema' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, timeout=300)
-    assert done.stdout.strip() == "False", done
+    found = flags.markup(values(), "NETWORK dim")
+    assert found.count("<tr>") == 2 and "network_dim" in found and "<img" not in found
+    assert "No option has these words" in flags.markup(values(), "no such option")

@@ -2,17 +2,15 @@
 draft: what was set is stored, what was not follows the model, the machine and the images."""
 
 import json
-from pathlib import Path
 
 import pytest
 from configure_helpers import GPU, NO_GPU, values
 from draft_helpers import add_photos, create_run, drop, photo
-from runs_helpers import picture, pictures
+from runs_helpers import pictures
 
 import presets
 import runs
 from monitor.process.platform import LOCK, Lock
-from runs import folders
 from runs.files import Fault
 from runs.machine import Machine
 from ui.dataset import draft
@@ -42,22 +40,15 @@ def test_an_error_stands_beside_its_field_and_has_its_label_elsewhere():
         ({"epochs": None}, "Epochs: Enter a value; the default is 16"),
         ({"epochs": 0}, "Epochs: Must be 1 or more"),
         ({"learning_rate": "0,0001"}, "Learning rate: Not a number; write for example 0.0001"),
-        ({"resolution": 500}, "Resolution: Must be a multiple of 32"),
         ({"max_train_steps": "many"}, "Maximum steps: Not a whole number; write for example 4"),
-        ({"seed": "1.5"}, "Seed: Not a whole number; write for example 4"),
         ({"tier": "9G"}, "VRAM: Must be one of 8G, 12G, 16G, 20G"),
         ({"model": "flux-dev2pro", "backend": "diffusers"}, "Trainer: diffusers cannot train flux-dev2pro"),
         ({"flags": "rank 5"}, "Extra trainer options: 'rank 5' is not KEY=VALUE; write for example rank=16"),
-        ({"flags": "max_grad_nrm=1"}, "Extra trainer options: max_grad_nrm: diffusers has no such flag; did you mean"),
         ({"flags": "keep_tokens=-1"}, "Extra trainer options: keep_tokens: Must be 0 or more"),
         ({"flags": "gpus=0"}, "GPUs per machine: Must be 1 or more"),
-        ({"flags": "optimizer_args=[1"}, "Extra trainer options: optimizer_args: '[1' is not a JSON list"),
-        ({"flags": "output_dir=/"}, "Extra trainer options: output_dir: The run's folder determines this flag"),
         ({"flags": "network_dim=many"}, "Rank: Not a whole number; write for example 4"),
         ({"flags": "lr_scheduler=cosinus"}, f"{options}: lr_scheduler: cosinus: not supported; use constant or"),
-        ({"flags": "optimizer_args=weight_dekay=0.1"}, f"{options}: optimizer_args: weight_dekay: not an option"),
         ({"flags": "lr_warmup_steps=ten"}, "Extra trainer options: lr_warmup_steps: Must be a number, not 'ten'"),
-        ({"flags": "clip_skip=2"}, "Extra trainer options: clip_skip: The built-in trainer does not support it"),
     ):
         with pytest.raises(runs.RunError) as caught:
             form.spec_of(values(**given))
@@ -108,13 +99,6 @@ def test_the_script_shown_is_the_script_written_or_the_errors_that_prevent_it(da
     assert shown == head + "# Epochs: Enter a value; the default is 16\n" and not ready
 
 
-def test_the_steps_of_a_review_are_computed_once(monkeypatch):
-    calls: list[object] = []
-    monkeypatch.setattr(form, "planned_steps", lambda *given: calls.append(given) or 7)
-    found = form.review(values(), {"": 2})
-    assert (found.steps, found.steps, len(calls)) == (7, 7, 1)
-
-
 def test_a_warning_counts_the_batches_of_each_bucket_as_the_plan_does(mine, tmp_path):
     drop(mine, photo(tmp_path / "a.png", 1), photo(tmp_path / "b.png", 2, size=(64, 96)))
     form.save(mine, values(model="flux-dev", repeats=3, epochs=2, batch_size=2))
@@ -137,6 +121,7 @@ def test_the_plan_counts_the_steps_and_findings_are_listed_with_labels():
     assert "<strong>320 steps</strong>" in form.plan(form.review(values(), {"": 2}))
     assert "<strong>48,000 steps</strong>" in form.plan(form.review(values(), {"": 300}))
     assert "Add images" in form.plan(form.review(values(), {"": 0}))
+    assert "With one image" in form.plan(form.review(values(), {"": 1}))
     assert "× 16 epochs = <strong>32" in form.plan(form.review(values(repeats=1), {"": 2}))
     several = values(batch_size=2, gradient_accumulation=3, validation_split="0.2")
     shown = form.plan(form.review({**several, "gpus": 2}, {"": 10, "3_cat": 10}))
@@ -169,8 +154,7 @@ def test_every_model_can_be_chosen_and_its_label_names_its_family():
     assert families == sorted(families, key=families.index)  # those of a family are together
 
 
-def test_the_folder_of_control_images_belongs_to_models_that_learn_from_pairs(data, mine, tmp_path):
-    add_photos(mine, tmp_path / "in", 2)
+def test_the_folder_of_control_images_belongs_to_models_that_learn_from_pairs(data, tmp_path):
     pairs = values(model="flux-kontext", **form.model_values("flux-kontext", "musubi", "person", NO_GPU))
     open_yet = form.review(pairs, {"": 2}, NO_GPU)
     assert "control_dir" not in open_yet.marks()
@@ -178,15 +162,10 @@ def test_the_folder_of_control_images_belongs_to_models_that_learn_from_pairs(da
     wrong = form.review({**pairs, "control_dir": str(tmp_path / "none")}, {"": 2}, NO_GPU).marks()
     assert wrong["control_dir"][0][1].startswith("There is no folder")
     (tmp_path / "pairs").mkdir()
-    stems = [Path(item.folder) / Path(item.file).stem for item in draft.items(mine)]
     pairs["control_dir"] = f" {tmp_path / 'pairs'} "
     spec = form.parse(pairs)[0]
     assert spec.control_dir == str(tmp_path / "pairs")
     assert "control_dir" not in form.review(pairs, {"": 2}, NO_GPU).marks()
-    assert folders.unpaired(spec, stems).message.startswith("No control image 0.* in ")
-    for n in range(2):
-        picture(tmp_path / "pairs" / f"{n}.jpg", size=(96, 64))
-    assert folders.unpaired(spec, stems) is None
     assert form.values_of_spec(spec, {"": 2})["control_dir"] == spec.control_dir
     z_image = {**pairs, **form.model_values("z-image", "musubi", "person", NO_GPU), "model": "z-image"}
     assert form.parse(z_image)[0].control_dir == ""
@@ -233,7 +212,7 @@ def test_values_of_a_program_that_no_field_of_the_page_gives_leave_the_draft_rea
 @pytest.mark.parametrize("changes", [{"x": 1}, {"rank": [4]}, {"rank": 10**20}, {"name": "kept", "rank": {}}, [], None])
 def test_what_is_no_setting_is_refused_and_nothing_is_stored(mine, changes):
     answer = image_action({"action": "save_settings", "draft": mine, "changes": changes})
-    assert answer["ok"] is False and answer["error"] and draft.form(mine) == {}
+    assert answer["ok"] is False and len(answer["error"]) > 10 and draft.form(mine) == {}
     assert image_action({"action": "save_settings", "draft": "../x", "changes": {"rank": 4}})["ok"] is False
 
 

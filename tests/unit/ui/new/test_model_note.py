@@ -29,15 +29,6 @@ def test_the_notes_say_what_every_tier_needs(data, key, backend):
     assert fitting == set(presets.backends_of(key))
 
 
-def test_the_notes_name_a_trainer_that_is_not_installed_and_files_behind_a_licence(data, tmp_path, monkeypatch):
-    monkeypatch.setenv("MUSUBI_DIR", str(tmp_path / "none"))
-    given = values(model="krea2", **form.model_values("krea2", "musubi", "person", NO_GPU))
-    shown = summary.model_notes(given, form.parse(given)[0])
-    for text in ("<code>./start.sh musubi</code>", "3 model files", "accept the licence of krea/"):
-        assert text in shown
-    assert "musubi-tuner is not installed" in form.review(given, {"": 20}, NO_GPU).marks()["backend"][0][1]
-
-
 def test_the_table_has_every_model_with_every_tier():
     shown = summary.table_html(GPU)
     for key, model in presets.models().items():

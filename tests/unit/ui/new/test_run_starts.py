@@ -102,11 +102,3 @@ def test_the_control_images_of_a_folder_have_its_name_in_the_run(data, mine, tmp
     (tmp_path / "of" / "My photos").rename(tmp_path / "of" / "My-photos")
     folder, _ = run_starts.create(mine, run_starts.checked(mine)[0])
     assert "control_dir" not in {fault.field for fault in runs.problems(runs.load(folder))}
-
-
-def test_one_image_is_accepted_with_a_warning(data, mine, tmp_path):
-    add_photos(mine, tmp_path, 1)
-    assert "With one image" in form.plan(form.review(values(), {"": 1}))
-    folder, messages = create_run(mine, values())
-    assert any("one image" in line.lower() for line in messages)
-    assert runs.read_captions(folder.name) == {"0.png": "tok"}

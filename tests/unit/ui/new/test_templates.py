@@ -76,7 +76,8 @@ def test_a_template_of_another_model_also_sets_what_the_form_shows_already(mine)
 def test_a_damaged_template_is_listed_with_its_file_and_can_be_deleted():
     key = templates.save_template("A", VALUES)["key"]
     path = templates.folder() / f"{key}.json"
-    for text in ("", "[]", '{"name": 1, "values": {}}', '{"name": "x"}', "\x00"):
+    of_a_time, of_half = '{"name": "x", "values": {}, "saved_at": 5}', r'{"name": "\ud83d", "values": {}}'
+    for text in ("", "[]", '{"name": 1, "values": {}}', '{"name": "x"}', "\x00", of_a_time, of_half):
         path.write_text(text)
         (one,) = own()
         assert str(path) in one["about"]

@@ -4,34 +4,10 @@ import ast
 
 import gradio as gr
 from draft_helpers import drawn
-from gradio.context import LocalContext
-from gradio.state_holder import SessionState
 
 from runs.files import RunError
 from runs.paths import ROOT
 from ui.run import fold
-
-
-def test_a_part_that_is_drawn_anew_still_knows_the_tick_of_its_old_timer():
-    def draw(_: str) -> None:
-        fold.job(gr.Button("Go"), lambda: None, lambda: (False, ""), lambda: None, "work")
-
-    with gr.Blocks() as page:
-        fold.opened(gr.State(""), "Work", "work-fold", draw)
-    (renderable,) = page.renderables
-    session = SessionState(page)
-
-    def ticks() -> list[int]:
-        renderable.apply("")
-        events = session.blocks_config.fns.values()
-        return [event._id for event in events if any(name == "tick" for _, name in event.targets)]
-
-    LocalContext.blocks_config.set(session.blocks_config)
-    try:
-        first = ticks()
-        assert len(first) == 1 and ticks() == first
-    finally:
-        LocalContext.blocks_config.set(None)
 
 
 def test_a_look_that_fails_says_why_once():

@@ -112,13 +112,3 @@ def test_any_metrics_are_read_the_same_in_one_read_and_in_many_and_break_no_char
         at = end
     assert repr((grows.validation, grows.steps, grows.restarts)) == repr((once.validation, once.steps, once.restarts))
     table([], [], [], once)
-
-
-def test_the_charts_have_the_validation_loss(tmp_path):
-    text = "".join(step_line(step) for step in range(1, 40))
-    text += validation_line("x", 1) + validation_line(30, None)
-    text += "".join(validation_line(step, 1.0 / step) for step in (10, 20, 10))
-    (tmp_path / "metrics.jsonl").write_text(text)
-    metrics = Metrics(tmp_path / "metrics.jsonl").update()
-    (found,) = [line for line in lines_of(metrics, 40.0, [])["lines"] if line["key"] == "val_loss"]
-    assert (found["x"], found["mean"]) == ([10.0, 20.0], [0.1, 0.05])

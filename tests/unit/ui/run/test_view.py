@@ -1,14 +1,11 @@
 """The run page shows a run's folder. Hostile text stays text, and a broken file affects only its own part."""
 
-import gc
-import json
 import os
 import shutil
-import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from ui_helpers import lora_file, watched, write_incident, write_run
+from ui_helpers import lora_file, write_incident, write_run
 from ui_markup import HOSTILE, harmless, sample
 
 from ui.api.runs import run_samples
@@ -32,23 +29,6 @@ def test_hostile_text_stays_text(data):
     assert "alert(2)" in markup  # shown, as text
     [other] = run_samples(folder.name)["others"]
     assert other["url"].count("<") == 0
-
-
-def test_of_a_run_that_trains_only_the_last_view_is_kept(data):
-    """The page asks each second, day and night."""
-    folder = write_run(data, state="running", step=1)
-    views = []
-    with watched(folder):
-        for step in range(2, 6):
-            status = json.loads((folder / "status.json").read_text())
-            (folder / "status.json").write_text(json.dumps({**status, "step": 10 * step}))
-            shown = view.read(folder)
-            assert view.read(folder) is shown and shown.running and shown.number("step") == 10 * step
-            assert f"{10 * step}%" in cards.run_list([shown], "")
-            views.append(weakref.ref(shown))
-    del shown
-    gc.collect()
-    assert [one() is None for one in views] == [True, True, True, False]
 
 
 def test_nobody_waits_while_the_long_history_of_another_run_is_read(data):
