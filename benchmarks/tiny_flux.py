@@ -12,8 +12,9 @@ Callers ask `why_not()`, then `workdir()` for weights, tokenizers and images (ma
 IMAGES` makes the files.
 
 Switches (environment of the training process): TINY_STEP_S seconds added to each forward pass of the model ·
-TINY_LOSSES=FILE one JSON line `[epoch, micro-step, loss]` for each recorded loss · TINY_FAULTS="module=file[;…]" run
-FILE with the name `module` bound to that module once it is imported.
+TINY_LOSSES=FILE one JSON line `[epoch, micro-step, loss]` for each recorded loss · TINY_DIE_AFTER=N SIGKILL from inside
+after that many recorded losses · TINY_FAULTS="module=file[;…]" run FILE with the name `module` bound to that module once
+it is imported.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ SCRIPT = "flux_train_network.py"
 WIDTH = {"hidden": 64, "heads": 2, "axes": [8, 12, 12], "clip": 32, "t5": 64, "vocabulary": 1000, "mlp": 2.0}
 
 SHARED = """
-import gc, hashlib, json, os, sys, time, types
+import gc, hashlib, json, os, signal, sys, time, types
 from sd_scripts_patches.hooks import Finder
 
 def pause_before(model):
@@ -52,11 +53,14 @@ def pause_before(model):
 def record_losses(module):
     path = os.environ.get("TINY_LOSSES")
     if path and vars(module).get("LossRecorder") is not None and module.LossRecorder.__module__ == module.__name__:
-        add = module.LossRecorder.add
+        add, left = module.LossRecorder.add, [int(os.environ.get("TINY_DIE_AFTER", "0"))]
         def recorded(self, *, epoch, step, loss):
             with open(path, "a", encoding="utf-8") as file:
                 file.write(json.dumps([epoch, step, loss]) + "\\n")
-            return add(self, epoch=epoch, step=step, loss=loss)
+            add(self, epoch=epoch, step=step, loss=loss)
+            left[0] -= 1
+            if left[0] == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
         module.LossRecorder.add = recorded
 """
 """The beginning of each SITE."""
@@ -126,10 +130,14 @@ os.environ.setdefault("TINY_BLOCKS", "2,4")
 
 STAND_INS = {
     "torchvision": {
-        "__init__.py": 'from . import transforms\n__version__ = "0.0"\n',
+        "__init__.py": 'from . import transforms, utils\n__version__ = "0.0"\n',
+        "utils.py": "def make_grid(images, nrow=8):\n    return images[0]\n",
         "transforms/__init__.py": """
 import numpy, torch
 from . import functional
+
+class InterpolationMode:
+    NEAREST = "nearest"
 
 class Compose:
     def __init__(self, transforms):
@@ -156,6 +164,9 @@ import numpy, torch
 def pil_to_tensor(image):
     array = numpy.asarray(image)
     return torch.from_numpy(numpy.atleast_3d(array).transpose(2, 0, 1).copy())
+
+def resize(image, size, interpolation):
+    return torch.nn.functional.interpolate(image, size=size, mode=interpolation)
 
 def gaussian_blur(image, kernel_size, sigma):
     raise NotImplementedError("the replacement has no blur")

@@ -56,7 +56,7 @@ def sd_scripts(name: str) -> Run:
         make = functools.partial(tiny_sd_scripts.arguments, work)
     else:
         work = tiny_families.workdir(name)
-        command = tiny_sd_scripts.command(script=tiny_families.FAMILIES[name].script)
+        command = tiny_sd_scripts.command(script=tiny_families.table()[name]["script"])
         environment = tiny_families.environment(name, work)
         images = tiny_sd_scripts.copy_of(work, Path(tempfile.mkdtemp(dir=work)))  # its caches are made once
         off = dict.fromkeys(("save_every_n_steps", "sample_every_n_steps", "sample_prompts"))
@@ -101,7 +101,7 @@ TRAINERS = {
     "built-in": (built_in, ("flux",), lambda name: ""),
     "sd-scripts": (
         sd_scripts,
-        ("flux", *tiny_families.FAMILIES),
+        ("flux", *tiny_families.table()),
         lambda name: tiny_sd_scripts.why_not() if name == "flux" else tiny_families.why_not(name),
     ),
     "musubi": (musubi, tuple(tiny_musubi.FAMILIES), lambda name: tiny_musubi.why_not()),

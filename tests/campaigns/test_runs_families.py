@@ -45,7 +45,7 @@ SMALL = ("tokenizer_cache_dir", "t5_tokenizer_path")  # and every …_max_token_
 
 def paths(name: str, work: Path) -> dict[str, str]:
     """The flags that name the tiny weights and shorten captions, as extra flags of a run."""
-    given = {flag: value.format(work=work) for flag, value in tiny_families.FAMILIES[name].flags.items()}
+    given = tiny_families.own_flags(name, work)
     given |= {"pretrained_model_name_or_path": f"{work}/model.safetensors", "tokenizer_cache_dir": f"{work}/tokenizers"}
     kept = [flag for flag, value in given.items() if str(work) in value or flag.endswith("_max_token_length")]
     return {flag: given[flag] for flag in given if flag in (*kept, *SMALL)}
@@ -122,7 +122,7 @@ def test_a_family_of_musubi_tuner_trains_the_same_and_is_followed(family, tmp_pa
     assert {"step", "sample", "save"} <= set(resume_helpers.same_training(plain, guarded, 14, 2))
 
 
-@pytest.mark.parametrize("name", tiny_families.FAMILIES)
+@pytest.mark.parametrize("name", tiny_families.table())
 def test_it_trains_the_same_its_loader_reads_the_lora_and_a_sample_over_its_budget_is_skipped(name, tmp_path):
     """One more step from the LoRA with a learning rate that is 0 in float32: the LoRA that is saved is the one that was
     read, to the digit. Sample images have no time, and a hub accepts connections and never answers.
@@ -141,7 +141,7 @@ def test_it_trains_the_same_its_loader_reads_the_lora_and_a_sample_over_its_budg
         online = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": f"http://127.0.0.1:{silent.getsockname()[1]}"}
         limits = {"HANGPROOF_SAMPLE_BUDGET_S": "0.001", "HANGPROOF_HUB_TIMEOUT_S": "60"}
         environment = tiny_families.environment(name, work, HANGPROOF_RUN=str(tmp_path), **online, **limits)
-        command = tiny_sd_scripts.command(*arguments, script=tiny_families.FAMILIES[name].script)
+        command = tiny_sd_scripts.command(*arguments, script=tiny_families.table()[name]["script"])
         result = helpers.watch(command, environment, tiny_sd_scripts.checkout(), 400)
     assert result.code == 0, result.log[-3000:]
     assert f"load network weights from {lora}: <All keys matched successfully>" in result.log, result.log[-3000:]

@@ -18,7 +18,7 @@ def sd_scripts(name: str, folder: Path) -> Path:
         tiny_sd_scripts.copy_of(work, out)
         arguments = tiny_families.arguments(name, work, out / "images", out / "made")
         settings = {"TINY_LOSSES": str(out / "losses"), "HANGPROOF_RUN": str(out), **resume_helpers.followed(out)}
-        script = tiny_families.FAMILIES[name].script
+        script = tiny_families.table()[name]["script"]
         command = tiny_sd_scripts.command(*arguments, patched=out == guarded, script=script)
         environment = tiny_families.environment(name, work, **settings)
         helpers.watch(command, environment, tiny_sd_scripts.checkout(), 400, 0)

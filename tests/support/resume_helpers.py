@@ -16,29 +16,16 @@ import tiny_sd_scripts as tiny
 from guards import checkpoint, heartbeat
 from sd_scripts_patches import trainer_state
 
-DIE = """
-import os, signal
-left, add = [int(os.environ["DIE_AFTER"])], module.LossRecorder.add
-def recorded(self, *, epoch, step, loss):
-    add(self, epoch=epoch, step=step, loss=loss)
-    left[0] -= 1
-    if not left[0]:
-        os.kill(os.getpid(), signal.SIGKILL)
-module.LossRecorder.add = recorded
-"""
-"""SIGKILL from inside after that many micro-batches: the test determines the moment, and no cleanup runs."""
-
 
 def train(work, out, *more: str, die_after=0, faults="", patched=True, env=(), code: int | None = 0, **changed: str):
-    """Run one process of FLUX, which exits with `code`. Output, losses and metrics of all attempts are in `out`."""
+    """Run one process of FLUX, which exits with `code`. Output, losses and metrics of all attempts are in `out`.
+
+    die_after: SIGKILL from inside after that many micro-batches: the test determines the moment, and no cleanup runs.
+    """
     out.mkdir(exist_ok=True)
-    settings = {"TINY_LOSSES": str(out / "losses"), "HANGPROOF_RUN": str(out), **dict(env)}
-    if die_after:
-        (out / "die.py").write_text(DIE)
-        settings["DIE_AFTER"] = str(die_after)
-        faults = f"{tiny.home('LossRecorder')}={out / 'die.py'};{faults}"
+    settings = {"TINY_LOSSES": str(out / "losses"), "TINY_DIE_AFTER": str(die_after), "HANGPROOF_RUN": str(out)}
     line = tiny.arguments(work, out / "made", *more, **changed)
-    environment = tiny.environment(work, TINY_FAULTS=faults, **settings)
+    environment = tiny.environment(work, TINY_FAULTS=faults, **{**settings, **dict(env)})
     return helpers.watch(tiny.command(*line, patched=patched), environment, tiny.checkout(), 400, code)
 
 

@@ -79,15 +79,7 @@ for name in {sorted({name for family in FAMILIES.values() for name in family.mod
     AFTER["musubi_tuner." + name] = [change(name)]
 """
 """The middle of sitecustomize. torch is imported when the first of these modules is."""
-STAND_INS = {
-    "torchvision": {
-        "__init__.py": "from . import transforms, utils\n",
-        "transforms/__init__.py": "from . import functional\n",
-        "transforms/functional.py": "",
-        "utils.py": "def make_grid(images, nrow=8):\n    return images[0]\n",
-    },
-    "av": {"__init__.py": '__version__ = "0.0"\n'},
-}
+STAND_INS = {**tiny.STAND_INS, "av": {"__init__.py": '__version__ = "0.0"\n'}}
 FLAGS = """
 vae=tiny output_name=tiny network_dim=4 optimizer_type=adamw learning_rate=1e-3 lr_scheduler=cosine mixed_precision=bf16
 timestep_sampling=shift discrete_flow_shift=2.0 weighting_scheme=none seed=42 max_data_loader_n_workers=0
