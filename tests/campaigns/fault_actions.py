@@ -297,7 +297,6 @@ class Second:
 
 
 def two_runs(scenario: Scenario) -> None:
-    """Two runs on the same GPU are started together."""
     scenario.environment["HANGPROOF_GPUS"] = f"scenario-{scenario.token}"
     other = Second(scenario)
     first = scenario.monitor()

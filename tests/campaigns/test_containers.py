@@ -36,7 +36,6 @@ POD = {"RUNPOD_POD_ID": "7h9k2m4n6p", "RUNPOD_API_KEY": KEY, "HANGPROOF_STOP_POD
 
 @pytest.fixture(scope="module")
 def image(tmp_path_factory) -> Path:
-    """The image, as a folder."""
     return make_image(tmp_path_factory.mktemp("image"))
 
 

@@ -30,7 +30,6 @@ SAVES = ["--save_state", "--save_every_n_steps", "2"]
 
 
 def trained(backend: str, out: Path, processes: int, *more: str, **changed) -> list[float]:
-    """The losses of a training that ends well."""
     done = train(backend, out, processes, *more, **changed)
     assert done.returncode == 0, done.stdout[-3000:]
     return losses(out)

@@ -51,7 +51,6 @@ class Started:
 
 
 def stand_ins(folder: Path, names: Sequence[str] = PROGRAMS) -> Path:
-    """A folder with the stand-ins."""
     for name in names:
         executable(folder / name, STAND_IN)
     return folder

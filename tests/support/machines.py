@@ -44,7 +44,6 @@ class Toy:
     step_s: float = 0.05
 
     def create(self, data: Path, fields: dict[str, Any]) -> Path:
-        """Make the run in a data root."""
         return make_toy(data, self.steps, self.every, **fields)
 
     def environment(self, data: Path) -> dict[str, str]:
@@ -153,7 +152,6 @@ class Machine:
         return (self.root / "output.txt").read_text(encoding="utf-8", errors="replace")
 
     def kill(self) -> None:
-        """SIGKILL every process of this machine at once."""
         if left := kill_all(self.token):
             raise RuntimeError(f"processes cannot be killed: {left}")
         if self.process is not None:

@@ -155,7 +155,6 @@ def finish(process: subprocess.Popen, timeout_s: float = 180.0) -> tuple[int, st
 
 
 def supervise(folder: Path, limits: str | None = None, **env: str) -> tuple[int, str, str]:
-    """Supervise the run until it has ended."""
     return finish(monitor(folder, limits=limits, **env))
 
 

@@ -167,7 +167,6 @@ def write_checkout(facts: dict[str, Any], folder: Path) -> Path:
 
 
 def load() -> list[dict[str, Any]]:
-    """Return the recorded outlines of all pinned versions."""
     return json.loads(FILE.read_text(encoding="utf-8"))
 
 

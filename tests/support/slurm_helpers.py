@@ -47,7 +47,6 @@ def log(folder, job):
 
 
 def repeated(folder):
-    """How many steps were done twice or more."""
     steps = Counter(re.findall(r"^step (\d+)$", (folder / "training.log").read_text(), re.M))
     return sum(count - 1 for count in steps.values())
 

@@ -13,8 +13,6 @@ STEPS, EVERY = 90, 10
 
 
 class Run:
-    """A toy run as a user makes one."""
-
     def __init__(self, data: Path, step_s: float = 0.05):
         self.data = data
         self.toy = machines.Toy(STEPS, EVERY, step_s)

@@ -88,7 +88,6 @@ timestep_sampling=shift discrete_flow_shift=2.0 weighting_scheme=none seed=42 ma
 
 
 def checkout() -> Path:
-    """Return the checkout of musubi-tuner."""
     return Path(os.environ.get("MUSUBI_DIR", "musubi-tuner")).resolve()
 
 
@@ -98,7 +97,6 @@ def python() -> Path:
 
 
 def installation() -> tiny.Installation:
-    """Return both."""
     return tiny.Installation(checkout(), python())
 
 
@@ -125,7 +123,6 @@ def command(script: str, *args: str, patched: bool = True, folder: str = "") -> 
 
 
 def trainer(family: str = Z_IMAGE) -> str:
-    """Return the name of a family's training script."""
     return f"{family}_train_network.py"
 
 

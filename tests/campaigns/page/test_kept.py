@@ -1,6 +1,6 @@
 """Two tabs, a user who types, drops and starts in both, a server killed at random moments: nothing is lost or swapped.
 
-Two minutes. PAGE_KILLS=100 for a longer one; PAGE_SEED repeats one.
+Two minutes. PAGE_KILLS=100 for a longer one; HANGPROOF_SEED repeats one.
 """
 
 import contextlib
@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from draft_helpers import photo
 from playwright.sync_api import Error as PlaywrightError
+from seeds import seed
 from ui_helpers import Server, kill_runs
 from ui_page import PATIENCE_S, captions, choose_tiny, nothing_is_kept, open_page, until
 
@@ -47,8 +48,8 @@ TYPE = """([selector, text]) => {
 class Campaign:
     """Two tabs of one browser, a user who acts in both, and a server that is killed now and then."""
 
-    def __init__(self, browser, data: Path, work: Path, seed: int) -> None:
-        self.data, self.work, self.random = data, work, random.Random(seed)
+    def __init__(self, browser, data: Path, work: Path) -> None:
+        self.data, self.work, self.random = data, work, random.Random(seed())
         self.context = browser.new_context()
         self.saved: list[tuple[str, int]] = []  # image, number of the text
         note_saved = lambda _, found: self.saved.append((found[0], int(found[1].split()[-1])))  # noqa: E731
@@ -182,11 +183,10 @@ def check_runs(data: Path, user: Campaign) -> int:
 
 @pytest.mark.timeout(3600)
 def test_killed_at_random_moments(browser, data, tmp_path):
-    seed = int(os.environ.get("PAGE_SEED") or random.SystemRandom().randrange(10**6))
     server = Server(data)
-    user = Campaign(browser, data, tmp_path, seed)
+    user = Campaign(browser, data, tmp_path)
     try:
-        server.wait_for_output("Hangproof is running at")
+        server.wait()
         for page in user.tabs:
             open_page(page, server)
         choose_tiny(user.tabs[0])
@@ -214,8 +214,8 @@ def test_killed_at_random_moments(browser, data, tmp_path):
             server.stop()
             kill_runs(data)  # those that Start made
             server = Server(data, port=server.port)
-            server.wait_for_output("Hangproof is running at")
-            print(f"kill {kill + 1} of {KILLS} (seed {seed}): {len(user.saved)} saved marks, {user.number} actions")
+            server.wait()
+            print(f"kill {kill + 1} of {KILLS}: {len(user.saved)} saved marks, {user.number} actions")
         user.check_everything(server)
         print(f"runs: {check_runs(data, user)}, images: {len(user.shown)}, texts: {user.number}")
     finally:
