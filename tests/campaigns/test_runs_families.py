@@ -6,7 +6,6 @@ By kohya's own scripts they also train the same with the patches and without. Ki
 import socket
 from pathlib import Path
 
-import family_trainings
 import musubi_helpers
 import patches_helpers as helpers
 import pytest
@@ -131,7 +130,7 @@ def test_it_trains_the_same_its_loader_reads_the_lora_and_a_sample_over_its_budg
     """
     if reason := tiny_families.why_not(name):
         pytest.skip(reason)
-    guarded = family_trainings.sd_scripts(name, tmp_path)
+    guarded = resume_helpers.same_family(name, tmp_path)
     lora, made, work = guarded / "made/tiny.safetensors", tmp_path / "made", tiny_families.workdir(name)
     arguments = tiny_families.arguments(
         name, work, guarded / "images", made, "--network_weights", str(lora), "--dim_from_weights", "--sample_at_first",

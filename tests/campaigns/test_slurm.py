@@ -8,15 +8,14 @@ import time
 
 import psutil
 import pytest
-import slurm_cluster
 from machines_helpers import together
 from monitor_helpers import events, limits_file, stop, toy_run, wait_for
 from run_facts import incidents, status, step_of, trainers
 from seeds import seed
-from slurm_helpers import SHORT, at_step, completed, down, drain, kill_step, log, repeated, submit
+from slurm_helpers import SHORT, at_step, completed, down, drain, kill_step, log, missing, repeated, submit
 from toys import fault_at
 
-pytestmark = pytest.mark.skipif(bool(slurm_cluster.missing()), reason=slurm_cluster.missing() or "-")
+pytestmark = pytest.mark.skipif(bool(missing()), reason=missing() or "-")
 
 
 def warn(cluster, job):
@@ -115,7 +114,7 @@ def test_a_run_survives_eight_disturbances_at_random_moments(number, cluster, tm
         time.sleep(moments.uniform(0, 8))
         if what == "kill":
             kills += 1
-            wait_for(lambda: kill_step(cluster, job, at_least=1), 60, "a step to kill")
+            wait_for(lambda: kill_step(cluster, job), 60, "a step to kill")
         elif what == "requeue":
             cluster.ask("scontrol", "requeue", job)
         else:

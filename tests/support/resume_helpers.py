@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy
 import patches_helpers as helpers
+import tiny_families
 import tiny_sd_scripts as tiny
 
 from guards import checkpoint, heartbeat
@@ -112,6 +113,31 @@ def same_caches(plain: Path, guarded: Path) -> None:
     for name in caches:
         one, other = numpy.load(plain / name), numpy.load(guarded / name)
         assert one.files == other.files and all(numpy.array_equal(one[key], other[key]) for key in one.files), name
+
+
+PHASES = ["cache_latents", "cache_text", "hash", "first_step", "step"]
+
+
+def same_family(name: str, folder: Path) -> Path:
+    """Train a family of sd-scripts on tiny weights, by its own script, without and with the patches, and compare.
+
+    Returns the folder of the guarded run.
+    """
+    work = tiny_families.workdir(name)
+    plain, guarded = folder / "plain", folder / "guarded"
+    for out in (plain, guarded):
+        tiny.copy_of(work, out)
+        arguments = tiny_families.arguments(name, work, out / "images", out / "made")
+        settings = {"TINY_LOSSES": str(out / "losses"), "HANGPROOF_RUN": str(out), **followed(out)}
+        script = tiny_families.table()[name]["script"]
+        command = tiny.command(*arguments, patched=out == guarded, script=script)
+        environment = tiny_families.environment(name, work, **settings)
+        helpers.watch(command, environment, tiny.checkout(), 400, 0)
+    reached = same_training(plain, guarded, tiny_families.STEPS, 2)
+    assert set(reached) == {"import", "load", *PHASES, "sample", "save", "end"}
+    assert [phase for phase in reached if phase in PHASES] == PHASES
+    same_caches(plain, guarded)
+    return guarded
 
 
 INTERVAL = 3  # steps between two states
