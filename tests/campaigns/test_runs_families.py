@@ -21,16 +21,8 @@ from runs.command import flags
 from runs.flags import known_flags
 
 pytestmark = pytest.mark.timeout(900)
-TINY = {  # a model of the tables → the family of tiny weights (tiny_families.py)
-    "sdxl": "sdxl",
-    "noobai-vpred": "sdxl",
-    "sd35-medium": "sd3",
-    "chroma": "chroma",
-    "anima": "anima",
-    "sd15": "sd15",
-    "lumina2": "lumina",
-    "hunyuan-image": "hunyuan",
-}
+# A model of the tables → the family of tiny weights (tiny_families.py).
+TINY = {model: name for name, row in tiny_families.table().items() for model in row["models"]}
 MUSUBI = {  # as TINY, for musubi-tuner (tiny_musubi.py); Z-Image is in tests/upstream/runs/test_scripts.py
     "flux2-klein-4b": "flux_2",
     "qwen-image": "qwen_image",
@@ -39,15 +31,13 @@ MUSUBI = {  # as TINY, for musubi-tuner (tiny_musubi.py); Z-Image is in tests/up
     "flux-kontext": "flux_kontext",
 }
 NOT_ON_A_CPU = ("fp8_base", "fp8_scaled", "fp8_text_encoder", "fp8_vl", "fp8_t5", "blocks_to_swap")
-SMALL = ("tokenizer_cache_dir", "t5_tokenizer_path")  # and every …_max_token_length
 
 
 def paths(name: str, work: Path) -> dict[str, str]:
     """The flags that name the tiny weights and shorten captions, as extra flags of a run."""
-    given = tiny_families.own_flags(name, work)
-    given |= {"pretrained_model_name_or_path": f"{work}/model.safetensors", "tokenizer_cache_dir": f"{work}/tokenizers"}
-    kept = [flag for flag, value in given.items() if str(work) in value or flag.endswith("_max_token_length")]
-    return {flag: given[flag] for flag in given if flag in (*kept, *SMALL)}
+    given = {"pretrained_model_name_or_path": f"{work}/model.safetensors", "tokenizer_cache_dir": f"{work}/tokenizers"}
+    given |= tiny_families.own_flags(name, work)
+    return {flag: value for flag, value in given.items() if str(work) in value or flag.endswith("_max_token_length")}
 
 
 @pytest.fixture
