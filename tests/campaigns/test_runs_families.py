@@ -21,15 +21,9 @@ from runs.command import flags
 from runs.flags import known_flags
 
 pytestmark = pytest.mark.timeout(900)
-# A model of the tables → the family of tiny weights (tiny_families.py).
+# A model of the tables → the family of tiny weights (tiny_families.py, tiny_musubi.py).
 TINY = {model: name for name, row in tiny_families.table().items() for model in row["models"]}
-MUSUBI = {  # as TINY, for musubi-tuner (tiny_musubi.py); Z-Image is in tests/upstream/runs/test_scripts.py
-    "flux2-klein-4b": "flux_2",
-    "qwen-image": "qwen_image",
-    "wan22-low": "wan",
-    "krea2": "krea2",
-    "flux-kontext": "flux_kontext",
-}
+MUSUBI = {model: name for name, row in tiny_musubi.FAMILIES.items() for model in row["models"]}
 NOT_ON_A_CPU = ("fp8_base", "fp8_scaled", "fp8_text_encoder", "fp8_vl", "fp8_t5", "blocks_to_swap")
 
 
