@@ -17,7 +17,7 @@ from runs.scripts import rendered
 
 pytestmark = pytest.mark.slow
 FORK = """
-if args.max_data_loader_n_workers:
+if sys.argv[sys.argv.index("--max_data_loader_n_workers") + 1] != "0":
     raise RuntimeError("Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, use spawn")
 """
 
