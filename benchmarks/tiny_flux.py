@@ -11,10 +11,9 @@ Callers ask `why_not()`, then `workdir()` for weights, tokenizers and images (ma
 `arguments(work, out)` with `command(…)`. In sd-scripts' environment, `python benchmarks/tiny_flux.py CHECKOUT WORKDIR
 IMAGES` makes the files.
 
-Switches (environment of the training process): TINY_STEP_S seconds added to each forward pass of the model ·
-TINY_LOSSES=FILE one JSON line `[epoch, micro-step, loss]` for each recorded loss · TINY_DIE_AFTER=N SIGKILL from inside
-after that many recorded losses · TINY_FAULTS="module=file[;…]" run FILE with the name `module` bound to that module once
-it is imported.
+Switches (environment of the training process): TINY_LOSSES=FILE one JSON line `[epoch, micro-step, loss]` for each
+recorded loss · TINY_DIE_AFTER=N SIGKILL from inside after that many recorded losses · TINY_FAULTS="module=file[;…]" run
+FILE with the name `module` bound to that module once it is imported.
 """
 
 from __future__ import annotations
@@ -39,16 +38,8 @@ SCRIPT = "flux_train_network.py"
 WIDTH = {"hidden": 64, "heads": 2, "axes": [8, 12, 12], "clip": 32, "t5": 64, "vocabulary": 1000, "mlp": 2.0}
 
 SHARED = """
-import gc, hashlib, json, os, signal, sys, time, types
+import gc, json, os, signal, sys
 from sd_scripts_patches.hooks import Finder
-
-def pause_before(model):
-    pause_s, original = float(os.environ.get("TINY_STEP_S", "0")), model.forward
-    def forward(self, *args, **kwargs):
-        time.sleep(pause_s)
-        return original(self, *args, **kwargs)
-    if pause_s:
-        model.forward = forward
 
 def record_losses(module):
     path = os.environ.get("TINY_LOSSES")
@@ -91,14 +82,12 @@ gc.disable()
 
 def shrink_transformer(module):
     import dataclasses
-    double, single = (int(n) for n in os.environ["TINY_BLOCKS"].split(","))
     for config in module.configs.values():
         config.params = dataclasses.replace(
             config.params, hidden_size=WIDTH["hidden"], num_heads=WIDTH["heads"], axes_dim=WIDTH["axes"],
-            mlp_ratio=WIDTH["mlp"], vec_in_dim=WIDTH["clip"], context_in_dim=WIDTH["t5"], depth=double,
-            depth_single_blocks=single)
+            mlp_ratio=WIDTH["mlp"], vec_in_dim=WIDTH["clip"], context_in_dim=WIDTH["t5"], depth=2,
+            depth_single_blocks=4)
         config.ae_params = dataclasses.replace(config.ae_params, ch=32, ch_mult=[1] * 4, num_res_blocks=1)
-    pause_before(module.Flux)
 
 def shrink_text_encoders(module):
     import transformers
@@ -125,7 +114,6 @@ AFTER = {"library." + name: [step] for name, step in {
 
 if not any("8bit" in word.lower() for word in sys.orig_argv):
     sys.modules["bitsandbytes"] = None  # "not installed": it takes a fifth of the import time and is not used here
-os.environ.setdefault("TINY_BLOCKS", "2,4")
 '''
 
 STAND_INS = {
@@ -247,18 +235,18 @@ def command(*args: str, patched: bool = True, script: str = SCRIPT) -> list[str]
     return installation().command(*args, patched=patched, script=script)
 
 
-def workdir(images: int = 10, blocks: str = "2,4") -> Path:
+def workdir(images: int = 10) -> Path:
     """Return a folder with weights, tokenizers, images and site/, made once per process and checkout. Treat it as
     read-only: write caches and outputs elsewhere."""
-    return _workdir(checkout(), images, blocks)
+    return _workdir(checkout(), images)
 
 
 @functools.lru_cache(maxsize=8)
-def _workdir(made_by: Path, images: int, blocks: str) -> Path:
+def _workdir(made_by: Path, images: int) -> Path:
     work = Path(tempfile.mkdtemp(prefix="tiny-sd-"))
     atexit.register(shutil.rmtree, work, ignore_errors=True)
     write_site(work)
-    make_files(installation(), work, __file__, str(images), TINY_BLOCKS=blocks)
+    make_files(installation(), work, __file__, str(images))
     return work
 
 

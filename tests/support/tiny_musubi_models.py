@@ -183,7 +183,6 @@ AFTER: dict[str, Change] = {
     "zimage.zimage_config": _set(
         ROPE_AXES_DIMS=[8, 12, 12], **{f"DEFAULT_TRANSFORMER_{name}": value for name, value in _Z_IMAGE.items()}
     ),
-    "zimage.zimage_model": lambda module: sys.modules["sitecustomize"].pause_before(module.ZImageTransformer2DModel),
     "zimage.zimage_autoencoder": _set(load_autoencoder_kl=_always(ZImageVae)),
     "zimage.zimage_utils": _qwen_encoder("load_qwen3", "get_text_embeds"),
     "flux_2.flux2_utils": _flux_2,
