@@ -307,31 +307,18 @@ def losses(path: Path) -> list[list]:
 
 
 def write_tokenizers(folder: Path) -> None:
-    """Write tokenizers with sd-scripts' cache names: every byte is a token (CLIP), every ASCII letter a piece (T5)."""
-    import tokenizers
+    """Write the tokenizers of trainer/tiny_flux.py with sd-scripts' cache names, by sd-scripts' version of transformers."""
     import transformers
-    from transformers.models.clip.tokenization_clip import bytes_to_unicode
+
+    from trainer.tiny_flux import clip_vocabulary, write_t5_tokenizer
 
     clip = folder / "openai_clip-vit-large-patch14"
     clip.mkdir(parents=True)
-    letters = list(dict.fromkeys(bytes_to_unicode().values()))
-    words = letters + [letter + "</w>" for letter in letters]
-    words += [f"<unused{i}>" for i in range(998 - len(words))] + ["<|startoftext|>", "<|endoftext|>"]
-    (clip / "vocab.json").write_text(json.dumps({word: i for i, word in enumerate(words)}), encoding="utf-8")
+    (clip / "vocab.json").write_text(json.dumps(clip_vocabulary()), encoding="utf-8")
     (clip / "merges.txt").write_text("#version: 0.2\n", encoding="utf-8")
     files = (str(clip / "vocab.json"), str(clip / "merges.txt"))
     transformers.CLIPTokenizer(*files, model_max_length=77).save_pretrained(clip)
-
-    t5 = folder / "google_t5-v1_1-xxl"
-    t5.mkdir()
-    pieces = [*((p, 0.0) for p in ("<pad>", "</s>", "<unk>")), ("\u2581", -2.0)]
-    pieces += [(chr(c), -3.0) for c in range(33, 127)]
-    backend = tokenizers.Tokenizer(tokenizers.models.Unigram(pieces, unk_id=2))
-    backend.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
-    backend.post_processor = tokenizers.processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
-    backend.save(str(t5 / "tokenizer.json"))
-    made = transformers.T5TokenizerFast(tokenizer_file=str(t5 / "tokenizer.json"), extra_ids=0, model_max_length=512)
-    made.save_pretrained(t5)
+    write_t5_tokenizer(folder / "google_t5-v1_1-xxl")
 
 
 def write_images(folder: Path, count: int, sizes: Sequence[tuple[int, int]] = ((64, 64),), seed: int = 7) -> None:

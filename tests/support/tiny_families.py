@@ -25,6 +25,7 @@ import tiny_sd_scripts as tiny
 
 from benchmarks import tiny_flux
 from benchmarks.tiny_flux import write_images, write_tokenizers
+from trainer.tiny_flux import byte_letters
 
 IMAGES, STEPS, EPOCHS, STATE_EVERY, SAMPLE_EVERY = 5, 10, 2, 3, 5
 WIDTH, VOCABULARY = 32, 1000
@@ -191,10 +192,9 @@ def write_clip_and_t5(folder: Path) -> None:
 def write_bytes(folder: Path) -> None:
     """Write a tokenizer as Qwen's: every byte is a token."""
     import transformers
-    from transformers.models.clip.tokenization_clip import bytes_to_unicode
 
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "vocab.json").write_text(json.dumps({c: i for i, c in enumerate(bytes_to_unicode().values())}), "utf-8")
+    (folder / "vocab.json").write_text(json.dumps({c: i for i, c in enumerate(byte_letters())}), "utf-8")
     (folder / "merges.txt").write_text("#version: 0.2\n", "utf-8")
     names = (str(folder / "vocab.json"), str(folder / "merges.txt"))
     transformers.Qwen2TokenizerFast(*names).save_pretrained(folder)
