@@ -13,12 +13,12 @@ STEPS, EVERY = 90, 10
 
 
 class Run:
-    def __init__(self, data: Path, step_s: float = 0.05):
+    def __init__(self, data: Path, step_s: float = 0.05, steps: int = STEPS, every: int = EVERY, limits: str = ""):
         self.data = data
-        self.toy = machines.Toy(STEPS, EVERY, step_s)
+        self.toy = machines.Toy(steps, every, step_s)
         self.env = self.toy.environment(data)
         self.folder = self.toy.create(data, {})
-        (data / "limits.toml").write_text("allow_below_guards = true\n")
+        (data / "limits.toml").write_text("allow_below_guards = true\n" + limits)
         (data / "done").mkdir()
         self.env |= {"HANGPROOF_LIMITS": str(data / "limits.toml"), "TOY_FAULTS_DONE": str(data / "done")}
         self.env |= {"HANGPROOF_GPUS": "", "TMPDIR": str(data / "tmp"), "HANGPROOF_SHM": str(data / "tmp")}
