@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from ui_helpers import write_history, write_run
+from ui_helpers import metrics_line, write_history, write_run
 
 from runs.paths import ROOT
 
@@ -35,7 +35,7 @@ def data(tmp_path_factory) -> Path:
         run = write_run(folder, f"run-{number:03}", ("completed", "failed", "stopped")[number % 3], message="")
         (run / "train.sh").touch()
         write_history(run, price=0.4)
-        (run / "metrics.jsonl").write_text('{"kind": "step"}\n')
+        (run / "metrics.jsonl").write_text(metrics_line(1))
         (run / "monitor.lock").touch()
     return folder
 
