@@ -43,7 +43,8 @@ def trained(tmp_path, monkeypatch):
 
     def train(model: str, backend: str, work: Path, environment: dict[str, str], extra: dict, **fields) -> Path:
         spec = runs.make({
-            "name": model, "trigger": "ohwx", "model": model, "tier": presets.smallest_tier(model, backend),
+            "name": model, "trigger": "ohwx", "model": model, "backend": backend,
+            "tier": presets.smallest_tier(model, backend),
             "resolution": 64, "mixed_precision": "no", "rank": 4, "max_train_steps": 2, "repeats": 1,
             "save_every_n_steps": 2, "save_every_n_epochs": 0, "workers": 0, "extra": extra, **fields,
         })  # fmt: skip
@@ -65,7 +66,8 @@ def test_the_rendered_script_of_a_family_trains(tmp_path, trained, model):
     work = tiny_families.workdir(TINY[model])
     extra = {**paths(TINY[model], work), "optimizer_type": "Adafactor"}
     extra["optimizer_args"] = ["relative_step=False", "scale_parameter=False", "warmup_init=False"]
-    plain = runs.make({"name": "x", "model": model, "tier": presets.smallest_tier(model, "sd-scripts")})
+    tier = presets.smallest_tier(model, "sd-scripts")
+    plain = runs.make({"name": "x", "model": model, "backend": "sd-scripts", "tier": tier})
     if "max_token_length" in flags(plain, tmp_path):
         extra["max_token_length"] = False
     environment = tiny_families.environment(TINY[model], work)
