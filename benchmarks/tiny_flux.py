@@ -11,8 +11,8 @@ Callers ask `why_not()`, then `workdir()` for weights, tokenizers and images (ma
 `arguments(work, out)` with `command(…)`. In sd-scripts' environment, `python benchmarks/tiny_flux.py CHECKOUT WORKDIR
 IMAGES` makes the files.
 
-Switches (environment of the training process): TINY_STEP_S seconds added to each forward pass of the model ·
-TINY_LOSSES=FILE one JSON line `[epoch, micro-step, loss]` for each recorded loss · TINY_FAULTS="module=file[;…]" run
+Switches (environment of the training process): TINY_LOSSES=FILE one JSON line `[epoch, micro-step, loss]` for each
+recorded loss · TINY_DIE_AFTER=N SIGKILL from inside after that many recorded losses · TINY_FAULTS="module=file[;…]" run
 FILE with the name `module` bound to that module once it is imported.
 """
 
@@ -38,25 +38,20 @@ SCRIPT = "flux_train_network.py"
 WIDTH = {"hidden": 64, "heads": 2, "axes": [8, 12, 12], "clip": 32, "t5": 64, "vocabulary": 1000, "mlp": 2.0}
 
 SHARED = """
-import gc, hashlib, json, os, sys, time, types
+import gc, json, os, signal, sys
 from sd_scripts_patches.hooks import Finder
-
-def pause_before(model):
-    pause_s, original = float(os.environ.get("TINY_STEP_S", "0")), model.forward
-    def forward(self, *args, **kwargs):
-        time.sleep(pause_s)
-        return original(self, *args, **kwargs)
-    if pause_s:
-        model.forward = forward
 
 def record_losses(module):
     path = os.environ.get("TINY_LOSSES")
     if path and vars(module).get("LossRecorder") is not None and module.LossRecorder.__module__ == module.__name__:
-        add = module.LossRecorder.add
+        add, left = module.LossRecorder.add, [int(os.environ.get("TINY_DIE_AFTER", "0"))]
         def recorded(self, *, epoch, step, loss):
             with open(path, "a", encoding="utf-8") as file:
                 file.write(json.dumps([epoch, step, loss]) + "\\n")
-            return add(self, epoch=epoch, step=step, loss=loss)
+            add(self, epoch=epoch, step=step, loss=loss)
+            left[0] -= 1
+            if left[0] == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
         module.LossRecorder.add = recorded
 """
 """The beginning of each SITE."""
@@ -87,14 +82,12 @@ gc.disable()
 
 def shrink_transformer(module):
     import dataclasses
-    double, single = (int(n) for n in os.environ["TINY_BLOCKS"].split(","))
     for config in module.configs.values():
         config.params = dataclasses.replace(
             config.params, hidden_size=WIDTH["hidden"], num_heads=WIDTH["heads"], axes_dim=WIDTH["axes"],
-            mlp_ratio=WIDTH["mlp"], vec_in_dim=WIDTH["clip"], context_in_dim=WIDTH["t5"], depth=double,
-            depth_single_blocks=single)
+            mlp_ratio=WIDTH["mlp"], vec_in_dim=WIDTH["clip"], context_in_dim=WIDTH["t5"], depth=2,
+            depth_single_blocks=4)
         config.ae_params = dataclasses.replace(config.ae_params, ch=32, ch_mult=[1] * 4, num_res_blocks=1)
-    pause_before(module.Flux)
 
 def shrink_text_encoders(module):
     import transformers
@@ -121,15 +114,18 @@ AFTER = {"library." + name: [step] for name, step in {
 
 if not any("8bit" in word.lower() for word in sys.orig_argv):
     sys.modules["bitsandbytes"] = None  # "not installed": it takes a fifth of the import time and is not used here
-os.environ.setdefault("TINY_BLOCKS", "2,4")
 '''
 
 STAND_INS = {
     "torchvision": {
-        "__init__.py": 'from . import transforms\n__version__ = "0.0"\n',
+        "__init__.py": 'from . import transforms, utils\n__version__ = "0.0"\n',
+        "utils.py": "def make_grid(images, nrow=8):\n    return images[0]\n",
         "transforms/__init__.py": """
 import numpy, torch
 from . import functional
+
+class InterpolationMode:
+    NEAREST = "nearest"
 
 class Compose:
     def __init__(self, transforms):
@@ -156,6 +152,9 @@ import numpy, torch
 def pil_to_tensor(image):
     array = numpy.asarray(image)
     return torch.from_numpy(numpy.atleast_3d(array).transpose(2, 0, 1).copy())
+
+def resize(image, size, interpolation):
+    return torch.nn.functional.interpolate(image, size=size, mode=interpolation)
 
 def gaussian_blur(image, kernel_size, sigma):
     raise NotImplementedError("the replacement has no blur")
@@ -236,18 +235,18 @@ def command(*args: str, patched: bool = True, script: str = SCRIPT) -> list[str]
     return installation().command(*args, patched=patched, script=script)
 
 
-def workdir(images: int = 10, blocks: str = "2,4") -> Path:
+def workdir(images: int = 10) -> Path:
     """Return a folder with weights, tokenizers, images and site/, made once per process and checkout. Treat it as
     read-only: write caches and outputs elsewhere."""
-    return _workdir(checkout(), images, blocks)
+    return _workdir(checkout(), images)
 
 
 @functools.lru_cache(maxsize=8)
-def _workdir(made_by: Path, images: int, blocks: str) -> Path:
+def _workdir(made_by: Path, images: int) -> Path:
     work = Path(tempfile.mkdtemp(prefix="tiny-sd-"))
     atexit.register(shutil.rmtree, work, ignore_errors=True)
     write_site(work)
-    make_files(installation(), work, __file__, str(images), TINY_BLOCKS=blocks)
+    make_files(installation(), work, __file__, str(images))
     return work
 
 
@@ -308,31 +307,18 @@ def losses(path: Path) -> list[list]:
 
 
 def write_tokenizers(folder: Path) -> None:
-    """Write tokenizers with sd-scripts' cache names: every byte is a token (CLIP), every ASCII letter a piece (T5)."""
-    import tokenizers
+    """Write the tokenizers of trainer/tiny_flux.py with sd-scripts' cache names, by sd-scripts' version of transformers."""
     import transformers
-    from transformers.models.clip.tokenization_clip import bytes_to_unicode
+
+    from trainer.tiny_flux import clip_vocabulary, write_t5_tokenizer
 
     clip = folder / "openai_clip-vit-large-patch14"
     clip.mkdir(parents=True)
-    letters = list(dict.fromkeys(bytes_to_unicode().values()))
-    words = letters + [letter + "</w>" for letter in letters]
-    words += [f"<unused{i}>" for i in range(998 - len(words))] + ["<|startoftext|>", "<|endoftext|>"]
-    (clip / "vocab.json").write_text(json.dumps({word: i for i, word in enumerate(words)}), encoding="utf-8")
+    (clip / "vocab.json").write_text(json.dumps(clip_vocabulary()), encoding="utf-8")
     (clip / "merges.txt").write_text("#version: 0.2\n", encoding="utf-8")
     files = (str(clip / "vocab.json"), str(clip / "merges.txt"))
     transformers.CLIPTokenizer(*files, model_max_length=77).save_pretrained(clip)
-
-    t5 = folder / "google_t5-v1_1-xxl"
-    t5.mkdir()
-    pieces = [*((p, 0.0) for p in ("<pad>", "</s>", "<unk>")), ("\u2581", -2.0)]
-    pieces += [(chr(c), -3.0) for c in range(33, 127)]
-    backend = tokenizers.Tokenizer(tokenizers.models.Unigram(pieces, unk_id=2))
-    backend.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
-    backend.post_processor = tokenizers.processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
-    backend.save(str(t5 / "tokenizer.json"))
-    made = transformers.T5TokenizerFast(tokenizer_file=str(t5 / "tokenizer.json"), extra_ids=0, model_max_length=512)
-    made.save_pretrained(t5)
+    write_t5_tokenizer(folder / "google_t5-v1_1-xxl")
 
 
 def write_images(folder: Path, count: int, sizes: Sequence[tuple[int, int]] = ((64, 64),), seed: int = 7) -> None:

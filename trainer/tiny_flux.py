@@ -147,17 +147,22 @@ def byte_letters() -> list[str]:
     return [chr(b) for b in plain] + moved
 
 
-def write_clip_tokenizer(folder: Path) -> None:
-    """A byte-level tokenizer without merges: one token a character."""
-    from transformers import CLIPTokenizer
-
+def clip_vocabulary() -> dict[str, int]:
+    """Every byte is a token, also at the end of a word; what is left of CLIP_TOKENS has no meaning."""
     letters = byte_letters()
     vocab: dict[str, int] = {}
     for token in letters + [letter + "</w>" for letter in letters]:
         vocab.setdefault(token, len(vocab))
     while len(vocab) < CLIP_TOKENS - 2:
         vocab[f"<x{len(vocab)}>"] = len(vocab)
-    vocab["<|startoftext|>"], vocab["<|endoftext|>"] = CLIP_TOKENS - 2, CLIP_TOKENS - 1
+    return {**vocab, "<|startoftext|>": CLIP_TOKENS - 2, "<|endoftext|>": CLIP_TOKENS - 1}
+
+
+def write_clip_tokenizer(folder: Path) -> None:
+    """A byte-level tokenizer without merges: one token a character."""
+    from transformers import CLIPTokenizer
+
+    vocab = clip_vocabulary()
     CLIPTokenizer(vocab=vocab, merges=[], model_max_length=77).save_pretrained(folder)
     # older versions of transformers read the two files of the slow tokenizer
     (folder / "vocab.json").write_text(json.dumps(vocab), encoding="utf-8")

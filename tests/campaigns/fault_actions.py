@@ -1,9 +1,8 @@
-"""What is done to a run from outside, by the name in the row's `action`: watch, by default.
+"""What is done to a run from outside, by the name in the row's `action`.
 
-The run's monitor is started before its action, but for those in `STARTS_IT`. Then the row's slow steps end, and
-`faults.play` waits for the end of the last monitor that was started. It asserts what only it can see on the way: which
-processes lived, how long something took. Those of a standby begin alike: steps are slow (the row's `slow`) until
-one waits at its gate, however long that takes.
+The run's monitor is started before its action, but for those in `STARTS_IT`, and the moment that the row's `wait` names
+is waited for. Then the row's slow steps end, and `faults.play` waits for the end of the last monitor that was started.
+An action asserts what only it can see on the way: which processes lived, how long something took.
 """
 
 from __future__ import annotations
@@ -38,19 +37,11 @@ STARTS_IT = ("full_pipe", "py_spy", "two_runs", "shm_full")
 LITTLE_KB = 100_000  # of memory: less than snapshots and a standby leave to others
 
 
-def watch(scenario: Scenario) -> None:
-    """Let the monitor run to its end."""
-
-
 # ---- clocks ----
 
 
 def clock(scenario: Scenario) -> None:
     """The wall clock jumps by the row's `jump_s`: in the middle of the run, or while a standby waits."""
-    if "recovery" in scenario.row.get("needs", []):
-        scenario.until_ready()
-    else:
-        scenario.until_step(14)
     move_clock(scenario, wall=scenario.row["jump_s"])
 
 
@@ -60,7 +51,6 @@ def move_clock(scenario: Scenario, **offsets_s: float) -> None:
 
 def suspend(scenario: Scenario) -> None:
     """Every process stops for four seconds, in which the boot clock advances by an hour."""
-    scenario.until_step(20)
     everyone = list(scenario.ours())
     for pid in everyone:
         os.kill(pid, signal.SIGSTOP)
@@ -111,7 +101,6 @@ def py_spy(scenario: Scenario) -> None:
 def second_monitor(scenario: Scenario) -> None:
     """While one monitor watches, another is started, in the foreground and detached."""
     (first,) = scenario.monitors
-    scenario.until_step(6)
     assert scenario.command("run").wait(COMMAND_S) != 0, "`monitor run` beside a living monitor ended with code 0"
     scenario.command("start").wait(COMMAND_S)
     assert first.poll() is None, "the first monitor ended before the one beside it did"
@@ -120,7 +109,6 @@ def second_monitor(scenario: Scenario) -> None:
 
 def sigkill_monitor(scenario: Scenario) -> None:
     """The monitor and its keeper are killed; the training continues; a second monitor adopts it and starts nothing."""
-    scenario.until_step(8)
     before = scenario.trainers()
     scenario.kill_monitor()
     scenario.until_step(scenario.steps()[-1]["step"] + 2)
@@ -131,7 +119,6 @@ def sigkill_monitor(scenario: Scenario) -> None:
 
 def sigkill_below_keeper(scenario: Scenario) -> None:
     """The monitor is killed; its keeper replaces it, and the new one starts nothing."""
-    scenario.until_step(8)
     before = scenario.trainers()
     replaced_monitor(scenario)
     finish_same_attempt(scenario, before)
@@ -160,7 +147,6 @@ def sigkill_in_recovery(scenario: Scenario) -> None:
 
 def sigkill_both(scenario: Scenario) -> None:
     """The monitor is killed, later the trainer too: nobody saw how it ended."""
-    scenario.until_step(8)
     scenario.kill_monitor()
     scenario.go()
     scenario.until("the end of the trainer", lambda: not scenario.trainers())
@@ -170,7 +156,6 @@ def sigkill_both(scenario: Scenario) -> None:
 def pid_reuse(scenario: Scenario) -> None:
     """Monitor and training are killed, and innocent processes get their pids before a new monitor starts."""
     (first,) = scenario.monitors
-    scenario.until_step(12)
     pids = [first.pid, *scenario.ours()]
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
@@ -235,7 +220,6 @@ def frozen_disk(scenario: Scenario) -> None:
 
 def disk_full(scenario: Scenario) -> None:
     """Once the failure is noticed, space is freed."""
-    scenario.until("the crash", lambda: events(scenario.folder, "crash"))
     time.sleep(1.0)
     (scenario.data / "ballast").unlink()
 
@@ -260,7 +244,6 @@ def preempted(scenario: Scenario, more_at_s: tuple[float, ...] = ()) -> None:
 
 def sigterm_machine(scenario: Scenario) -> None:
     """Pre-emption: the monitor gets SIGTERM; later the run is resumed."""
-    scenario.until_step(14)
     preempted(scenario)
     last = scenario.steps()[-1]["step"]
     scenario.go()
@@ -283,7 +266,6 @@ def stop(scenario: Scenario) -> None:
 
 def stop_then_sigterm(scenario: Scenario) -> None:
     """`monitor stop`, then SIGTERM while the stop is under way: the user's stop is what counts."""
-    scenario.until_step(14)
     stop(scenario)
     scenario.until("the stop", lambda: status(scenario.folder)["state"] == "stopping")
     scenario.monitors[-1].send_signal(signal.SIGTERM)
@@ -291,12 +273,6 @@ def stop_then_sigterm(scenario: Scenario) -> None:
     scenario.go()
     assert scenario.command("resume-all", folder="--json").wait(COMMAND_S) == 0
     assert not scenario.trainers(), f"`monitor resume-all` restarted a run that the user had stopped: {scenario.ours()}"
-
-
-def stop_in_backoff(scenario: Scenario) -> None:
-    """`monitor stop` while the run waits for its restart."""
-    scenario.until("the second failure's backoff", lambda: events(scenario.folder, "backoff"))
-    stop(scenario)
 
 
 class Second:
@@ -321,7 +297,6 @@ class Second:
 
 
 def two_runs(scenario: Scenario) -> None:
-    """Two runs on the same GPU are started together."""
     scenario.environment["HANGPROOF_GPUS"] = f"scenario-{scenario.token}"
     other = Second(scenario)
     first = scenario.monitor()
@@ -351,14 +326,9 @@ def two_runs_one_machine(scenario: Scenario) -> None:
 # ---- snapshots in memory and the standby attempt ----
 
 
-def standby_waits(scenario: Scenario) -> None:
-    """The fault occurs while a standby waits."""
-    scenario.until_ready()
-
-
 def standby_killed(scenario: Scenario) -> None:
     """The standby gets SIGKILL while it waits; the training never notices, and the next one stands in at the fault."""
-    first = scenario.until_ready()
+    first = int(scenario.standby()["pid"])
     for pid in scenario.trainers(at_gate=True):
         os.kill(pid, signal.SIGKILL)
     scenario.until_ready(but=first)
@@ -366,7 +336,6 @@ def standby_killed(scenario: Scenario) -> None:
 
 def standby_hung(scenario: Scenario) -> None:
     """The standby is stopped at its gate, so it does not answer when it is needed."""
-    scenario.until_ready()
     waiting = scenario.trainers(at_gate=True)
     assert waiting, "no process waited at the gate, so nothing was tested"
     for pid in waiting:
@@ -375,8 +344,7 @@ def standby_hung(scenario: Scenario) -> None:
 
 def monitor_killed_while_standby_starts(scenario: Scenario) -> None:
     """SIGKILL to the monitor as soon as a standby is under way; its keeper replaces it, and another standby waits."""
-    started = scenario.until("a standby that starts", lambda: scenario.standby().get("pid"))
-    left = scenario.trainers(at_gate=True)
+    started, left = scenario.standby()["pid"], scenario.trainers(at_gate=True)
     training = [pid for pid in scenario.trainers() if pid not in left]
     replaced_monitor(scenario)
     scenario.until("the end of the dead monitor's standby", lambda: not set(left) & set(scenario.ours()))
@@ -392,7 +360,6 @@ def until_snapshot(scenario: Scenario, key: str = "step") -> None:
 
 def memory_short(scenario: Scenario) -> None:
     """Memory becomes short: the standby and the snapshots give theirs back, and say so; then the training is killed."""
-    scenario.until_ready()
     until_snapshot(scenario)
     path = Path(scenario.environment["FAULTS_MEMINFO"])
     atomic_write(path, f"MemTotal: 999999 kB\nMemAvailable: {LITTLE_KB} kB\n")
@@ -413,18 +380,12 @@ def shm_full(scenario: Scenario) -> None:
 
 def shm_fills(scenario: Scenario) -> None:
     """Another program fills the file system of the snapshots, to the last block, while the training writes them."""
-    scenario.until_ready()
     until_snapshot(scenario)
     fill(Path(scenario.environment["HANGPROOF_SHM"]))
 
 
-def standby_starts(scenario: Scenario) -> None:
-    scenario.until("a standby that starts", lambda: scenario.standby().get("pid"))
-
-
 def standby_is_killed_first(scenario: Scenario) -> None:
     """The kernel's score of a standby is the highest; what it uses is said; the training's is everybody's."""
-    scenario.until_ready()
     scores = {pid: Path(f"/proc/{pid}/oom_score_adj").read_text().strip() for pid in scenario.ours()}
     waiting, training = scenario.trainers(at_gate=True), scenario.trainers()
     assert waiting and {scores[pid] for pid in waiting} == {"1000"}, scores
@@ -432,8 +393,3 @@ def standby_is_killed_first(scenario: Scenario) -> None:
     found = status(scenario.folder)
     assert found["standby"]["memory_bytes"] > 20e6, "torch is in it"
     assert "next attempt ready (" in line(scenario.folder, {**found, "alive": True})
-
-
-def stop_with_standby(scenario: Scenario) -> None:
-    scenario.until_ready()
-    stop(scenario)

@@ -174,11 +174,22 @@ class Scenario:
     def until(self, what: str, met: Callable[[], Any], patience_s: float = 240.0) -> Any:
         return wait_for(met, patience_s, what)
 
-    def until_ready(self, but: int = 0) -> int:
-        """Wait until a standby waits at its gate, another one than process `but`; its shell's process number."""
+    def wait(self) -> None:
+        """Wait until the moment of the action has come, however long that takes: the row's `wait`."""
+        what = self.row.get("wait", "")
+        if what == "step":
+            self.until_step(self.row["slow"]["from"])
+        elif what == "ready":
+            self.until_ready()
+        elif what == "standby":
+            self.until("a standby that starts", lambda: self.standby().get("pid"))
+        elif what:
+            self.until(f"the event {what!r}", lambda: events(self.folder, what))
+
+    def until_ready(self, but: int = 0) -> None:
+        """Wait until a standby waits at its gate, another one than that whose shell is process `but`."""
         ready = lambda: self.standby().get("state") == "ready" and self.standby()["pid"] != but  # noqa: E731
         self.until("a standby attempt that is ready", ready)
-        return int(self.standby()["pid"])
 
     def until_step(self, step: int) -> None:
         """Wait until that step is complete (in metrics.jsonl, which the trainer itself writes)."""
@@ -261,10 +272,12 @@ def play(row: Row, seed: int, root: Path, slack_s: float) -> None:
         pytest.skip(why)
     with prepared(row, seed, root) as scenario:
         try:
-            action = row.get("action", "watch")
+            action = row.get("action", "")
             if action not in fault_actions.STARTS_IT:
                 scenario.monitor()
-            getattr(fault_actions, action)(scenario)
+                scenario.wait()
+            if action:
+                getattr(fault_actions, action)(scenario)
             scenario.go()
             scenario.finish()
             check(scenario, slack_s)

@@ -1,4 +1,4 @@
-"""Journeys of the image: SIGTERM to the entry point, a page that dies, a pod with an empty disk, SkyPilot's job. And a
+"""Journeys of the image: SIGTERM to the entry point, a pod with an empty disk, SkyPilot's job. And a
 bundle trains where there is only Python: no project, no home, no network.
 
     python -m pytest tests/campaigns/test_containers.py          6 minutes
@@ -36,7 +36,6 @@ POD = {"RUNPOD_POD_ID": "7h9k2m4n6p", "RUNPOD_API_KEY": KEY, "HANGPROOF_STOP_POD
 
 @pytest.fixture(scope="module")
 def image(tmp_path_factory) -> Path:
-    """The image, as a folder."""
     return make_image(tmp_path_factory.mktemp("image"))
 
 
@@ -66,19 +65,6 @@ def test_the_entry_point_serves_saves_every_run_at_sigterm_and_goes_on(image, tm
     asked = double.requests[0]
     assert asked[:3] == ("POST", "/v2/pods/7h9k2m4n6p/action", {"action": "stop"})
     assert "nothing is left to train (toy completed)" in log_of(root) and KEY not in log_of(root)
-
-
-def test_a_page_that_dies_is_started_again(image, tmp_path):
-    root, port = tmp_path / "data", free_port()
-    with container(image, root, port) as process:
-        wait_for(lambda: healthy(image, root, port), PATIENCE_S)
-        (page,) = [p for p in processes(root) if "app.py" in p.cmdline()]
-        assert "--listen" in page.cmdline()
-        page.kill()
-        wait_for(lambda: not healthy(image, root, port), PATIENCE_S)
-        wait_for(lambda: healthy(image, root, port), PATIENCE_S, "the page is back")
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
 
 
 def test_a_pod_fetches_its_run_trains_it_and_stops(image, data, tmp_path, monkeypatch):

@@ -50,13 +50,15 @@ Run = Callable[[Path, dict, dict], subprocess.CompletedProcess]
 
 @functools.lru_cache
 def sd_scripts(name: str) -> Run:
+    if reason := tiny_sd_scripts.why_not() if name == "flux" else tiny_families.why_not(name):
+        pytest.skip(reason)
     if name == "flux":
         work = tiny_sd_scripts.workdir(5)
         command, environment = tiny_sd_scripts.command(), tiny_sd_scripts.environment(work)
         make = functools.partial(tiny_sd_scripts.arguments, work)
     else:
         work = tiny_families.workdir(name)
-        command = tiny_sd_scripts.command(script=tiny_families.FAMILIES[name].script)
+        command = tiny_sd_scripts.command(script=tiny_families.table()[name]["script"])
         environment = tiny_families.environment(name, work)
         images = tiny_sd_scripts.copy_of(work, Path(tempfile.mkdtemp(dir=work)))  # its caches are made once
         off = dict.fromkeys(("save_every_n_steps", "sample_every_n_steps", "sample_prompts"))
@@ -73,6 +75,8 @@ def sd_scripts(name: str) -> Run:
 
 @functools.lru_cache
 def musubi(name: str) -> Run:
+    if reason := tiny_musubi.why_not():
+        pytest.skip(reason)
     work = tiny_musubi.workdir(name, 5)
     config = tiny_musubi.cached(work, Path(tempfile.mkdtemp(dir=work)), family=name)
     command, environment = tiny_musubi.command(tiny_musubi.trainer(name)), tiny_musubi.environment(work)
@@ -98,21 +102,10 @@ def built_in(name: str) -> Run:
 
 
 TRAINERS = {
-    "built-in": (built_in, ("flux",), lambda name: ""),
-    "sd-scripts": (
-        sd_scripts,
-        ("flux", *tiny_families.FAMILIES),
-        lambda name: tiny_sd_scripts.why_not() if name == "flux" else tiny_families.why_not(name),
-    ),
-    "musubi": (musubi, tuple(tiny_musubi.FAMILIES), lambda name: tiny_musubi.why_not()),
+    "built-in": (built_in, ["flux"]),
+    "sd-scripts": (sd_scripts, ["flux", *tiny_families.table()]),
+    "musubi": (musubi, [*tiny_musubi.FAMILIES]),
 }
-
-
-def family(trainer: str, name: str) -> Run:
-    make, _, why_not = TRAINERS[trainer]
-    if why_not(name):
-        pytest.skip(why_not(name))
-    return make(name)
 
 
 def train(run: Run, out: Path, kill: str, flags: dict, **variables: str) -> str:
@@ -159,8 +152,8 @@ def losses(out: Path) -> list[tuple[int, tuple[float, float]]]:
 def test_a_state_of_two_processes_goes_on_in_one_with_the_order_of_its_epoch_with_workers_that_stay(trainer, tmp_path):
     """Random numbers follow from the batch. The state of the other shape holds no order, so it is drawn: in the middle
     of an epoch, and after its last step."""
-    name = {"sd-scripts": "flux", "musubi": tiny_musubi.Z_IMAGE}[trainer]
-    run, seeds = family(trainer, name), {"HANGPROOF_BATCH_SEEDS": "1"}
+    make, (name, *_) = TRAINERS[trainer]
+    run, seeds = make(name), {"HANGPROOF_BATCH_SEEDS": "1"}
     flags = {"max_train_epochs": "4", "gradient_accumulation_steps": "2", **WORKERS["stay"]}
     train(run, tmp_path / "plain", "never", {**flags, "save_every_n_steps": "1"}, **seeds)
     expected = dict(losses(tmp_path / "plain"))
@@ -175,12 +168,12 @@ def test_a_state_of_two_processes_goes_on_in_one_with_the_order_of_its_epoch_wit
 
 
 @pytest.mark.parametrize(("accumulation", "workers"), LOADING)
-@pytest.mark.parametrize(("trainer", "name"), [(t, name) for t, (_, names, _) in TRAINERS.items() for name in names])
+@pytest.mark.parametrize(("trainer", "name"), [(t, name) for t, (_, names) in TRAINERS.items() for name in names])
 def test_ended_before_at_and_after_an_epochs_end_no_loss_differs(trainer, name, accumulation, workers, tmp_path):
     points = list(POINTS)
     random.Random(f"{seed()}/{trainer}/{name}/{accumulation}/{workers}").shuffle(points)
     points = [(epoch, kind, offset) for epoch, (kind, offset) in zip(ENDS, points, strict=True)]
-    run, steps, epochs = family(trainer, name), -(-BATCHES // accumulation), points[-1][0] + 1
+    run, steps, epochs = TRAINERS[trainer][0](name), -(-BATCHES // accumulation), points[-1][0] + 1
     flags = {"max_train_epochs": str(epochs), "gradient_accumulation_steps": str(accumulation), **WORKERS[workers]}
     plain, ended = tmp_path / "plain", tmp_path / "ended"
     train(run, plain, "never", flags)

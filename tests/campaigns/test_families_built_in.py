@@ -37,9 +37,9 @@ def trained(folder, model, config, kills=()):
     return folder / f"{folder.name}.safetensors"
 
 
-@pytest.mark.parametrize("pipeline", ["FluxPipeline", *sorted(tiny_pipelines.MAKERS)])
+@pytest.mark.parametrize("pipeline", ["FluxPipeline", *sorted(tiny_pipelines.PIPELINES)])
 def test_five_kills_under_the_monitor_leave_the_bytes_of_none(pipeline, tmp_path):
-    make = tiny_pipelines.make if pipeline in tiny_pipelines.MAKERS else lambda _, folder: tiny_flux.ensure(folder)
+    make = tiny_pipelines.make if pipeline in tiny_pipelines.PIPELINES else lambda _, folder: tiny_flux.ensure(folder)
     model = make(pipeline, tmp_path / "model")
     config = make_config(tmp_path / "two.toml", make_images(tmp_path / "images"), batch_size=2)
     whole = trained(tmp_path / "whole" / "lora", model, config)

@@ -1,4 +1,4 @@
-"""A keeper whose disk is frozen, one that replaces a second monitor, and one that was stopped with its monitor.
+"""A keeper whose disk is frozen, and one that was stopped with its monitor.
 
 python -m pytest tests/campaigns/test_keeper.py          2 minutes, as root on Linux
 """
@@ -59,21 +59,6 @@ def test_a_frozen_disk_is_reported_at_once_and_the_run_goes_on_when_it_thaws(dis
         process.kill()
         reader.join()
         process.communicate()
-
-
-def test_a_keeper_that_has_replaced_a_monitor_watches_the_next_one_too(folder):
-    toy_run(folder, steps=5000, pace=0.03, every=100)
-    process = monitor(folder, limits=SILENT)
-    seen = []
-    for number in (signal.SIGKILL, signal.SIGSTOP):
-        wait_for(lambda: status(folder)["monitor_pid"] not in seen and status(folder)["state"] == "running")
-        seen.append(status(folder)["monitor_pid"])
-        os.kill(seen[-1], number)
-    wait_for(lambda: status(folder)["monitor_pid"] not in seen and status(folder)["state"] == "running")
-    stop(folder, "--now")
-    code, _, err = finish(process)
-    assert code == 3 and "was killed by signal 9; restarting" in err and f"(pid {seen[1]}) has not responded" in err
-    assert len(events(folder, "started")) == 3 and trainers(folder) == []
 
 
 def test_a_keeper_that_was_stopped_with_its_monitor_does_not_replace_it(folder):

@@ -6,7 +6,6 @@ By kohya's own scripts they also train the same with the patches and without. Ki
 import socket
 from pathlib import Path
 
-import family_trainings
 import musubi_helpers
 import patches_helpers as helpers
 import pytest
@@ -22,33 +21,17 @@ from runs.command import flags
 from runs.flags import known_flags
 
 pytestmark = pytest.mark.timeout(900)
-TINY = {  # a model of the tables → the family of tiny weights (tiny_families.py)
-    "sdxl": "sdxl",
-    "noobai-vpred": "sdxl",
-    "sd35-medium": "sd3",
-    "chroma": "chroma",
-    "anima": "anima",
-    "sd15": "sd15",
-    "lumina2": "lumina",
-    "hunyuan-image": "hunyuan",
-}
-MUSUBI = {  # as TINY, for musubi-tuner (tiny_musubi.py); Z-Image is in tests/upstream/runs/test_scripts.py
-    "flux2-klein-4b": "flux_2",
-    "qwen-image": "qwen_image",
-    "wan22-low": "wan",
-    "krea2": "krea2",
-    "flux-kontext": "flux_kontext",
-}
+# A model of the tables → the family of tiny weights (tiny_families.py, tiny_musubi.py).
+TINY = {model: name for name, row in tiny_families.table().items() for model in row["models"]}
+MUSUBI = {model: name for name, row in tiny_musubi.FAMILIES.items() for model in row["models"]}
 NOT_ON_A_CPU = ("fp8_base", "fp8_scaled", "fp8_text_encoder", "fp8_vl", "fp8_t5", "blocks_to_swap")
-SMALL = ("tokenizer_cache_dir", "t5_tokenizer_path")  # and every …_max_token_length
 
 
 def paths(name: str, work: Path) -> dict[str, str]:
     """The flags that name the tiny weights and shorten captions, as extra flags of a run."""
-    given = {flag: value.format(work=work) for flag, value in tiny_families.FAMILIES[name].flags.items()}
-    given |= {"pretrained_model_name_or_path": f"{work}/model.safetensors", "tokenizer_cache_dir": f"{work}/tokenizers"}
-    kept = [flag for flag, value in given.items() if str(work) in value or flag.endswith("_max_token_length")]
-    return {flag: given[flag] for flag in given if flag in (*kept, *SMALL)}
+    given = {"pretrained_model_name_or_path": f"{work}/model.safetensors", "tokenizer_cache_dir": f"{work}/tokenizers"}
+    given |= tiny_families.own_flags(name, work)
+    return {flag: value for flag, value in given.items() if str(work) in value or flag.endswith("_max_token_length")}
 
 
 @pytest.fixture
@@ -60,7 +43,8 @@ def trained(tmp_path, monkeypatch):
 
     def train(model: str, backend: str, work: Path, environment: dict[str, str], extra: dict, **fields) -> Path:
         spec = runs.make({
-            "name": model, "trigger": "ohwx", "model": model, "tier": presets.smallest_tier(model, backend),
+            "name": model, "trigger": "ohwx", "model": model, "backend": backend,
+            "tier": presets.smallest_tier(model, backend),
             "resolution": 64, "mixed_precision": "no", "rank": 4, "max_train_steps": 2, "repeats": 1,
             "save_every_n_steps": 2, "save_every_n_epochs": 0, "workers": 0, "extra": extra, **fields,
         })  # fmt: skip
@@ -82,7 +66,8 @@ def test_the_rendered_script_of_a_family_trains(tmp_path, trained, model):
     work = tiny_families.workdir(TINY[model])
     extra = {**paths(TINY[model], work), "optimizer_type": "Adafactor"}
     extra["optimizer_args"] = ["relative_step=False", "scale_parameter=False", "warmup_init=False"]
-    plain = runs.make({"name": "x", "model": model, "tier": presets.smallest_tier(model, "sd-scripts")})
+    tier = presets.smallest_tier(model, "sd-scripts")
+    plain = runs.make({"name": "x", "model": model, "backend": "sd-scripts", "tier": tier})
     if "max_token_length" in flags(plain, tmp_path):
         extra["max_token_length"] = False
     environment = tiny_families.environment(TINY[model], work)
@@ -122,7 +107,7 @@ def test_a_family_of_musubi_tuner_trains_the_same_and_is_followed(family, tmp_pa
     assert {"step", "sample", "save"} <= set(resume_helpers.same_training(plain, guarded, 14, 2))
 
 
-@pytest.mark.parametrize("name", tiny_families.FAMILIES)
+@pytest.mark.parametrize("name", tiny_families.table())
 def test_it_trains_the_same_its_loader_reads_the_lora_and_a_sample_over_its_budget_is_skipped(name, tmp_path):
     """One more step from the LoRA with a learning rate that is 0 in float32: the LoRA that is saved is the one that was
     read, to the digit. Sample images have no time, and a hub accepts connections and never answers.
@@ -131,7 +116,7 @@ def test_it_trains_the_same_its_loader_reads_the_lora_and_a_sample_over_its_budg
     """
     if reason := tiny_families.why_not(name):
         pytest.skip(reason)
-    guarded = family_trainings.sd_scripts(name, tmp_path)
+    guarded = resume_helpers.same_family(name, tmp_path)
     lora, made, work = guarded / "made/tiny.safetensors", tmp_path / "made", tiny_families.workdir(name)
     arguments = tiny_families.arguments(
         name, work, guarded / "images", made, "--network_weights", str(lora), "--dim_from_weights", "--sample_at_first",
@@ -141,7 +126,7 @@ def test_it_trains_the_same_its_loader_reads_the_lora_and_a_sample_over_its_budg
         online = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": f"http://127.0.0.1:{silent.getsockname()[1]}"}
         limits = {"HANGPROOF_SAMPLE_BUDGET_S": "0.001", "HANGPROOF_HUB_TIMEOUT_S": "60"}
         environment = tiny_families.environment(name, work, HANGPROOF_RUN=str(tmp_path), **online, **limits)
-        command = tiny_sd_scripts.command(*arguments, script=tiny_families.FAMILIES[name].script)
+        command = tiny_sd_scripts.command(*arguments, script=tiny_families.table()[name]["script"])
         result = helpers.watch(command, environment, tiny_sd_scripts.checkout(), 400)
     assert result.code == 0, result.log[-3000:]
     assert f"load network weights from {lora}: <All keys matched successfully>" in result.log, result.log[-3000:]

@@ -8,15 +8,14 @@ import time
 
 import psutil
 import pytest
-import slurm_cluster
 from machines_helpers import together
 from monitor_helpers import events, limits_file, stop, toy_run, wait_for
 from run_facts import incidents, status, step_of, trainers
 from seeds import seed
-from slurm_helpers import SHORT, at_step, completed, down, drain, kill_step, log, repeated, submit
+from slurm_helpers import SHORT, at_step, completed, down, drain, kill_step, log, missing, repeated, submit
 from toys import fault_at
 
-pytestmark = pytest.mark.skipif(bool(slurm_cluster.missing()), reason=slurm_cluster.missing() or "-")
+pytestmark = pytest.mark.skipif(bool(missing()), reason=missing() or "-")
 
 
 def warn(cluster, job):
@@ -24,24 +23,14 @@ def warn(cluster, job):
     cluster.ask("scancel", "--signal=TERM", "--batch", job)
 
 
-TAKEN = {  # what happens to the job at step 30: (how, whether there is time to save)
-    "a kill -9 of its step": (lambda cluster, job, node: kill_step(cluster, job), False),
-    "a drained node": (drain, True),
-    "a node that is down": (down, True),
-    "a warning of the time limit": (lambda cluster, job, node: warn(cluster, job), True),
-    "a job of higher priority": (
-        lambda cluster, job, node: cluster.ask(
-            *("sbatch", "--parsable", "--partition=urgent", f"--nodelist={node}", "--exclusive", "--output=/dev/null"),
-            *("--wrap", "sleep 3"),
-        ),
-        True,
-    ),
-}
+def urgent(cluster, job, node):
+    words = ("--parsable", "--partition=urgent", f"--nodelist={node}", "--exclusive", "--output=/dev/null")
+    cluster.ask("sbatch", *words, "--wrap", "sleep 3")
 
 
-@pytest.mark.parametrize("what", TAKEN)
-def test_a_run_survives(what, cluster, tmp_path):
-    take, saves = TAKEN[what]
+@pytest.mark.parametrize("take", [drain, down, urgent])
+def test_a_run_whose_node_is_taken_is_saved_and_completes(take, cluster, tmp_path):
+    """The node is drained, it is down, or a job of higher priority gets it."""
     folder = toy_run(tmp_path / "toy", **SHORT)
     job = submit(cluster, folder)
     at_step(folder, 30)
@@ -52,9 +41,8 @@ def test_a_run_survives(what, cluster, tmp_path):
     finally:
         if cluster.states()[node] != "idle":
             cluster.ask("scontrol", "update", f"nodename={node}", "state=resume", check=False)
-    assert repeated(folder) <= (0 if saves else SHORT["every"])
-    if what in ("a drained node", "a node that is down"):
-        assert cluster.job(job)["BatchHost"] != node
+    assert repeated(folder) == 0
+    assert take is urgent or cluster.job(job)["BatchHost"] != node
 
 
 @pytest.mark.parametrize(("what", "code"), [("stopped by its user", "3:0"), ("fails again and again", "4:0")])
@@ -126,7 +114,7 @@ def test_a_run_survives_eight_disturbances_at_random_moments(number, cluster, tm
         time.sleep(moments.uniform(0, 8))
         if what == "kill":
             kills += 1
-            wait_for(lambda: kill_step(cluster, job, at_least=1), 60, "a step to kill")
+            wait_for(lambda: kill_step(cluster, job), 60, "a step to kill")
         elif what == "requeue":
             cluster.ask("scontrol", "requeue", job)
         else:

@@ -56,7 +56,6 @@ def drip() -> Iterator[bytes]:
 
 
 def answering() -> AbstractContextManager[CaptionServer]:
-    """A running server."""
     return running(CaptionServer())
 
 

@@ -28,7 +28,6 @@ def filled(data, tmp_path) -> str:
 
 
 def edit(text):
-    """A script with a line of its own."""
     return text.replace("set -eu\n", "set -eu\n# mine\n", 1)
 
 

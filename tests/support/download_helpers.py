@@ -31,7 +31,6 @@ def part(folder: Path) -> Path:
 
 
 def whole() -> Path:
-    """Download the complete repository."""
     return download.snapshot(REPO, lambda names: names, lambda _: None)
 
 

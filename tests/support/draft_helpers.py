@@ -179,7 +179,6 @@ def found(draft_id: str) -> dict[str, list[str]]:
 
 
 def add_photos(draft_id: str, folder: Path, count: int) -> None:
-    """Drop photos that differ."""
     drop(draft_id, *(photo(folder / f"{n}.png", n) for n in range(count)))
 
 

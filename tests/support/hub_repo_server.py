@@ -19,8 +19,6 @@ LARGE = (".safetensors", ".png", ".jpg")
 
 @dataclass
 class Repository:
-    """A repository of the double."""
-
     private: bool
     files: dict[str, bytes] = field(default_factory=dict)
     tags: list[str] = field(default_factory=list)
@@ -129,7 +127,6 @@ GIT_LFS = {"Content-Type": "application/vnd.git-lfs+json"}
 
 @contextmanager
 def serving_hub():
-    """A running hub."""
     with running(Hub()) as hub:
         try:
             yield hub

@@ -30,7 +30,6 @@ class Fault:
 
 
 def git_sha1(content: bytes) -> str:
-    """The ETag of a small file."""
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 

@@ -51,7 +51,6 @@ class Started:
 
 
 def stand_ins(folder: Path, names: Sequence[str] = PROGRAMS) -> Path:
-    """A folder with the stand-ins."""
     for name in names:
         executable(folder / name, STAND_IN)
     return folder
@@ -172,40 +171,19 @@ def hold(folder: Path, programs: Path, text: str, name: str = "train.sh") -> dic
     return value | {"started": after, "text": fixed}
 
 
-# The optimizer flags of each tier: github.com/cocktailpeanut/fluxgym app.py:420 at 678add2 (gen_sh).
-ADAFACTOR = ["--optimizer_type adafactor"]
-ADAFACTOR += ['--optimizer_args "relative_step=False" "scale_parameter=False" "warmup_init=False"']
-WARMUP = ["--lr_scheduler constant_with_warmup", "--max_grad_norm 0.0"]
-FLUXGYM = {
-    "20G": ["--optimizer_type adamw8bit"],
-    "16G": [*ADAFACTOR, *WARMUP],
-    "12G": [*ADAFACTOR, "--split_mode", '--network_args "train_blocks=single"', *WARMUP],
-}
+FLUXGYM = CORPUS["fluxgym"]["tiers"]
 
 
 def fluxgym(tier: str, samples: bool = False, advanced: Sequence[str] = (), windows: bool = False) -> str:
     """A script as FluxGym's gen_sh writes it: it ends with a line continuation unless advanced flags were set."""
     mark, root = ("^", "C:\\my gym") if windows else ("\\", "/my gym")
-    flags = [
-        "--mixed_precision bf16", "--num_cpu_threads_per_process 1", "sd-scripts/flux_train_network.py",
-        f'--pretrained_model_name_or_path "{root}/m.sft"', f'--clip_l "{root}/c.safetensors"',
-        f'--t5xxl "{root}/t.safetensors"', f'--ae "{root}/a.sft"', "--cache_latents_to_disk",
-        "--save_model_as safetensors", "--sdpa --persistent_data_loader_workers", "--max_data_loader_n_workers 2",
-        "--seed 42", "--gradient_checkpointing", "--mixed_precision bf16", "--save_precision bf16",
-        "--network_module networks.lora_flux", "--network_dim 4", *FLUXGYM[tier],
-    ]  # fmt: skip
-    lines = [f"accelerate launch {mark}", *(f"  {flag} {mark}" for flag in flags)]
+    written = CORPUS["fluxgym"]
+    lines = [f"accelerate launch {mark}", *(f"  {flag} {mark}" for flag in [*written["first"], *FLUXGYM[tier]])]
     if samples:  # gen_sh puts these right after the continuation of the line before
-        lines[-1] += f'--sample_prompts="{root}/p.txt" --sample_every_n_steps="100" {mark}'
-    flags = [
-        "--learning_rate 8e-4", "--cache_text_encoder_outputs", "--cache_text_encoder_outputs_to_disk", "--fp8_base",
-        "--highvram", "--max_train_epochs 16", "--save_every_n_epochs 4", f'--dataset_config "{root}/dataset.toml"',
-        f'--output_dir "{root}/out"', "--output_name a-name", "--timestep_sampling shift",
-        "--discrete_flow_shift 3.1582", "--model_prediction_type raw", "--guidance_scale 1", "--loss_type l2",
-    ]  # fmt: skip
-    lines += [f"  {flag} {mark}" for flag in flags]
-    lines += [f"  {flag} {mark}" for flag in advanced[:-1]] + [f"  {flag}" for flag in advanced[-1:]]
-    return ("\r\n" if windows else "\n").join(lines)
+        lines[-1] += f'--sample_prompts="ROOT/p.txt" --sample_every_n_steps="100" {mark}'
+    lines += [f"  {flag} {mark}" for flag in [*written["last"], *advanced[:-1]]]
+    lines += [f"  {flag}" for flag in advanced[-1:]]
+    return ("\r\n" if windows else "\n").join(lines).replace("ROOT", root)
 
 
 def corpus_text(entry: dict, last: str = "\n") -> str:

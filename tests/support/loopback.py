@@ -136,7 +136,6 @@ def running(server: S) -> Iterator[S]:
 
 @contextmanager
 def answering(respond: Callable[[Request], Answer]) -> Iterator[Double]:
-    """A running server that answers with a function."""
     with running(Double(respond)) as server:
         yield server
 

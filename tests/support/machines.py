@@ -1,9 +1,8 @@
 """A run that moves between machines: each is an empty data root and its processes, and they share only the store.
 
 Decision: a machine is made by the commands that a user types (`python -m launch store restore STORE RUN`, `python -m
-monitor run RUN`) and dies by SIGKILL of every process with its token. Two kinds of training: the toy loop, whose life
-is an interpreter and steps of 50 ms, and the built-in trainer on the tiny model. Both know the bytes of the
-undisturbed LoRA.
+monitor run RUN`) and dies by SIGKILL of every process with its token. The training is the toy loop, whose undisturbed
+LoRA is known.
 """
 
 from __future__ import annotations
@@ -30,66 +29,35 @@ from runs.paths import ROOT
 
 START_S = 120.0
 RESTORE_S = 120.0
-# A store as in production, in a tenth of the time.
+RUN = "toy"
+# A store as in production, in a tenth of the time; a copy lasts a while, so that a kill can meet it.
 LIMITS = {"lease_s": 3, "connect_s": 60, "copy_s": 1, "status_s": 1, "flush_s": 60, "restart_s": 0.5}
+LIMITS["bandwidth_bytes"] = 160_000
 
 
 @dataclass(frozen=True)
-class Training:
-    """What is trained. `create(data, fields)` makes the run in a data root; `expected()`: the SHA-256 of its LoRA."""
+class Toy:
+    """The toy loop in place of the trainer, by `$TRAINER_PYTHON`: an interpreter, and short steps."""
 
-    name: str  # of the run
+    steps: int
     every: int  # steps between two checkpoints
-    step_s: float
-    bandwidth: int  # bytes a second: a copy lasts a while, so that a kill can meet it
-    create: Callable[[Path, dict[str, Any]], Path]
-    expected: Callable[[], str]
-    environment: Callable[[Path], dict[str, str]]  # also prepares the data root
-    trained: Callable[[Path], list[int]]  # the steps that were trained in this data root, in order
+    step_s: float = 0.05
 
+    def create(self, data: Path, fields: dict[str, Any]) -> Path:
+        return make_toy(data, self.steps, self.every, **fields)
 
-def toy(steps: int, every: int, step_s: float = 0.05) -> Training:
-    """The toy loop in place of the trainer, by `$TRAINER_PYTHON`."""
-
-    def create(data: Path, fields: dict[str, Any]) -> Path:
-        return make_toy(data, steps, every, **fields)
-
-    def environment(data: Path) -> dict[str, str]:
-        more = {"TOY_LEDGER": str(data / "ledger.jsonl"), "TOY_STEP_S": str(step_s)}
+    def environment(self, data: Path) -> dict[str, str]:
+        """The variables of its processes; its launcher is in the data root."""
+        more = {"TOY_LEDGER": str(data / "ledger.jsonl"), "TOY_STEP_S": str(self.step_s)}
         return tiny_runs.environment(data, TRAINER_PYTHON=toy_launcher(data), **more)
 
-    def trained(data: Path) -> list[int]:
+    def trained(self, data: Path) -> list[int]:
+        """The steps that were trained in this data root, in order."""
         return [line["step"] for line in read_lines(data / "ledger.jsonl") if line["what"] == "step"]
 
-    def expected() -> str:
-        return hashlib.sha256(toy_loop.expected(steps)).hexdigest()
-
-    return Training("toy", every, step_s, 160_000, create, expected, environment, trained)
-
-
-def tiny(steps: int, every: int, step_s: float = 0.3) -> Training:
-    """The built-in trainer on the tiny model, its steps slowed down to `step_s`."""
-    changed = {"max_train_steps": steps, "save_every_n_steps": every}
-
-    def create(data: Path, fields: dict[str, Any]) -> Path:
-        return tiny_runs.create(data, **{**changed, **fields})
-
-    def environment(data: Path) -> dict[str, str]:
-        data.mkdir(parents=True, exist_ok=True)
-        if not (data / "models").exists():  # no part of a run: another machine downloads it
-            shutil.copytree(tiny_runs.undisturbed(**changed).data / "models", data / "models")
-        more = {"HANGPROOF_INJECT": "benchmarks.injector:fire", "HANGPROOF_PACE_S": str(step_s)}
-        return tiny_runs.environment(data, **more)
-
-    def trained(data: Path) -> list[int]:
-        found = read_lines(data / "outputs" / tiny_runs.NAME / "metrics.jsonl")
-        restored = (read_json(data / "restored.json") or {}).get("metrics", 0)
-        return [line["step"] for line in found[restored:] if line["kind"] == "step"]
-
-    def expected() -> str:
-        return tiny_runs.undisturbed(**changed).outcome["lora"]
-
-    return Training(tiny_runs.NAME, every, step_s, 1_000_000, create, expected, environment, trained)
+    def expected(self) -> str:
+        """The SHA-256 of its undisturbed LoRA."""
+        return hashlib.sha256(toy_loop.expected(self.steps)).hexdigest()
 
 
 def enter_processes() -> tuple[str, ...]:
@@ -104,7 +72,7 @@ def enter_processes() -> tuple[str, ...]:
 class Machine:
     """One machine: its data root, its processes, its network. `enter`: words before a command (`ip netns exec …`)."""
 
-    training: Training
+    training: Toy
     root: Path
     environment: dict[str, str] = field(default_factory=dict)
     enter: tuple[str, ...] = ()
@@ -117,7 +85,7 @@ class Machine:
         made = self.training.environment(self.data)
         (self.root / "tmp").mkdir(parents=True, exist_ok=True)
         limits = self.root / "limits.toml"
-        values = {**LIMITS, "bandwidth_bytes": self.training.bandwidth, **self.limits}
+        values = {**LIMITS, **self.limits}
         limits.write_text("[store]\n" + "".join(f"{k} = {v}\n" for k, v in values.items()), encoding="utf-8")
         more = {"HANGPROOF_LIMITS": str(limits), "TMPDIR": str(self.root / "tmp"), "HANGPROOF_GPUS": ""}
         self.environment = {**made, **more, **self.environment, TOKEN: self.token}
@@ -128,7 +96,7 @@ class Machine:
 
     @property
     def folder(self) -> Path:
-        return self.data / "outputs" / self.training.name
+        return self.data / "outputs" / RUN
 
     def status(self) -> dict[str, Any]:
         return read_json(self.folder / "status.json") or {}
@@ -152,7 +120,7 @@ class Machine:
 
     def restore(self, address: str, kill_after_s: float | None = None) -> bool:
         """Fetch the run from the store; False when it was killed meanwhile. RuntimeError: it failed."""
-        self.process = self.popen("launch", "store", "restore", address, self.training.name, "--json")
+        self.process = self.popen("launch", "store", "restore", address, RUN, "--json")
         try:
             code = self.process.wait(RESTORE_S if kill_after_s is None else kill_after_s)
         except subprocess.TimeoutExpired:
@@ -163,12 +131,10 @@ class Machine:
         if code:
             raise RuntimeError(f"restore: exit code {code}\n{self.output()}")
         self.restored = json.loads(self.output().strip().splitlines()[-1])
-        metrics = len(read_lines(self.folder / "metrics.jsonl"))
-        (self.data / "restored.json").write_text(json.dumps({"metrics": metrics}), encoding="utf-8")
         return True
 
     def run(self) -> None:
-        self.process = self.popen("monitor", "run", self.training.name)
+        self.process = self.popen("monitor", "run", RUN)
 
     def wait(self, timeout_s: float) -> int:
         """The exit code of the command under way. RuntimeError, with its output: it did not end in time."""
@@ -186,7 +152,6 @@ class Machine:
         return (self.root / "output.txt").read_text(encoding="utf-8", errors="replace")
 
     def kill(self) -> None:
-        """SIGKILL every process of this machine at once."""
         if left := kill_all(self.token):
             raise RuntimeError(f"processes cannot be killed: {left}")
         if self.process is not None:
@@ -194,5 +159,5 @@ class Machine:
 
     def lora(self) -> str:
         """The SHA-256 of the finished LoRA, "" without one."""
-        path = self.folder / f"{self.training.name}.safetensors"
+        path = self.folder / f"{RUN}.safetensors"
         return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else ""

@@ -84,8 +84,6 @@ def pair(run: Path, root: Path) -> Iterator[Pair]:
 
 @dataclass
 class Pair:
-    """The run on two machines."""
-
     root: Path
     run: Path
     machines: tuple[netns.Machine, ...]
@@ -112,7 +110,6 @@ class Pair:
         return pid
 
     def result(self) -> bytes:
-        """The LoRA."""
         return (self.run / "pair.safetensors").read_bytes()
 
     def wait_step(self, step: int) -> None:

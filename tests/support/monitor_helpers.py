@@ -27,9 +27,9 @@ from monitor.process import platform
 ROOT = Path(__file__).resolve().parents[2]
 
 # A step is a sleep; the weights are a number that depends on every step, so that a wrong resume shows in the result. It
-# takes a trainer's flags, and without them what a script of the user's own gets from the monitor.
+# reads what a script of the user's own gets from the monitor.
 TOY = """
-import argparse, hashlib, json, os, signal, struct, subprocess, sys, time
+import hashlib, json, os, signal, struct, subprocess, sys, time
 from pathlib import Path
 sys.path.insert(0, {root!r})
 from guards import checkpoint, crash
@@ -38,25 +38,14 @@ from guards.heartbeat import Heartbeat, REQUEST_STOP
 STEPS, PACE, EVERY = {steps}, {pace}, {every}
 run = Path(os.environ["HANGPROOF_RUN"])
 attempt = int(os.environ.get("HANGPROOF_ATTEMPT", "1"))
-parser = argparse.ArgumentParser(allow_abbrev=False)
-parser.add_argument("--output_dir", type=Path, default=run)
-parser.add_argument("--output_name", default=run.name)
-parser.add_argument("--resume", type=Path, default=os.environ.get("HANGPROOF_RESUME") or None)
-parser.add_argument("--max_data_loader_n_workers", type=int, default=0)
-
-args, rest = parser.parse_known_args()
 hb = Heartbeat.from_env()
 crash.install(hb)
 
-def state(step):
-    return args.output_dir / f"{{args.output_name}}-step{{step:08d}}-state"
-
 def save(step, weight):
     hb.phase("save")
-    with checkpoint.writing(state(step), step, 1) as folder:
+    with checkpoint.writing(run / f"{{run.name}}-step{{step:08d}}-state", step, 1) as folder:
         (folder / "weight.json").write_text(json.dumps(weight))
-
-    for old in list(checkpoint.states(args.output_dir))[3:]:
+    for old in list(checkpoint.states(run))[3:]:
         checkpoint.retire(old)
     hb.phase("step")
 
@@ -66,9 +55,9 @@ def fault(step):
 
 hb.phase("load")
 weight, step = "seed", 0
-if args.resume:
-    weight = json.loads((args.resume / "weight.json").read_text())
-    step = checkpoint.guard_of(args.resume)["step"]
+if resume := os.environ.get("HANGPROOF_RESUME"):
+    weight = json.loads(Path(resume, "weight.json").read_text())
+    step = checkpoint.guard_of(Path(resume))["step"]
 hb.plan(STEPS)
 hb.phase("first_step")
 while step < STEPS:
@@ -88,15 +77,14 @@ hb.phase("end")
 
 tensor = {{"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}
 header = json.dumps({{"__metadata__": {{"weight": weight}}, "tensor": tensor}}).encode()
-lora = args.output_dir / f"{{args.output_name}}.safetensors"
-checkpoint.atomic_write(lora, struct.pack("<Q", len(header)) + header + bytes(4))
+checkpoint.atomic_write(run / f"{{run.name}}.safetensors", struct.pack("<Q", len(header)) + header + bytes(4))
 hb.end("done")
 crash.exit_now(0)
 """
 
 
 def toy(faults: str = "", steps: int = 60, pace: float = 0.05, every: int = 20) -> str:
-    """The toy's program. `faults` is Python that redefines `fault(step)`; it sees `attempt`, `args`, `hb`, `os`…"""
+    """The toy's program. `faults` is Python that redefines `fault(step)`; it sees `attempt`, `run`, `hb`, `os`…"""
     return TOY.format(root=str(ROOT), steps=steps, pace=pace, every=every, faults=faults)
 
 
@@ -156,7 +144,6 @@ def finish(process: subprocess.Popen, timeout_s: float = 180.0) -> tuple[int, st
 
 
 def supervise(folder: Path, limits: str | None = None, **env: str) -> tuple[int, str, str]:
-    """Supervise the run until it has ended."""
     return finish(monitor(folder, limits=limits, **env))
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import patches_helpers as helpers
 import pytest
-import resume_helpers
 import tiny_musubi as tiny
 import tomlkit
 
@@ -27,10 +26,8 @@ def train(
     It exits with `code` (a number), unless that is None.
     """
     work = tiny.workdir(family)
-    settings = {"TINY_LOSSES": str(folder / "losses"), "HANGPROOF_RUN": str(folder), **dict(env)}
-    if die_after:
-        (folder / "die.py").write_text(resume_helpers.DIE)
-        settings |= {"DIE_AFTER": str(die_after), "TINY_FAULTS": f"musubi_tuner.utils.train_utils={folder / 'die.py'}"}
+    settings = {"TINY_LOSSES": str(folder / "losses"), "TINY_DIE_AFTER": str(die_after), "HANGPROOF_RUN": str(folder)}
+    settings |= dict(env)
     if not patched:
         (folder / "sorted.py").write_text(SORTED)
         settings["TINY_FAULTS"] = f"musubi_tuner.dataset.image_video_dataset={folder / 'sorted.py'}"

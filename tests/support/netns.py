@@ -55,8 +55,6 @@ def _ip(*words: str) -> None:
 
 @dataclass
 class Machine:
-    """One machine."""
-
     name: str
     address: str
     interface: str  # in the namespace
@@ -69,13 +67,11 @@ class Machine:
         return ["ip", "netns", "exec", self.name, "unshare", "--pid", "--fork", "--kill-child", "--mount-proc", *words]
 
     def popen(self, words: list[str], env: Mapping[str, str], **more: object) -> subprocess.Popen:
-        """Start a command on this machine."""
         process = subprocess.Popen(self.command(words), env={**env, "GLOO_SOCKET_IFNAME": self.interface}, **more)
         self.started.append(process)
         return process
 
     def run(self, words: list[str], env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess:
-        """Run a short command there."""
         return subprocess.run(self.command(words), env=env, capture_output=True, text=True, timeout=60)
 
     def link(self, up: bool) -> None:
@@ -101,7 +97,6 @@ class Machine:
         return found
 
     def power_off(self) -> None:
-        """Kill every process of the machine at once."""
         for pid in self.processes():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -50,7 +50,7 @@ def ahead(request, fixture: str, jobs: dict[str, Callable], at_once: int = 2) ->
         pool.shutdown(cancel_futures=True)
 
 
-def module(folder: Path, source: str, *args: str, timeout_s: float = 240, real: bool = True, **env: str) -> RunResult:
+def module(folder: Path, source: str, *args: str, real: bool = True, **env: str) -> RunResult:
     """Run `source` as `python -m sd_scripts_patches -m probe ARGS`.
 
     real: in sd-scripts' environment and its checkout's folder; else in ours and in `folder`.
@@ -59,7 +59,7 @@ def module(folder: Path, source: str, *args: str, timeout_s: float = 240, real: 
     base = tiny.environment(tiny.site() if real else folder, **env)
     base["PYTHONPATH"] = os.pathsep.join([str(folder), base["PYTHONPATH"]])
     python, cwd = (str(tiny.python()), tiny.checkout()) if real else (sys.executable, folder)
-    return watch([python, "-m", "sd_scripts_patches", "-m", "probe", *args], base, cwd, timeout_s)
+    return watch([python, "-m", "sd_scripts_patches", "-m", "probe", *args], base, cwd, 240)
 
 
 def flip(path: Path) -> None:

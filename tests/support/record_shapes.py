@@ -1,4 +1,4 @@
-"""`python tests/support/record_shapes.py CHECKOUT…`: records what patches follow (data/upstream_shapes.json).
+"""`python -m tests.support.record_shapes CHECKOUT…`: records what patches follow (data/upstream_shapes.json).
 
 An outline, not code: for each pinned version the modules of the patches' targets, with the definitions of these targets
 alone, in functions without a body; and of a function that a patch rewrites the statements that the patch looks for, in
@@ -20,19 +20,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
-
-from sd_scripts_patches import (  # noqa: E402
-    ast_utils,
-    compatibility,
-    locate,
-    patch as patching,
-    registry,
-    trainers,
-    versions,
-)
-from sd_scripts_patches.patch import Incompatible, Target  # noqa: E402
+from sd_scripts_patches import ast_utils, compatibility, locate, patch as patching, registry, trainers, versions
+from sd_scripts_patches.patch import Incompatible, Target
 
 FILE = Path(__file__).with_name("data") / "upstream_shapes.json"
 NAMES = {"48d368fa557731ad0488c07304dfeba8c07910eb": "v0.10.1"}
@@ -167,7 +156,6 @@ def write_checkout(facts: dict[str, Any], folder: Path) -> Path:
 
 
 def load() -> list[dict[str, Any]]:
-    """Return the recorded outlines of all pinned versions."""
     return json.loads(FILE.read_text(encoding="utf-8"))
 
 

@@ -11,34 +11,22 @@ from pathlib import Path
 
 import numpy
 import patches_helpers as helpers
+import tiny_families
 import tiny_sd_scripts as tiny
 
 from guards import checkpoint, heartbeat
 from sd_scripts_patches import trainer_state
 
-DIE = """
-import os, signal
-left, add = [int(os.environ["DIE_AFTER"])], module.LossRecorder.add
-def recorded(self, *, epoch, step, loss):
-    add(self, epoch=epoch, step=step, loss=loss)
-    left[0] -= 1
-    if not left[0]:
-        os.kill(os.getpid(), signal.SIGKILL)
-module.LossRecorder.add = recorded
-"""
-"""SIGKILL from inside after that many micro-batches: the test determines the moment, and no cleanup runs."""
-
 
 def train(work, out, *more: str, die_after=0, faults="", patched=True, env=(), code: int | None = 0, **changed: str):
-    """Run one process of FLUX, which exits with `code`. Output, losses and metrics of all attempts are in `out`."""
+    """Run one process of FLUX, which exits with `code`. Output, losses and metrics of all attempts are in `out`.
+
+    die_after: SIGKILL from inside after that many micro-batches: the test determines the moment, and no cleanup runs.
+    """
     out.mkdir(exist_ok=True)
-    settings = {"TINY_LOSSES": str(out / "losses"), "HANGPROOF_RUN": str(out), **dict(env)}
-    if die_after:
-        (out / "die.py").write_text(DIE)
-        settings["DIE_AFTER"] = str(die_after)
-        faults = f"{tiny.home('LossRecorder')}={out / 'die.py'};{faults}"
+    settings = {"TINY_LOSSES": str(out / "losses"), "TINY_DIE_AFTER": str(die_after), "HANGPROOF_RUN": str(out)}
     line = tiny.arguments(work, out / "made", *more, **changed)
-    environment = tiny.environment(work, TINY_FAULTS=faults, **settings)
+    environment = tiny.environment(work, TINY_FAULTS=faults, **{**settings, **dict(env)})
     return helpers.watch(tiny.command(*line, patched=patched), environment, tiny.checkout(), 400, code)
 
 
@@ -125,6 +113,31 @@ def same_caches(plain: Path, guarded: Path) -> None:
     for name in caches:
         one, other = numpy.load(plain / name), numpy.load(guarded / name)
         assert one.files == other.files and all(numpy.array_equal(one[key], other[key]) for key in one.files), name
+
+
+PHASES = ["cache_latents", "cache_text", "hash", "first_step", "step"]
+
+
+def same_family(name: str, folder: Path) -> Path:
+    """Train a family of sd-scripts on tiny weights, by its own script, without and with the patches, and compare.
+
+    Returns the folder of the guarded run.
+    """
+    work = tiny_families.workdir(name)
+    plain, guarded = folder / "plain", folder / "guarded"
+    for out in (plain, guarded):
+        tiny.copy_of(work, out)
+        arguments = tiny_families.arguments(name, work, out / "images", out / "made")
+        settings = {"TINY_LOSSES": str(out / "losses"), "HANGPROOF_RUN": str(out), **followed(out)}
+        script = tiny_families.table()[name]["script"]
+        command = tiny.command(*arguments, patched=out == guarded, script=script)
+        environment = tiny_families.environment(name, work, **settings)
+        helpers.watch(command, environment, tiny.checkout(), 400, 0)
+    reached = same_training(plain, guarded, tiny_families.STEPS, 2)
+    assert set(reached) == {"import", "load", *PHASES, "sample", "save", "end"}
+    assert [phase for phase in reached if phase in PHASES] == PHASES
+    same_caches(plain, guarded)
+    return guarded
 
 
 INTERVAL = 3  # steps between two states

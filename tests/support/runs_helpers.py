@@ -124,12 +124,10 @@ def call(module: str, *words: str, **env: str) -> subprocess.CompletedProcess:
 
 
 def contents(root: Path) -> dict[str, bytes]:
-    """Every file under a folder."""
     return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
 
 
 def executable(path: Path, text: str) -> Path:
-    """An executable file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     path.chmod(0o755)

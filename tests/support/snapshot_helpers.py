@@ -21,8 +21,8 @@ def ring():
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def writer(ring, run="/runs/a", spec="spec", attempt=1):
-    return Snapshots(ring, run, spec, attempt)
+def writer(ring, run="/runs/a", attempt=1):
+    return Snapshots(ring, run, "spec", attempt)
 
 
 def raw(text):

@@ -13,11 +13,9 @@ STEPS, EVERY = 90, 10
 
 
 class Run:
-    """A toy run as a user makes one."""
-
     def __init__(self, data: Path, step_s: float = 0.05, steps: int = STEPS, every: int = EVERY, limits: str = ""):
         self.data = data
-        self.toy = machines.toy(steps, every, step_s)
+        self.toy = machines.Toy(steps, every, step_s)
         self.env = self.toy.environment(data)
         self.folder = self.toy.create(data, {})
         (data / "limits.toml").write_text("allow_below_guards = true\n" + limits)

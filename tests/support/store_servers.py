@@ -18,7 +18,6 @@ import threading
 import time
 import urllib.parse
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -213,20 +212,17 @@ def sftp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     (home / ".ssh" / "key").chmod(0o600)
     allowed = tmp_path / "authorized_keys"
     allowed.write_bytes(user_key.export_public_key())
-    made, started = type("Sftp", (FaultySftp,), {"faults": faults}), Future[tuple[int, Callable[[], Any]]]()
-
-    async def serve() -> None:
-        over, loop = asyncio.Event(), asyncio.get_running_loop()
-        keys = {"server_host_keys": [host_key], "authorized_client_keys": str(allowed)}
-        factory = lambda channel: made(channel, chroot=os.fsencode(root))  # noqa: E731
-        listener = await asyncssh.listen("127.0.0.1", 0, **keys, sftp_factory=factory)
-        started.set_result((listener.get_port(), lambda: loop.call_soon_threadsafe(over.set)))
-        await over.wait()
-        listener.close()
-
-    thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
+    made, loop = type("Sftp", (FaultySftp,), {"faults": faults}), asyncio.new_event_loop()
+    keys = {"server_host_keys": [host_key], "authorized_client_keys": str(allowed)}
+    factory = lambda channel: made(channel, chroot=os.fsencode(root))  # noqa: E731
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
-    port, end = started.result(60)
+
+    async def listen() -> Any:
+        return await asyncssh.listen("127.0.0.1", 0, **keys, sftp_factory=factory)
+
+    listener = asyncio.run_coroutine_threadsafe(listen(), loop).result(60)
+    port = listener.get_port()
     public = host_key.export_public_key().decode().split()[:2]
     (home / ".ssh" / "known_hosts").write_text(f"[127.0.0.1]:{port} {' '.join(public)}\n")
     (home / ".ssh" / "config").write_text(
@@ -237,7 +233,8 @@ def sftp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     try:
         yield Server("sftp://store/runs", faults)
     finally:
-        end()
+        loop.call_soon_threadsafe(listener.close)
+        loop.call_soon_threadsafe(loop.stop)
         thread.join(10)
 
 

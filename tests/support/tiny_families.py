@@ -1,8 +1,8 @@
-"""Every model family of sd-scripts with tiny weights: one table, and what makes the files that it names.
+"""Every model family of sd-scripts with tiny weights.
 
-A family is a row: its script, the sizes that tests/support/tiny_shrink.py changes, the flags of a run, and the
-function that makes its weights and tokenizers. Only sizes change; loading, caching, training, sampling and saving are
-sd-scripts' own code. Each run has five images, ten steps in two epochs, a state every third step and a sample image.
+A family is a row of data/tiny_families.toml (its script, the sizes that tiny_shrink.py changes, the flags of a run) and
+`make_NAME`, which makes its weights and tokenizers. Only sizes change; loading, caching, training, sampling and saving
+are sd-scripts' own code. Each run has five images, ten steps in two epochs, a state every third step, a sample image.
 
 `workdir` runs it in sd-scripts' environment: `python tests/support/tiny_families.py CHECKOUT WORKDIR FAMILY`.
 """
@@ -18,7 +18,6 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,63 +25,29 @@ import tiny_sd_scripts as tiny
 
 from benchmarks import tiny_flux
 from benchmarks.tiny_flux import write_images, write_tokenizers
+from trainer.tiny_flux import byte_letters
 
 IMAGES, STEPS, EPOCHS, STATE_EVERY, SAMPLE_EVERY = 5, 10, 2, 3, 5
 WIDTH, VOCABULARY = 32, 1000
 """The width of text encoders whose width nothing else fixes, and the tokens of every tokenizer here."""
 
-CLIP = {
-    "vocab_size": VOCABULARY, "hidden_size": WIDTH, "intermediate_size": 64, "num_hidden_layers": 2,
-    "num_attention_heads": 2, "projection_dim": WIDTH, "bos_token_id": 998, "eos_token_id": 999, "pad_token_id": 999,
-}  # fmt: skip
-VAE = {"VAE_PARAMS_CH": 32, "VAE_PARAMS_CH_MULT": [1, 1, 1, 1], "VAE_PARAMS_NUM_RES_BLOCKS": 1}
-SD3_VAE = {"ch": 32, "ch_mult": [1, 1, 1, 1], "num_res_blocks": 1}
 DECODER = {"hidden_size": WIDTH, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": VOCABULARY}
-QWEN_TEXT = {
-    **DECODER, "hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 1, "num_key_value_heads": 1,
-    "max_window_layers": 3, "layer_types": ["full_attention"] * 3, "bos_token_id": 1, "eos_token_id": 2,
-    "rope_scaling": {"mrope_section": [16, 24, 24], "rope_type": "default", "type": "default"},
-}  # fmt: skip
-QWEN_VISION = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 128}
-QWEN_VISION["fullatt_block_indexes"] = [0]
+ON_DISK = "network_train_unet_only cache_latents_to_disk cache_text_encoder_outputs cache_text_encoder_outputs_to_disk"
 
 
-@dataclass(frozen=True)
-class Family:
-    """One row.
+@functools.cache
+def table() -> dict[str, dict[str, Any]]:
+    """The families by name."""
+    import tomllib  # the interpreter of sd-scripts, which needs no table, may have none
 
-    script, network: what train.sh names. flags: those of its own; {work} stands for the folder with the files.
-    switches: flags without a value. sizes: see tiny_shrink.py. make: (folder) → writes weights and tokenizers.
-    extra: module → code that runs after it, with `module` bound to it.
-    """
-
-    script: str
-    network: str
-    make: Callable[[Path], None]
-    sizes: dict[str, dict[str, Any]]
-    flags: dict[str, str] = field(default_factory=dict)
-    switches: tuple[str, ...] = ()
-    extra: dict[str, str] = field(default_factory=dict)
+    return tomllib.loads(Path(__file__).with_name("data").joinpath("tiny_families.toml").read_text(encoding="utf-8"))
 
 
-CAST = """
-import torch
-real = module.HYImageDiffusionTransformer.forward
-def forward(self, latents, *inputs, **others):
-    def cast(value):
-        return value.to(self.dtype) if torch.is_tensor(value) and value.is_floating_point() else value
-    return real(self, cast(latents), *map(cast, inputs), **others).to(latents.dtype)
-module.HYImageDiffusionTransformer.forward = forward
-"""
-"""HunyuanImage samples in bf16, also with a float model. A GPU's autocast casts inputs; a CPU's has no layer norm."""
-ON_DISK = ("network_train_unet_only", "cache_latents_to_disk", "cache_text_encoder_outputs")
-ON_DISK += ("cache_text_encoder_outputs_to_disk",)
-FLOW = {"timestep_sampling": "shift", "discrete_flow_shift": "3.0"}
-
-
-def files(*names: str, **flags: str) -> dict[str, str]:
-    """Return the flags whose values are files of the same name (without .safetensors), and those given."""
-    return {**{name: "{work}/" + name + ".safetensors" for name in names}, **flags}
+def own_flags(name: str, work: Path) -> dict[str, str]:
+    """The flags that only this family has."""
+    row = table()[name]
+    given = {**dict.fromkeys(row.get("files", ()), "{work}/{flag}.safetensors"), **row.get("flags", {})}
+    return {flag: value.format(work=work, flag=flag) for flag, value in given.items()}
 
 
 # -- what makes the weights: it runs in sd-scripts' environment, with the sizes changed
@@ -227,10 +192,9 @@ def write_clip_and_t5(folder: Path) -> None:
 def write_bytes(folder: Path) -> None:
     """Write a tokenizer as Qwen's: every byte is a token."""
     import transformers
-    from transformers.models.clip.tokenization_clip import bytes_to_unicode
 
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "vocab.json").write_text(json.dumps({c: i for i, c in enumerate(bytes_to_unicode().values())}), "utf-8")
+    (folder / "vocab.json").write_text(json.dumps({c: i for i, c in enumerate(byte_letters())}), "utf-8")
     (folder / "merges.txt").write_text("#version: 0.2\n", "utf-8")
     names = (str(folder / "vocab.json"), str(folder / "merges.txt"))
     transformers.Qwen2TokenizerFast(*names).save_pretrained(folder)
@@ -265,117 +229,12 @@ def in_cache(hub: Path, repository: str, write: Callable[[Path], Any]) -> None:
             (folder / ".no_exist" / commit / name).touch()
 
 
-# -- the table
-
-# fmt: off
-FAMILIES: dict[str, Family] = {
-    "sdxl": Family(
-        "sdxl_train_network.py", "networks.lora", make_sdxl, switches=ON_DISK,
-        sizes={
-            "library.sdxl_original_unet": {
-                "MODEL_CHANNELS": 32, "TIME_EMBED_DIM": 128, "ADM_IN_CHANNELS": WIDTH + 6 * 256,
-                "Transformer2DModel": {"cross_attention_dim": 2 * WIDTH, "num_transformer_layers": 1},
-            },
-            "library.sdxl_model_util": {"CLIPTextConfig": CLIP},
-            "library.model_util": VAE,
-            # the last but one layer
-            "library.strategy_sdxl": {"constants": {"SdxlTextEncodingStrategy._get_hidden_states_sdxl": [[11, 1]]}},
-        },
-    ),
-    "sd3": Family(
-        "sd3_train_network.py", "networks.lora_sd3", make_sd3, switches=ON_DISK,
-        flags=files("clip_l", "clip_g", "t5xxl", t5xxl_max_token_length="32"),
-        sizes={
-            "library.sd3_utils": {"CLIPTextConfig": CLIP},
-            "library.sd3_models": {"VAEEncoder": SD3_VAE, "VAEDecoder": SD3_VAE},
-            "library.strategy_sd3": {"constants": {"Sd3TextEncodingStrategy.concat_encodings": [[4096, 64]]}},
-        },
-    ),
-    "chroma": Family(
-        "flux_train_network.py", "networks.lora_flux", make_chroma, switches=(*ON_DISK, "apply_t5_attn_mask"),
-        flags=files("t5xxl", "ae", **FLOW, model_type="chroma", guidance_scale="0.0", t5xxl_max_token_length="32"),
-        sizes={
-            "library.chroma_models": {
-                "chroma_params": {
-                    "context_in_dim": 64, "hidden_size": 64, "mlp_ratio": 2.0, "num_heads": 2, "depth": 2, "depth_single_blocks": 2,
-                    "axes_dim": [8, 12, 12], "approximator_depth": 2, "approximator_hidden_size": 64,
-                },
-            },
-        },
-    ),
-    "anima": Family(
-        "anima_train_network.py", "networks.lora_anima", make_anima, switches=ON_DISK,
-        flags=files(
-            "vae", **FLOW, qwen3="{work}/qwen3", t5_tokenizer_path="{work}/tokenizers/google_t5-v1_1-xxl",
-            qwen3_max_token_length="32", t5_max_token_length="32",
-        ),
-        sizes={
-            "library.anima_models": {
-                "Anima": {
-                    "max_img_h": 64, "max_img_w": 64, "max_frames": 4, "in_channels": 16, "out_channels": 16,
-                    "patch_spatial": 2, "patch_temporal": 1, "model_channels": 64, "crossattn_emb_channels": WIDTH,
-                    "num_blocks": 2, "num_heads": 2, "adaln_lora_dim": 8,
-                }, "LLMAdapter": {"source_dim": WIDTH, "target_dim": WIDTH, "model_dim": WIDTH, "num_layers": 1,
-                "num_heads": 2},
-            },
-            "library.qwen_image_autoencoder_kl": {
-                "AutoencoderKLQwenImage": {"base_dim": 8, "dim_mult": [1, 1, 1, 1], "num_res_blocks": 1},
-            },
-        },
-    ),
-    "sd15": Family(
-        "train_network.py", "networks.lora", make_sd15,
-        switches=("cache_latents",),  # in memory, and the text encoder is trained, too
-        sizes={
-            "library.original_unet": {"BLOCK_OUT_CHANNELS": [64] * 4, "TIMESTEP_INPUT_DIM": 64, "TIME_EMBED_DIM": 256},
-            "library.model_util": {
-                **VAE, "UNET_PARAMS_MODEL_CHANNELS": 64, "UNET_PARAMS_CHANNEL_MULT": [1, 1, 1, 1],
-                "UNET_PARAMS_CONTEXT_DIM": WIDTH, "CLIPTextConfig": CLIP,
-            },
-        },
-    ),
-    "lumina": Family(
-        "lumina_train_network.py", "networks.lora_lumina", make_lumina, switches=ON_DISK,
-        flags=files("gemma2", "ae", timestep_sampling="nextdit_shift", gemma2_max_token_length="32"),
-        sizes={
-            "library.lumina_models": {
-                "LuminaParams": {
-                    "dim": 64, "n_layers": 2, "n_heads": 2, "n_kv_heads": 1, "axes_dims": [8, 12, 12], "cap_feat_dim": WIDTH,
-                },
-            },
-            "library.lumina_util": {
-                "Gemma2Config": {**DECODER, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16},
-            },
-        },
-    ),
-    "hunyuan": Family(
-        "hunyuan_image_train_network.py", "networks.lora_hunyuan_image", make_hunyuan, switches=ON_DISK,
-        flags=files("text_encoder", "byt5", "vae", **FLOW),
-        extra={"library.hunyuan_image_models": CAST},
-        sizes={
-            "library.hunyuan_image_models": {
-                "ByT5Mapper": {"out_dim": 64, "hidden_dim": 64},
-                "constants": {"HYImageDiffusionTransformer.__init__": [[3584, 128], [28, 1], [20, 2], [40, 2]]},
-            },
-            "library.hunyuan_image_vae": {
-                "constants": {"HunyuanVAE2D.__init__": [[[128, 256, 512, 512, 1024, 1024], [32, 32, 32, 32, 64, 128]], [2, 1]]},
-            },
-            "library.hunyuan_image_text_encoder": {
-                "T5Config": {"d_ff": 64, "num_layers": 1, "num_heads": 2},
-                "Qwen2_5_VLConfig": {**DECODER, "hidden_size": 128, "text_config": QWEN_TEXT, "vision_config": QWEN_VISION},
-            },
-        },
-    ),
-}
-# fmt: on
-
-
 # -- runs
 
 
 def why_not(name: str) -> str:
     """Return why a family cannot be trained with this checkout, or ""."""
-    script = FAMILIES[name].script
+    script = table()[name]["script"]
     missing = not (tiny.checkout() / script).is_file()
     return tiny.why_not() or (f"this checkout has no {script}" if missing else "")
 
@@ -390,14 +249,8 @@ def _workdir(made_by: Path, name: str) -> Path:
     work = Path(tempfile.mkdtemp(prefix=f"tiny-{name}-"))
     atexit.register(shutil.rmtree, work, ignore_errors=True)
     tiny.write_site(work)
-    if (transforms := work / "site/torchvision/transforms").is_dir():  # a stand-in: what Anima alone uses of it
-        with (transforms / "__init__.py").open("a", encoding="utf-8") as file:
-            file.write("\nclass InterpolationMode:\n    NEAREST = 'nearest'\n")
-        with (transforms / "functional.py").open("a", encoding="utf-8") as file:
-            file.write("\ndef resize(image, size, interpolation):\n")
-            file.write("    return torch.nn.functional.interpolate(image, size=size, mode=interpolation)\n")
-    (work / "sizes.json").write_text(json.dumps(FAMILIES[name].sizes), encoding="utf-8")
-    for module, code in FAMILIES[name].extra.items():
+    (work / "sizes.json").write_text(json.dumps(table()[name]["sizes"]), encoding="utf-8")
+    for module, code in table()[name].get("extra", {}).items():
         (work / f"{module}.py").write_text(code, encoding="utf-8")
     tiny_flux.make_files(tiny.installation(), work, __file__, name, **environment(name, work))
     return work
@@ -405,8 +258,8 @@ def _workdir(made_by: Path, name: str) -> Path:
 
 def environment(name: str, work: Path, faults: str = "", **extra: str) -> dict[str, str]:
     """Return the environment of a process that trains this family. faults: more entries of TINY_FAULTS."""
-    entries = [f"{module}={Path(__file__).with_name('tiny_shrink.py')}" for module in FAMILIES[name].sizes]
-    entries += [f"{module}={work / module}.py" for module in FAMILIES[name].extra] + [faults]
+    entries = [f"{module}={Path(__file__).with_name('tiny_shrink.py')}" for module in table()[name]["sizes"]]
+    entries += [f"{module}={work / module}.py" for module in table()[name].get("extra", {})] + [faults]
     shrunk = {"TINY_SIZES": str(work / "sizes.json"), "TINY_FAULTS": ";".join(filter(None, entries))}
     hub = {"HF_HUB_CACHE": str(work / "hub")} if (work / "hub").is_dir() else {}
     return tiny.environment(work, **shrunk, **hub, **extra)
@@ -424,19 +277,19 @@ def arguments(name: str, work: Path, images: Path, out: Path, *more: str, **chan
 
     `changed` replaces or adds flags by name (None removes one); `more` is appended.
     """
-    family = FAMILIES[name]
+    family = table()[name]
     flags: dict[str, str | None] = {
         **dict(word.split("=") for word in FLAGS.split()),
         "pretrained_model_name_or_path": f"{work}/model.safetensors",
         "tokenizer_cache_dir": f"{work}/tokenizers",
         "train_data_dir": str(images),
         "output_dir": str(out),
-        "network_module": family.network,
+        "network_module": family["network"],
         "sample_prompts": f"{work}/prompts.txt",
-        **{flag: value.format(work=work) for flag, value in family.flags.items()},
+        **own_flags(name, work),
         **changed,
     }
-    switches = (*family.switches, "sdpa", "save_state", "console_log_simple")
+    switches = (*family.get("switches", ON_DISK.split()), "sdpa", "save_state", "console_log_simple")
     return tiny_flux.command_line({**flags, **dict.fromkeys(switches, True)}, *more)
 
 
@@ -448,7 +301,7 @@ def main(checkout: str, work: str, name: str) -> None:
     torch.manual_seed(1)
     folder = Path(work)
     write_clip_and_t5(folder / "tokenizers")
-    FAMILIES[name].make(folder)
+    globals()[f"make_{name}"](folder)
     write_images(folder / "images" / "1_thing", IMAGES)
     (folder / "prompts.txt").write_text("a thing --w 64 --h 64 --s 2 --d 1\n", encoding="utf-8")
 

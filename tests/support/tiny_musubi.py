@@ -1,6 +1,6 @@
 """kohya's real musubi-tuner on a CPU, with tiny models: no file of the checkout is changed.
 
-A family is a row of `FAMILIES` here; its models are made small, and its encoders replaced, by tiny_musubi_models.py as
+A family is a row of data/tiny_musubi.toml; its models are made small, and its encoders replaced, by tiny_musubi_models.py as
 their modules are imported. Tests call `why_not()` (reason to skip, or ""), `workdir(family)` for weights, images and
 caches (made once per session), `caching(...)` for both caching commands, and `arguments(work, ...)` with `command(...)`
 for training.
@@ -16,55 +16,22 @@ import json
 import os
 import shutil
 import tempfile
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import kohya_nursery
 import tiny_sd_scripts  # noqa: F401 - it settles which interpreters serve
+import tomllib
 
 from benchmarks import tiny_flux as tiny
 from benchmarks.tiny_flux import losses  # noqa: F401 - for the tests
 from sd_scripts_patches.install import venv_python
 
 Z_IMAGE = "zimage"
+TEXT = {"text_encoder": "tiny"}
 TESTS = Path(__file__).resolve().parent
 
 
-@dataclass(frozen=True)
-class Family:
-    """How the scripts of a model family are called, whose names begin with the family's.
-
-    network: its network module. common, text, train: flags of all three commands, of the one that caches text (and of
-    training), and of training. weights: the transformer's files, by flag. control: it learns edits from an image before
-    and one after. modules: what is changed when it is imported.
-    """
-
-    network: str
-    modules: tuple[str, ...] = ()
-    text: dict[str, str] = field(default_factory=lambda: {"text_encoder": "tiny"})
-    common: dict[str, str] = field(default_factory=dict)
-    train: dict[str, str] = field(default_factory=dict)
-    weights: tuple[str, ...] = ("dit",)
-    control: bool = False
-
-
-_ZIMAGE = tuple(f"zimage.zimage_{name}" for name in ("config", "model", "autoencoder", "utils"))
-_QWEN = ("qwen_image.qwen_image_model", "qwen_image.qwen_image_utils")
-_WAN = ("wan.configs", "wan.modules.model", "wan.modules.vae", "wan.modules.t5")
-_FLUX = ("flux.flux_models", "flux.flux_utils")
-FAMILIES = {
-    Z_IMAGE: Family("networks.lora_zimage", _ZIMAGE),
-    "flux_2": Family("networks.lora_flux_2", ("flux_2.flux2_utils",), common={"model_version": "klein-base-4b"}),
-    "qwen_image": Family("networks.lora_qwen_image", _QWEN),
-    "wan": Family(
-        "networks.lora_wan", _WAN, text={"t5": "tiny"}, train={"task": "t2v-A14B", "timestep_boundary": "500"},
-        weights=("dit", "dit_high_noise"),
-    ),
-    "krea2": Family("networks.lora_krea2", (*_QWEN, "krea2.krea2_utils")),
-    "flux_kontext": Family(
-        "networks.lora_flux", _FLUX, text={"text_encoder1": "tiny", "text_encoder2": "tiny"}, control=True
-    ),
-}  # fmt: skip
+FAMILIES = tomllib.loads(Path(__file__).with_name("data").joinpath("tiny_musubi.toml").read_text(encoding="utf-8"))
 SITE = f"""
 import importlib
 gc.disable()  # imports alone make a third of a start's time out of it
@@ -75,19 +42,11 @@ if {str(TESTS)!r} not in sys.path:
 def change(name):
     return lambda module: importlib.import_module("tiny_musubi_models").AFTER[name](module)
 
-for name in {sorted({name for family in FAMILIES.values() for name in family.modules})!r}:
+for name in {sorted({name for family in FAMILIES.values() for name in family["modules"]})!r}:
     AFTER["musubi_tuner." + name] = [change(name)]
 """
 """The middle of sitecustomize. torch is imported when the first of these modules is."""
-STAND_INS = {
-    "torchvision": {
-        "__init__.py": "from . import transforms, utils\n",
-        "transforms/__init__.py": "from . import functional\n",
-        "transforms/functional.py": "",
-        "utils.py": "def make_grid(images, nrow=8):\n    return images[0]\n",
-    },
-    "av": {"__init__.py": '__version__ = "0.0"\n'},
-}
+STAND_INS = {**tiny.STAND_INS, "av": {"__init__.py": '__version__ = "0.0"\n'}}
 FLAGS = """
 vae=tiny output_name=tiny network_dim=4 optimizer_type=adamw learning_rate=1e-3 lr_scheduler=cosine mixed_precision=bf16
 timestep_sampling=shift discrete_flow_shift=2.0 weighting_scheme=none seed=42 max_data_loader_n_workers=0
@@ -96,7 +55,6 @@ timestep_sampling=shift discrete_flow_shift=2.0 weighting_scheme=none seed=42 ma
 
 
 def checkout() -> Path:
-    """Return the checkout of musubi-tuner."""
     return Path(os.environ.get("MUSUBI_DIR", "musubi-tuner")).resolve()
 
 
@@ -106,7 +64,6 @@ def python() -> Path:
 
 
 def installation() -> tiny.Installation:
-    """Return both."""
     return tiny.Installation(checkout(), python())
 
 
@@ -133,18 +90,17 @@ def command(script: str, *args: str, patched: bool = True, folder: str = "") -> 
 
 
 def trainer(family: str = Z_IMAGE) -> str:
-    """Return the name of a family's training script."""
     return f"{family}_train_network.py"
 
 
 def caching(config: Path, *more: str, family: str = Z_IMAGE) -> dict[str, list[str]]:
     """Return script → arguments of both caching commands."""
     flags = FAMILIES[family]
-    given = {"dataset_config": str(config), "device": "cpu", "num_workers": "1", **flags.common}
+    given = {"dataset_config": str(config), "device": "cpu", "num_workers": "1", **flags.get("common", {})}
     common = tiny.command_line(given, *more)
     return {
         f"{family}_cache_latents.py": [*common, "--vae", "tiny"],
-        f"{family}_cache_text_encoder_outputs.py": [*common, *tiny.command_line(flags.text)],
+        f"{family}_cache_text_encoder_outputs.py": [*common, *tiny.command_line(flags.get("text", TEXT))],
     }
 
 
@@ -153,12 +109,12 @@ def arguments(work: Path, config: Path, out: Path, *more: str, family=Z_IMAGE, *
     flags = FAMILIES[family]
     given: dict[str, str | None] = {
         **dict(word.split("=") for word in FLAGS.split()),
-        **{name: str(work / f"{name}.safetensors") for name in flags.weights},
-        **flags.common,
-        **flags.text,
-        **flags.train,
+        **{name: str(work / f"{name}.safetensors") for name in flags.get("weights", ["dit"])},
+        **flags.get("common", {}),
+        **flags.get("text", TEXT),
+        **flags.get("train", {}),
         "dataset_config": str(config),
-        "network_module": flags.network,
+        "network_module": flags["network"],
         "output_dir": str(out),
     }
     return tiny.command_line({**given, **changed}, "--sdpa", *more)
@@ -170,7 +126,7 @@ def dataset(folder: Path, images: Path, batch_size: int = 1, family: str = Z_IMA
     before = f"control_directory = {json.dumps((images.parent / 'control').as_posix())}\n"
     path.write_text(
         f'[general]\nresolution = [64, 64]\ncaption_extension = ".txt"\nbatch_size = {batch_size}\nenable_bucket = true\n\n'
-        f"[[datasets]]\nimage_directory = {json.dumps(images.as_posix())}\n{before if FAMILIES[family].control else ''}"
+        f"[[datasets]]\nimage_directory = {json.dumps(images.as_posix())}\n{before if FAMILIES[family].get('control') else ''}"
         f"cache_directory = {json.dumps((folder / 'cache').as_posix())}\nnum_repeats = 1\n",
         encoding="utf-8",
     )

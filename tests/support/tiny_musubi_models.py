@@ -1,9 +1,8 @@
 """Shrinks the families of musubi-tuner as they are imported, and makes their weights. Runs in its processes only.
 
-Sizes change, and the
-encoders are replaced: a VAE and a text encoder read the images and captions once, before training, and their weights
-are large. Each replacement computes its result from the pixels or the words alone, so a cache that is made again is the
-same.
+Sizes change, and the encoders are replaced: a VAE and a text encoder read the images and captions once, before
+training, and their weights are large. Each replacement computes its result from the pixels or the words alone, so a
+cache that is made again is the same.
 
 By hand, with this folder and WORK/site on the path: `python -m tiny_musubi_models CHECKOUT WORK FAMILY IMAGES`.
 """
@@ -21,6 +20,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from tiny_shrink import shrink
 
 Change = Callable[[ModuleType], None]
 
@@ -99,24 +99,9 @@ def _always(made: Callable[[], object]) -> Callable[..., object]:
     return lambda *args, **kwargs: made()
 
 
-def _sizes(model: str, **sizes: object) -> Change:
-    """Return a change that creates the class `model` with these sizes."""
-
-    def change(module: ModuleType) -> None:
-        cls = getattr(module, model)
-        original = cls.__init__
-
-        def __init__(self: object, *args: object, **given: object) -> None:
-            original(self, *args, **{**given, **sizes})
-
-        cls.__init__ = __init__
-
-    return change
-
-
 def _set(**names: object) -> Change:
-    """Return a change that sets these names of the module."""
-    return lambda module: vars(module).update(names)
+    """Return a change that sets names of the module, and sizes of its classes (tiny_shrink.py)."""
+    return functools.partial(shrink, sizes=names)
 
 
 def _qwen_encoder(load: str, embed: str, **names: Callable[[], object]) -> Change:
@@ -124,13 +109,6 @@ def _qwen_encoder(load: str, embed: str, **names: Callable[[], object]) -> Chang
     encode = lambda _, __, prompts: (TextEncoder()(prompts), _mask(prompts))  # noqa: E731
     loads = {load: lambda: (None, TextEncoder()), **names}
     return _set(**{name: _always(made) for name, made in loads.items()}, **{embed: encode})
-
-
-def _z_image(module: ModuleType) -> None:
-    names = ("N_HEADS", "N_KV_HEADS", "N_LAYERS", "N_REFINER_LAYERS", "CAP_FEAT_DIM", "DIM")
-    for name, value in zip(names, (HEADS, HEADS, 2 * LAYERS, 1, TEXT, WIDTH), strict=True):
-        setattr(module, f"DEFAULT_TRANSFORMER_{name}", value)
-    module.ROPE_AXES_DIMS = [8, 12, 12]
 
 
 def _flux_2(module: ModuleType) -> None:
@@ -199,16 +177,19 @@ def _krea2(module: ModuleType) -> None:
 
 _QWEN: dict[str, Any] = {"num_layers": LAYERS, "attention_head_dim": WIDTH // HEADS, "num_attention_heads": HEADS}
 _QWEN |= {"axes_dims_rope": (8, 12, 12), "joint_attention_dim": TEXT}
+_Z_IMAGE = {"N_HEADS": HEADS, "N_KV_HEADS": HEADS, "N_LAYERS": 2 * LAYERS, "N_REFINER_LAYERS": 1, "CAP_FEAT_DIM": TEXT}
+_Z_IMAGE |= {"DIM": WIDTH}
 AFTER: dict[str, Change] = {
-    "zimage.zimage_config": _z_image,
-    "zimage.zimage_model": lambda module: sys.modules["sitecustomize"].pause_before(module.ZImageTransformer2DModel),
+    "zimage.zimage_config": _set(
+        ROPE_AXES_DIMS=[8, 12, 12], **{f"DEFAULT_TRANSFORMER_{name}": value for name, value in _Z_IMAGE.items()}
+    ),
     "zimage.zimage_autoencoder": _set(load_autoencoder_kl=_always(ZImageVae)),
     "zimage.zimage_utils": _qwen_encoder("load_qwen3", "get_text_embeds"),
     "flux_2.flux2_utils": _flux_2,
-    "qwen_image.qwen_image_model": _sizes("QwenImageTransformer2DModel", **_QWEN),
+    "qwen_image.qwen_image_model": _set(QwenImageTransformer2DModel=_QWEN),
     "qwen_image.qwen_image_utils": _qwen_encoder("load_qwen2_5_vl", "get_qwen_prompt_embeds", load_vae=QwenImageVae),
     "wan.configs": _wan,
-    "wan.modules.model": _sizes("WanModel", text_dim=TEXT),
+    "wan.modules.model": _set(WanModel={"text_dim": TEXT}),
     "wan.modules.vae": _set(WanVAE=WanVae),
     "wan.modules.t5": _set(T5EncoderModel=WanTextEncoder),
     "krea2.krea2_utils": _krea2,

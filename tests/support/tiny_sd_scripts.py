@@ -49,9 +49,9 @@ def need(run: bool = True) -> None:
         pytest.skip(why_not(run))
 
 
-def home(symbol: str, module: str = "library.train_util") -> str:
-    """Return the module of this checkout that defines `symbol`, which was in `module` in v0.10.1."""
-    return locate.locate(Target(module, symbol), checkout()).module
+def home(symbol: str) -> str:
+    """Return the module of this checkout that defines `symbol`, which was in library.train_util in v0.10.1."""
+    return locate.locate(Target("library.train_util", symbol), checkout()).module
 
 
 def environment(work: Path, **extra: str) -> dict[str, str]:
@@ -60,9 +60,9 @@ def environment(work: Path, **extra: str) -> dict[str, str]:
     return found | {"PYTHONPATH": os.pathsep.join([found["PYTHONPATH"], str(Path(__file__).parent)])}
 
 
-def copy_of(work: Path, folder: Path, name: str = "images") -> Path:
+def copy_of(work: Path, folder: Path) -> Path:
     """Copy images and captions to `folder`, for runs that write caches beside them."""
-    return Path(shutil.copytree(work / name, folder / name))
+    return Path(shutil.copytree(work / "images", folder / "images"))
 
 
 @functools.lru_cache(maxsize=1)

@@ -41,7 +41,6 @@ def harmless(markup: str) -> Tags:
 
 
 def sample(folder, name: str):
-    """A sample image of a run."""
     (folder / "sample").mkdir(exist_ok=True)
     return shutil.copy(photos("coffee.png")[0], folder / "sample" / name)
 

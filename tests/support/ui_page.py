@@ -50,7 +50,6 @@ def a_tab(browser, width: int = 1280, height: int = 900, **options) -> Iterator:
 
 
 def field(page, key: str):
-    """The input of a field."""
     return page.locator(f"#{key} input, #{key} textarea").first
 
 
@@ -141,7 +140,6 @@ def captions(page, name: str = "card.dataset.file") -> dict[str, str]:
 
 
 def caption(page, file: str):
-    """The caption field of an image."""
     return page.locator(f".hp-card[data-file='{file}'] textarea")
 
 
@@ -202,7 +200,6 @@ def gpu_fold(page) -> None:
 
 
 def choose_tiny(page) -> None:
-    """Choose the tiny base model."""
     field(page, "model").click()
     page.get_by_role("option", name=re.compile("Tiny Flux")).click()
 
@@ -237,7 +234,6 @@ def state_is(page, *states: str, seconds: float = RUN_S) -> None:
 
 
 def step_of(page) -> int:
-    """The step that the run page shows."""
     return int(page.get_by_test_id("steps").get_attribute("data-step") or 0)
 
 

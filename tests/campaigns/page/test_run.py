@@ -95,7 +95,6 @@ def log_and_incident(page, other) -> None:
 
 
 def download(page, folder: Path) -> None:
-    """All LoRAs as one archive."""
     with page.expect_download() as found:
         page.get_by_test_id("download-all").click()
     with zipfile.ZipFile(found.value.path()) as archive:

@@ -6,13 +6,12 @@ The run is the toy of monitor_helpers, whose result depends on every step.
 import sys
 
 import pytest
-import slurm_cluster
 from monitor_helpers import events, toy_run
-from slurm_helpers import SHORT, at_step, completed, launch, log, repeated, submit
+from slurm_helpers import SHORT, at_step, completed, launch, log, missing, repeated, submit
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(bool(slurm_cluster.missing()), reason=slurm_cluster.missing() or "-"),
+    pytest.mark.skipif(bool(missing()), reason=missing() or "-"),
 ]
 
 

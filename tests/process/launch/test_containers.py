@@ -1,5 +1,5 @@
 """The image: its Dockerfile is clean, and what it needs is in its context. tests/campaigns/test_containers.py makes it
-and has its journeys: SIGTERM to the entry point, a pod, SkyPilot's job, a page that dies.
+and has its journeys: SIGTERM to the entry point, a pod, SkyPilot's job.
 """
 
 import json

@@ -164,7 +164,7 @@ def test_another_machine_takes_its_changes_from_the_first(make_loop, monkeypatch
 
 
 FORK = """
-if args.max_data_loader_n_workers:
+if sys.argv[sys.argv.index("--max_data_loader_n_workers") + 1] != "0":
     raise RuntimeError("Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, use spawn")
 """
 

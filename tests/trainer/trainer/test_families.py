@@ -23,7 +23,7 @@ from trainer.families import common
 imports.heavy()
 import diffusers  # noqa: E402 - after `heavy`
 
-OTHERS = sorted(tiny_pipelines.MAKERS)  # FLUX.1 is killed in test_states.py
+OTHERS = sorted(tiny_pipelines.PIPELINES)  # FLUX.1 is killed in test_states.py
 PIPELINES = ["FluxPipeline", *OTHERS]
 PROMPTS = "a thing --w 64 --h 64 --s 1 --l 3 --n bad\na longer thing --w 64 --h 32 --s 1\n"
 

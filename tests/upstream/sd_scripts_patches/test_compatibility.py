@@ -19,7 +19,7 @@ def test_every_patch_is_compatible_with_the_pinned_checkout(sd_scripts, capsys):
 
 
 def test_what_is_recorded_is_what_the_checkouts_have(sd_scripts, musubi):
-    """After another pin: tests/support/record_shapes.py CHECKOUT…"""
+    """After another pin: python -m tests.support.record_shapes CHECKOUT…"""
     for checkout in (sd_scripts, musubi):
         recorded = [facts for facts in record_shapes.load() if facts["commit"] == versions.commit(checkout)]
         assert [record_shapes.record(checkout)] == recorded

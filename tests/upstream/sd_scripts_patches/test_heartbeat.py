@@ -3,7 +3,6 @@
 import json
 from concurrent.futures import ThreadPoolExecutor
 
-import family_trainings
 import pytest
 import resume_helpers as helpers
 import tiny_sd_scripts as tiny
@@ -69,4 +68,4 @@ def test_every_step_has_its_line_of_metrics(runs):
 def test_a_family_of_sd_scripts_trains_the_same_and_is_followed(newest, name, tmp_path):
     """SDXL samples in a pipeline, Lumina makes several images in one loop of its own. Z-Image: musubi/test_heartbeat;
     all other families: tests/campaigns/test_runs_families.py."""
-    family_trainings.sd_scripts(name, tmp_path)
+    helpers.same_family(name, tmp_path)

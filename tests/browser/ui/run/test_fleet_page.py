@@ -3,11 +3,11 @@
 import socket
 
 from launch_helpers import put_run
-from machines import Machine, toy
+from machines import Machine, Toy
 from ui_helpers import serving
 from ui_page import RUN_S, a_tab, assert_accessible, field
 
-SLOW = toy(20_000, 20, step_s=0.05)  # longer than any test
+SLOW = Toy(20_000, 20, step_s=0.05)  # longer than any test
 MARKUP = '<img src=x onerror="document.title=1"><script>document.title=2</script>'
 
 

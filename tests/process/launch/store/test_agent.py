@@ -13,7 +13,7 @@ from unittest.mock import Mock
 
 import psutil
 import pytest
-from machines import Machine, toy
+from machines import Machine, Toy
 from monitor_helpers import events, wait_for
 from PIL import Image
 from run_facts import step_of
@@ -29,8 +29,8 @@ from monitor.run_folder import STATUS, STOP
 from monitor.state import read_status
 
 STEPS, LONG, EVERY = 80, 160, 20
-TRAINING = toy(STEPS, EVERY, step_s=0.03)
-SLOW = toy(STEPS * 5, EVERY, step_s=0.04)  # for a run that is stopped
+TRAINING = Toy(STEPS, EVERY, step_s=0.03)
+SLOW = Toy(STEPS * 5, EVERY, step_s=0.04)  # for a run that is stopped
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ def test_a_pre_empted_run_moves_away_and_back_and_an_empty_machine_trains_it_lon
     assert events(first.folder, "restored")[-1]["step"] == steps[-1] > steps[0]
     trained = SLOW.trained(first.data)
     assert trained[trained.index(steps[0]) + 1] == steps[-1] + 1, "no step was trained twice"
-    assert first.lora() == toy(LONG, EVERY).expected()
+    assert first.lora() == Toy(LONG, EVERY).expected()
     now = first.status()
     assert now["state"] == "completed" and now["store"]["step"] == LONG and now["store"]["pending"] is None
     assert json.loads(place.read("status.json"))["state"] == "completed", "a page elsewhere shows the end"
@@ -131,7 +131,7 @@ def test_a_pre_empted_run_moves_away_and_back_and_an_empty_machine_trains_it_lon
     third.run()
     assert third.wait(120) == 0, "an old request stops nothing"
     assert TRAINING.trained(third.data) == [*range(LONG + 1, LONG + EVERY + 1)]
-    assert third.lora() == toy(LONG + EVERY, EVERY).expected()
+    assert third.lora() == Toy(LONG + EVERY, EVERY).expected()
 
 
 @pytest.mark.slow
@@ -155,7 +155,7 @@ def test_a_store_that_fails_during_the_training_does_not_stop_it_and_a_second_st
 
 @pytest.mark.slow
 def test_killed_agents_and_monitors_are_replaced_and_the_run_stays_one(machine, address):
-    training = toy(200, EVERY, step_s=0.03)
+    training = Toy(200, EVERY, step_s=0.03)
     one = copied(running(machine, address, training))
     killed = agent_of(one)
     psutil.Process(killed).kill()
@@ -173,7 +173,7 @@ def test_killed_agents_and_monitors_are_replaced_and_the_run_stays_one(machine, 
 
 
 def test_what_a_training_saves_while_nobody_watches_reaches_the_store(machine, address):
-    one = copied(running(machine, address, toy(120, EVERY, step_s=0.02)))
+    one = copied(running(machine, address, Toy(120, EVERY, step_s=0.02)))
     for pid in (one.process.pid, one.status()["monitor_pid"]):
         os.kill(pid, signal.SIGKILL)
     wait_for(lambda: (one.folder / "toy.safetensors").exists(), 60, "the end of the training")

@@ -18,15 +18,15 @@ USUAL = {"used_gib": 1, "utilization": 50, "power_w": 200, "limit_w": 300, "thro
 
 
 class NVMLError(Exception):
-    """As pynvml's."""
+    pass
 
 
 class NVMLError_LibraryNotFound(NVMLError):
-    """As pynvml's."""
+    pass
 
 
 class NVMLError_NotSupported(NVMLError):
-    """As pynvml's."""
+    pass
 
 
 def _is(word):
