@@ -9,6 +9,7 @@ auth login`.
 
 import contextlib
 import errno
+import importlib
 import io
 import math
 import os
@@ -18,7 +19,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeVar
 
 import fsspec
@@ -136,18 +136,17 @@ def connect(scheme: str, options: dict[str, Any]) -> Any:
         from launch.store.sftp import KnownHosts
 
         return KnownHosts(**options)
-    fs = fsspec.filesystem(scheme, **PROTOCOLS[scheme][1])
+    arguments = dict(PROTOCOLS[scheme][1])
     if scheme == "s3":
-        fs._call_s3 = partial(_checked, fs._call_s3)
-    return fs
+        arguments["session"] = session = importlib.import_module("aiobotocore.session").AioSession()
+        session.register("after-call.s3.ListObjectsV2", _check_listing)
+    return fsspec.filesystem(scheme, **arguments)
 
 
-async def _checked(call: Callable[..., Any], method: str, *given: Any, **more: Any) -> Any:
-    """A call of s3fs, for which any page is an empty listing: botocore finds no files in HTML, and raises nothing."""
-    answer = await call(method, *given, **more)
-    if method == "list_objects_v2" and "IsTruncated" not in answer:
+def _check_listing(parsed: dict[str, Any], **more: Any) -> None:
+    """OSError where the answer is no listing: botocore finds no files in a page of HTML, and raises nothing."""
+    if "IsTruncated" not in parsed:
         raise OSError("the answer is no listing of S3; a proxy or a login page may stand in between")
-    return answer
 
 
 def open_new(fs: Any, name: str, mode: str) -> Any:

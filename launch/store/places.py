@@ -161,8 +161,9 @@ class Place:
         """
         where = self._key(folder) + "/" if folder else self.prefix
         found = self._call(f"list {folder or 'files'}", lambda fs, meter: self._rows(fs, where, deep=True))
-        files = {row["name"].removeprefix(self.prefix): row for row in found if row["type"] == "file"}
-        return {name: int(files[name]["size"] or 0) for name in sorted(files) if NAME.fullmatch(name)}
+        own = (row for row in found if row["type"] == "file" and row["name"].startswith(self.prefix))
+        sizes = {row["name"].removeprefix(self.prefix): int(row["size"] or 0) for row in own}
+        return {name: sizes[name] for name in sorted(sizes) if NAME.fullmatch(name)}
 
     def folders(self) -> Sequence[str]:
         """The names of the folders in this place, without what is in them: in a store, its runs.
