@@ -181,7 +181,8 @@ def test_a_certain_cause_is_changed_at_the_first_restart_and_the_spec_stays_the_
     monkeypatch.setattr("runs.flags.check_extra", lambda spec: None)
     made = {"name": "Ladder 1", "trigger": "t", "model": "tiny-flux", "backend": "diffusers", "max_train_steps": 40}
     folder = runs.create(runs.make({**made, "workers": 2}), pictures(tmp_path / "photos", 1))
-    limits = "[restart]\nbackoff_first_s = 0.1\n[phases.step]\nfloor_s = 30\n"
+    # This toy does not wait at the gate: as a standby it would train, and write states of its own.
+    limits = "[restart]\nbackoff_first_s = 0.1\n[phases.step]\nfloor_s = 30\n[standby]\ntries_count = 0\n"
     assert supervise(folder, limits, **env)[0] == 0
     now = status(folder)
     assert (now["state"], now["restarts"], now["name"]) == ("completed", 1, "Ladder 1")
