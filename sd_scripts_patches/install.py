@@ -174,6 +174,7 @@ def make_environment(folder: Path, wanted: str, trainer: Trainer) -> bool:
 
 def starts(folder: Path, environment: Path, trainer: Trainer) -> str:
     """Start a training script with the guards, as far as its help. Returns why it does not start, or ""."""
+    log(f"starting {trainer.script} for its help …")
     command = [venv_python(environment), "-m", "sd_scripts_patches", folder / trainer.script, "--help"]
     try:
         done = subprocess.run(
@@ -207,20 +208,20 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     trainer = TRAINERS[arguments.trainer]
     folder, environment = trainer.checkout, trainer.environment
+    new, failed = False, ""
     try:
-        fetched = fetch(folder, trainer)
-        made = make_environment(environment, requirements(folder, trainer), trainer)
+        new = fetch(folder, trainer)
+        new |= make_environment(environment, requirements(folder, trainer), trainer)
     except (InstallError, OSError) as error:
-        print(f"{trainer.key}: {error}. No incomplete files were left.", file=sys.stderr)
-        return 1
-    failed = "the check of the patches failed, see above" if launcher.main(["check", str(folder)]) else ""
-    if not failed:
-        log(f"starting {trainer.script} for its help …")
-        failed = starts(folder, environment, trainer)
-    log(f"{trainer.name} is ready in {folder}" if not failed else f"{folder} is not ready: {failed}")
+        failed = f"{error}. No incomplete files were left"
+        print(f"{trainer.key}: {failed}.", file=sys.stderr)
+    else:
+        checked = launcher.main(["check", str(folder)]) == 0
+        failed = starts(folder, environment, trainer) if checked else "the check of the patches failed, see above"
+        log(f"{trainer.name} is ready in {folder}" if not failed else f"{folder} is not ready: {failed}")
     if arguments.json:
         values = {"folder": str(folder), "environment": str(environment), "commit": trainer.commit}
-        print(json.dumps({"trainer": trainer.key, **values, "new": fetched or made, "failed": failed}))
+        print(json.dumps({"trainer": trainer.key, **values, "new": new, "failed": failed}))
     return 1 if failed else 0
 
 

@@ -78,9 +78,10 @@ def command(folder: Path, key: str, *words: str):
 
 @each
 def test_the_command_reports_a_missing_network_and_exits_1(tmp_path, key):
-    done = command(tmp_path, key)
+    done = command(tmp_path, key, "--json")
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith(f"{key}: fetch https://github.com/kohya-ss/")
+    assert (said := done.stderr.splitlines()[-1]).startswith(f"{key}: fetch https://github.com/kohya-ss/")
+    assert said == f"{key}: {json.loads(done.stdout)['failed']}."
     assert "network" in done.stderr and "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == []
 
