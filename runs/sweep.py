@@ -134,7 +134,7 @@ def number_text(number: float) -> str:
 def create(
     base: str, specs: Sequence["RunSpec"], values: Mapping[str, Sequence[float]], data: Path, made: Sequence[Path] = ()
 ) -> Sweep:
-    """Create the runs of a sweep; the runs that were made when one fails stay, and the message names it.
+    """Create the runs of a sweep: all of them, or none beside `made`.
 
     Args:
         data: the data set whose images they share. made: runs of `specs` that exist already, the first ones.
@@ -148,20 +148,19 @@ def create(
         for spec in specs[len(made) :]:
             if fault := folders.name_fault(spec):
                 raise RunError([fault])
-        for spec in specs[len(made) :]:
-            own = datasets_dir() / spec.slug
-            with building(own) as new:
-                link_tree(data, new, lambda path: CACHE not in path.parts)
-            try:
-                folders.create(spec, own)
-            except BaseException:
-                shutil.rmtree(own, ignore_errors=True)
-                raise
-        chosen = tuple((spec.slug, {key: getattr(spec, key) for key in values}) for spec in specs)
-        sweep = Sweep(slug(free_name(f"{base[:60]} sweep")), base, tuple(values), chosen, utc_now())
-        (outputs_dir() / SWEEPS).mkdir(parents=True, exist_ok=True)
-        text = json.dumps({"version": 1, **vars(sweep)}, ensure_ascii=False, indent=1)
-        atomic_write(outputs_dir() / SWEEPS / f"{sweep.name}.json", text)
+        with contextlib.ExitStack() as undo:
+            for spec in specs[len(made) :]:
+                own = datasets_dir() / spec.slug
+                with building(own) as new:
+                    link_tree(data, new, lambda path: CACHE not in path.parts)
+                undo.callback(shutil.rmtree, own, ignore_errors=True)
+                undo.callback(shutil.rmtree, folders.create(spec, own), ignore_errors=True)
+            chosen = tuple((spec.slug, {key: getattr(spec, key) for key in values}) for spec in specs)
+            sweep = Sweep(slug(free_name(f"{base[:60]} sweep")), base, tuple(values), chosen, utc_now())
+            (outputs_dir() / SWEEPS).mkdir(parents=True, exist_ok=True)
+            text = json.dumps({"version": 1, **vars(sweep)}, ensure_ascii=False, indent=1)
+            atomic_write(outputs_dir() / SWEEPS / f"{sweep.name}.json", text)
+            undo.pop_all()
     return sweep
 
 

@@ -1,5 +1,7 @@
 """Sweeps: which runs they make, what those share, and what the table says about them."""
 
+import errno
+import itertools
 import json
 from pathlib import Path
 
@@ -91,6 +93,24 @@ def test_the_runs_share_the_images_and_one_can_be_deleted_alone(base):
     with pytest.raises(RunError, match="cat-r8"):
         make(base, rank=[64, 8])
     assert not (runs.outputs_dir() / "cat-r64").exists()  # nothing is made before all names are free
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "at"), [(pin, "write", 2), (sweep, "link_tree", 2), (sweep, "atomic_write", 1)]
+)
+def test_a_sweep_is_made_completely_or_not_at_all(base, monkeypatch, module, name, at):
+    calls, original, before = itertools.count(1), getattr(module, name), runs.list_runs()
+
+    def full(*words, **more):
+        if next(calls) == at:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return original(*words, **more)
+
+    with monkeypatch.context() as patch, pytest.raises(RunError, match="the disk is full"):
+        patch.setattr(module, name, full)
+        make(base, rank=[4, 8])
+    assert runs.list_runs() == before and [path.name for path in runs.datasets_dir().iterdir()] == ["cat"]
+    assert len(make(base, rank=[4, 8]).runs) == 2, "the same again, once there is space"
 
 
 @pytest.mark.parametrize("subset", ["cache", "weight-3", "__MACOSX", "10_cache"])
