@@ -234,7 +234,8 @@ def endings(names: set[str]) -> list[str]:
     for name in sorted(names):
         status = read_status(outputs_dir() / name) or {}
         lines.append(f"{name}: {status.get('state')}: {status.get('reason') or status.get('message')}")
-        if pending := (status.get("store") or {}).get("pending"):
+        store = status.get("store")
+        if isinstance(store, dict) and (pending := store.get("pending")):
             lines.append(f"{name}: not in the store: {pending}. It is kept on this machine's disk")
     return lines
 

@@ -109,13 +109,19 @@ def status(args: argparse.Namespace) -> Answer:
 
 
 def line(folder: Path, values: dict[str, Any] | None) -> str:
-    """One run in one line."""
-    if values is None:
-        return f"{folder.name}: not started"
+    """One run in one line. A status that is damaged, by a hand or a disk, costs this line only."""
+    try:
+        return f"{folder.name}: {_about(values) if values else 'not started'}"
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        again = "a monitor writes it again" if is_held(folder / LOCK) else "a start of the run writes it again"
+        return f"{folder.name}: {STATUS} is damaged ({type(error).__name__}: {error}); {again}"
+
+
+def _about(values: dict[str, Any]) -> str:
     state = values["state"] + (" (not watched; start it again)" if is_abandoned(values) else "")
     state += f" ({values['stale']})" if values.get("stale") else ""
     if values["state"] in FINAL:
-        return f"{folder.name}: {state}. {values['message']}"
+        return f"{state}. {values['message']}"
     steps = f"step {values['step']}" + (f" of {values['planned_steps']}" if values["planned_steps"] else "")
     phase = f" ({PHASES[values['phase']]})" if values.get("phase") else ""
     eta = f", {duration(values['eta_s'])} left" if values.get("eta_s") else ""
@@ -124,7 +130,7 @@ def line(folder: Path, values: dict[str, Any] | None) -> str:
     if slow := values.get("slow"):
         message += f". {slow['title']}. {slow['pace']}. {slow['explanation']} {slow['advice']}"
     ready = _ready(values) if values["state"] in WATCHED else ""
-    return f"{folder.name}: {state}{phase}, {steps}{eta}{restarts}{_store(values)}{ready}{message}"
+    return f"{state}{phase}, {steps}{eta}{restarts}{_store(values)}{ready}{message}"
 
 
 def _ready(values: dict[str, Any]) -> str:

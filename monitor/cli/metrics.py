@@ -4,6 +4,7 @@ One server reads the status files of all runs, instead of a port in every monito
 a run whose monitor is dead is reported too.
 """
 
+import contextlib
 import http.server
 from datetime import datetime
 from typing import Any
@@ -39,10 +40,13 @@ def text(runs: list[dict[str, Any]]) -> str:
 
 
 def _samples(key: str, run: dict[str, Any]) -> list[str]:
-    label, value = f'run="{str(run["name"]).translate(ESCAPED)}"', run[key]
+    """The samples of one value; none where it is damaged, which `monitor status` says."""
+    label, value = f'run="{str(run.get("name")).translate(ESCAPED)}"', run[key]
     if key == "state":
         return [f'{{{label},state="{s}"}} {int(value == s)}' for s in State if s is not State.OPENING]
-    return [f"{{{label}}} {datetime.fromisoformat(value).timestamp() if isinstance(value, str) else value:.15g}"]
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
+        return [f"{{{label}}} {datetime.fromisoformat(value).timestamp() if isinstance(value, str) else value:.15g}"]
+    return []
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -55,6 +59,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send_response(200)
         self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
         self.end_headers()
-        self.wfile.write(text([*filter(None, map(read_status, all_folders()))]).encode())
+        self.wfile.write(text([*filter(None, map(read_status, all_folders()))]).encode("utf-8", "replace"))
 
     def log_message(self, *_: object) -> None: ...

@@ -47,6 +47,17 @@ RING = {"step": 40, "bytes": 3 * 10**9, "every": 1}
         ({"standby": {"state": "ready", "memory_bytes": 2 * 10**9}}, ", 1 restart, next attempt ready (2.0 GB)"),
         ({"standby": {"state": "starting"}}, ", 1 restart, next attempt starting"),
         ({"standby": {"state": "none", "reason": "memory is short"}}, ", no standby attempt: memory is short"),
+        *(  # edited by hand, or from another version
+            ({key: value}, "; a start of the run writes it again")
+            for key, value in (
+                ("phase", "x"),
+                ("phase", [1]),
+                ("eta_s", "x"),
+                ("store", 1),
+                ("snapshots", "x"),
+                ("slow", {1: 2}),
+            )
+        ),
     ],
 )
 def test_a_run_is_shown_in_one_line(changed, expected):
