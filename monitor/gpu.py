@@ -212,6 +212,7 @@ def take(nvml: ModuleType, shared: SharedMemory | None = None) -> list[dict[str,
         "memory_total": lambda handle: nvml.nvmlDeviceGetMemoryInfo(handle).total,  # none of its own: GB10, Jetson
         "name": nvml.nvmlDeviceGetName,
         "uuid": nvml.nvmlDeviceGetUUID,
+        "bus": lambda handle: "{0.domain:04x}:{0.bus:02x}:{0.device:02x}".format(nvml.nvmlDeviceGetPciInfo(handle)),
         "utilization": lambda handle: nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
         "temperature": lambda handle: nvml.nvmlDeviceGetTemperature(handle, 0),
         "power_w": lambda handle: nvml.nvmlDeviceGetPowerUsage(handle) / 1000,

@@ -80,7 +80,7 @@ class Loop(Run):
         self.calm_since_s = -math.inf  # when the last suspicion proved wrong
         self.last_step_s: float | None = None  # when the last new step was seen
         self.errors: dict[str, int] = {}  # unexpected ones, by their place
-        self.failing_since: tuple[float, int] | None = None  # (time, step) since when every turn of the loop has failed
+        self.errors_since: tuple[float, int] | None = None  # (time, step) since when every turn of the loop has failed
 
     def run_until_final(self) -> int:
         """The loop; returns the exit code."""
@@ -92,7 +92,7 @@ class Loop(Run):
                     self.waker.sleep(self.poll_s())
                     platform.reap()
                     self.enter(self.turn(self))
-                    self.failing_since = None
+                    self.errors_since = None
                 except Interrupted:
                     continue
                 except Exception:  # noqa: BLE001 - the top of the loop: logged, and the next turn tries again
@@ -239,9 +239,9 @@ class Loop(Run):
                 self.folder.log(f"the same error, {times} times: {last}")
             self.drop_probe()  # evidence that an error cut short must not be compared
             now_s = time.monotonic()
-            since_s, step = self.failing_since = self.failing_since or (now_s, self.state.best_step)
+            since_s, step = self.errors_since = self.errors_since or (now_s, self.state.best_step)
             if now_s - since_s >= limit_s:
-                self.failing_since = None
+                self.errors_since = None
                 if self.attempt is None or self.observe(self.attempt, fresh=True).step <= step:
                     # The monitor itself is broken: stop the run with that reason; its checkpoints are kept.
                     with contextlib.suppress(Unkillable):
@@ -471,7 +471,7 @@ class StatusWriter:
         if now.mono_s - self._gpu_s >= GPU_S:
             self._gpu_s = now.mono_s
             for i, reading in enumerate(readings):
-                values = {k: v for k, v in reading.items() if k not in ("pids", "spill", "uuid", "use")}
+                values = {k: v for k, v in reading.items() if k not in ("pids", "spill", "uuid", "bus", "use")}
                 folder.metric({"kind": "gpu", "t": now.utc, "gpu": i, **values})
         before, self._sample = self._sample, take(attempt.tree.keys(), Missing()) if attempt else Sample(0.0)
         used_s = growths(before, self._sample, "cpu_s")

@@ -75,7 +75,7 @@ class Run:
         self.slow: dict[str, Any] = {}  # why its steps take longer (`diagnose/slow.py`); {} while they do not
         self.incident: Incident | None = None  # the last one, until a new step closes it
         self.tries = 0  # starts in a row that failed for a passing reason
-        self.failing_since_s = self.wait_limit_s = 0.0  # when the first of them failed, and how long they may go on
+        self.tries_since_s = self.wait_limit_s = 0.0  # when the first of them failed, and how long they may go on
         self.unkept: str | None = None  # at the end: why the newest steps are in memory only, "" for on the disk
 
     @property
@@ -192,8 +192,11 @@ def open_incident(run: Run, attempt: Attempt, evidence: Evidence, progress_s: fl
 def evidence_of(run: Run, attempt: Attempt, kind: str) -> Evidence:
     """What the run itself knows of a failure: causes.of_hang and of_crash add the rest."""
     tail, gpus = attempt.log_tail(run.config.check.log_tail_bytes), list(run.gpus.read())
-    known = run.state
-    return Evidence(kind, step=known.best_step, planned=known.planned, log_tail=tail, gpu=gpus, gpu_note=run.gpus.note)
+    known, own = run.state, gpu.own(gpus, run.queue.devices)
+    return Evidence(
+        kind, step=known.best_step, planned=known.planned, log_tail=tail, gpu=gpus, gpu_note=run.gpus.note,
+        other_gpus=[one["bus"] for one in gpus if own and one not in own and "bus" in one],
+    )  # fmt: skip
 
 
 def _summary(evidence: Evidence) -> str:
@@ -437,9 +440,9 @@ def _try_again(run: Run, message: str, limit_s: float, code: int | None = None) 
     """
     now_s = time.monotonic()
     if not run.tries or run.wait_limit_s != limit_s:
-        run.tries, run.failing_since_s, run.wait_limit_s = 0, now_s, limit_s
+        run.tries, run.tries_since_s, run.wait_limit_s = 0, now_s, limit_s
         run.folder.event("backoff", message)
     run.tries += 1
-    if (waited_s := now_s - run.failing_since_s) >= limit_s:
+    if (waited_s := now_s - run.tries_since_s) >= limit_s:
         return Transition(State.FAILED, f"{message} (tried {run.tries} times in {duration(waited_s)})", code=code)
     return Transition(State.BACKOFF, message, now_s + min(FIRST_WAIT_S * 2 ** (run.tries - 1), LAST_WAIT_S))

@@ -64,6 +64,7 @@ class Evidence:
     log_tail: str = ""
     gpu: list[dict[str, Any]] = field(default_factory=list)
     gpu_note: str = ""
+    other_gpus: list[str] = field(default_factory=list)  # that the run does not use, as the kernel's log names them
     host: dict[str, int] = field(default_factory=dict)
     kernel: list[str] = field(default_factory=list)
     missing: Missing = field(default_factory=Missing)
@@ -147,7 +148,8 @@ def _complete(found: Evidence, attempt: Attempt) -> Evidence:
     trainers = [b.pid for b in beats] or [attempt.pid or 0]
     found.processes = process_facts(attempt.tree.members, trainers, found.missing)
     found.host = host_facts(attempt, found.missing)
-    found.kernel = found.missing.read("kernel log", lambda: kernel_lines(attempt.record.started_s)) or []
+    kernel = found.missing.read("kernel log", lambda: kernel_lines(attempt.record.started_s)) or []
+    found.kernel = [line for line in kernel if not any(bus in line.lower() for bus in found.other_gpus)]
     # In a group, the rank that the others wait for decides: a save that hangs on rank 0 is no hung collective.
     late = found.late() if found.kind == "hang" or BARRIER in found.note else None
     if late is not None:

@@ -53,7 +53,7 @@ def test_a_reading_has_what_the_gpu_supports(gpus, tmp_path, monkeypatch):
     one = gpus()
     (reading,) = wait_for(one.read)
     assert reading == dict(
-        memory_used=1 << 30, memory_total=24 << 30, spill=False, name="Stand-in", uuid="GPU-0", utilization=50,
+        memory_used=1 << 30, memory_total=24 << 30, spill=False, name="Stand-in", uuid="GPU-0", bus="0000:3b:00", utilization=50,
         power_w=250.5, limit_w=300.0, throttle="power limit, too hot", pids=[],
     )  # fmt: skip
     assert one.note == ""

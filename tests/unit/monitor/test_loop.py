@@ -13,7 +13,7 @@ from monitor_evidence import beat, open_incident, saved_state
 from monitor_helpers import events
 
 from guards import step_requests
-from monitor import config, loop
+from monitor import config, loop, recovery
 from monitor.diagnose.incident import RESTARTING, Incident
 from monitor.process import platform
 from monitor.recovery import Interrupted
@@ -148,8 +148,8 @@ def test_a_monitor_that_fails_at_each_turn_stops_the_run_unless_it_trains(make_l
 
     def fails(step: int, waited_s: float) -> State:
         run.attempt = trained(run, step=step)
-        if run.failing_since:
-            run.failing_since = run.failing_since[0] - waited_s, run.failing_since[1]
+        if run.errors_since:
+            run.errors_since = run.errors_since[0] - waited_s, run.errors_since[1]
         try:
             raise ZeroDivisionError("a bug")
         except ZeroDivisionError:
@@ -242,6 +242,7 @@ def test_an_attempt_is_watched_from_its_beginning_with_what_earlier_ones_took(ma
 
 
 GPU = {"name": "Stand-in", "utilization": 50, "memory_used": 1, "uuid": "GPU-0", "pids": [7], "spill": False, "use": {}}
+GPU["bus"] = "0000:3b:00"
 
 
 @pytest.fixture
@@ -257,7 +258,7 @@ def clock(monkeypatch):
 def running(make_loop, trained, monkeypatch):
     """A run in training at step 20 of 40, on one of two GPUs."""
     run = make_loop()
-    monkeypatch.setattr(run.gpus, "read", lambda: ({**GPU, "name": "other"}, GPU))
+    monkeypatch.setattr(run.gpus, "read", lambda: ({**GPU, "name": "other", "bus": "0000:01:00"}, GPU))
     run.queue.devices = ["1"]
     run.attempt = trained(run)
     run.attempt.tree.members = {os.getpid(): platform.process_info(os.getpid())}
@@ -287,7 +288,8 @@ def test_a_training_is_shown_with_its_progress_and_what_it_uses(running, clock):
     assert shown["monitor_pid"] == os.getpid() and shown["boot"] == platform.boot_id()[:8]
     (first, second) = (json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines())
     assert (first["gpu"], second["gpu"], second["kind"]) == (0, 1, "gpu")
-    assert not {"uuid", "pids", "spill", "use"} & second.keys()
+    assert not {"uuid", "bus", "pids", "spill", "use"} & second.keys()
+    assert recovery.evidence_of(running, running.attempt, "crash").other_gpus == ["0000:01:00"]
 
     for waited_s, figures in ((loop.MACHINE_S - 1, "as before"), (1.5, "new")):
         clock[0] += waited_s

@@ -65,6 +65,7 @@ READ = {
     "nvmlDeviceGetHandleByIndex": lambda index: index,
     "nvmlDeviceGetName": lambda _: "Stand-in",
     "nvmlDeviceGetUUID": lambda handle: f"GPU-{handle}",
+    "nvmlDeviceGetPciInfo": lambda index: SimpleNamespace(domain=0, bus=0x3B + index, device=0),
     "nvmlDeviceGetMemoryInfo": lambda _: _memory(_values()["used_gib"]),
     "nvmlDeviceGetUtilizationRates": lambda _: SimpleNamespace(gpu=_values()["utilization"]),
     "nvmlDeviceGetPowerUsage": lambda _: int(_values()["power_w"] * 1000),
