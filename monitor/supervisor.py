@@ -414,7 +414,7 @@ def hung(loop: Loop, attempt: Attempt, view: Observation, verdict: Verdict) -> T
 def script_ended(loop: Loop, attempt: Attempt) -> Transition:
     """The script has ended, or does nothing any more: completed, stopped, or a crash."""
     view = loop.observe(attempt, fresh=True)  # a rank may have begun, or reported its outcome, since
-    if loop.failing_since is None:
+    if loop.errors_since is None:
         loop.watch.observe(replace(view, ranks_gone=False))  # learn from the last steps
     status = attempt.exit_status(view.beats)
     done = status.done(loop.folder.foreign, killed=False)

@@ -210,10 +210,9 @@ class Standby:
     """The standby attempt of one run. `off`: why there is none."""
 
     def __init__(self, run: Run):
-        self.run, self.folder, self.limits = run, run.folder, run.config.standby
-        self.off = never(run.folder, self.limits)
+        self.run, self.off = run, never(run.folder, run.config.standby)
         self.attempt: Attempt | None = None
-        self._tries = 0 if self.off else self.limits.tries_count  # starts that may fail in a row
+        self._tries = 0 if self.off else run.config.standby.tries_count  # starts that may fail in a row
         self._gate: BinaryIO = io.BytesIO()
         self._next_s = 0.0  # of the next look at it; no start before
         self._waits = False  # it was ready at the last look
@@ -232,7 +231,7 @@ class Standby:
         if alone := prepared.get("alone"):
             self._tries = 0
             return self.drop(alone)
-        attempt, limits, failed, waited = self.attempt, self.limits, "", self._waits
+        attempt, limits, failed, waited = self.attempt, self.run.config.standby, "", self._waits
         may_begin = self._tries and prepared and any(b.count >= limits.steps_count for b in view.beats)
         if view.now_s < self._next_s or not (attempt or may_begin):
             return
@@ -263,10 +262,10 @@ class Standby:
             self._gate = open(writer, "wb", buffering=0)  # noqa: SIM115 - until it is released or dropped
             with open(reader, "rb"):
                 self._version = reading.commit(ROOT)  # that it imports
-                self.attempt = attempt = Attempt.prepare(self.folder, number)
+                self.attempt = attempt = Attempt.prepare(self.run.folder, number)
                 script = attempt.heartbeats / f"train.attempt-{number}.sh"
                 script.write_text(text, encoding="utf-8", errors="surrogateescape")
-                stand_in = str(self.folder.folder / STAND_IN)
+                stand_in = str(self.run.folder.folder / STAND_IN)
                 variables = {gate.VARIABLE: str(reader), gate.STAND_IN: stand_in, gate.NO_CONTEXT: "1"}
                 attempt.start(script, attempt.heartbeats / OUTPUT, variables, (*self.run.queue.handles(), reader))
             return ""
@@ -278,33 +277,34 @@ class Standby:
 
         more: of its environment. OSError: it cannot be killed.
         """
-        attempt, self._next_s = self.attempt, 0.0  # the next one need not wait
+        attempt, limits, folder = self.attempt, self.run.config.standby, self.run.folder.folder
+        self._next_s = 0.0  # the next one need not wait
         if attempt is None:
             return None
-        waits_for = with_state(read_text(attempt.heartbeats / script.name), self.folder.folder, resume).rstrip()
+        waits_for = with_state(read_text(attempt.heartbeats / script.name), folder, resume).rstrip()
         reasons = {
-            "the training starts over": resume is None,
-            "Hangproof was updated": self._version != reading.commit(ROOT),  # what it imports later would not fit
-            "the failure changes the script": not waits_for or waits_for != read_text(script).rstrip(),
-            "it has not imported everything yet": not (self.ready and self.pids()),
+            "the training starts over": lambda: resume is None,
+            "Hangproof was updated": lambda: self._version != reading.commit(ROOT),  # later imports would not fit
+            "the failure changes the script": lambda: not waits_for or waits_for != read_text(script).rstrip(),
+            "it has not imported everything yet": lambda: not (self.ready and self.pids()),
         }
-        reason = next((reason for reason, applies in reasons.items() if applies), "")
+        reason = next((reason for reason, applies in reasons.items() if applies()), "")
         if not reason:
             attempt.begins_now()
             self.run.record(attempt)
-            until_s, passed = time.monotonic() + self.limits.gate_s, attempt.heartbeats / gate.PASSED
+            until_s, passed = time.monotonic() + limits.gate_s, attempt.heartbeats / gate.PASSED
             with contextlib.suppress(OSError):  # it died a moment ago
                 attempt.announce(script, resume, before=read_text(attempt.heartbeats / OUTPUT))
                 platform.kill_first(attempt.tree.members, False)
-                environment, log = {**more, "HANGPROOF_RESUME": str(resume)}, self.folder.folder / TRAINING_LOG
+                environment, log = {**more, "HANGPROOF_RESUME": str(resume)}, folder / TRAINING_LOG
                 self._gate.write(message(str(resume), environment, str(log)))
                 while not passed.exists() and time.monotonic() < until_s:
                     platform.sleep(0.02)
             if passed.exists():
-                self.attempt, self._tries = None, self.limits.tries_count
+                self.attempt, self._tries = None, limits.tries_count
                 self._gate.close()
                 return attempt
-            reason = f"it did not go on within {self.limits.gate_s:g} s"
+            reason = f"it did not go on within {limits.gate_s:g} s"
         self.drop(reason)
         return None
 
@@ -313,7 +313,7 @@ class Standby:
         attempt, self.attempt, self.off = self.attempt, None, reason
         self._gate.close()
         if attempt is not None:
-            self.folder.log(f"the standby attempt is dropped: {reason}")
+            self.run.folder.log(f"the standby attempt is dropped: {reason}")
             killed = attempt.kill(0.0, self.run.config.end.kill_wait_s)
             attempt.close()
             if killed.survivors:

@@ -126,7 +126,7 @@ def test_a_state_that_cannot_be_verified_now_is_waited_for_and_never_means_step_
         point = ResumePoint(chosen, 10, unsure=((new, "no answer"),))
         monkeypatch.setattr(checkpoints, "choose", lambda *_, point=point: point)
         run.tries, run.wait_limit_s = tries, CONFIG.restart.start_s
-        run.failing_since_s = time.monotonic()
+        run.tries_since_s = time.monotonic()
         result = recovery.start_attempt(run)
         assert isinstance(result, Attempt) is starts, (chosen, tries)
         if not starts:

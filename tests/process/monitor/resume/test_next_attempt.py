@@ -80,7 +80,7 @@ def test_it_is_dropped_where_it_would_train_something_else_and_when_memory_becom
     wait_for(lambda: standby.tick(view, trains) or standby.ready, 60, "a standby")
     assert standby.summary()["state"] == "ready"
 
-    folder, pids, dropped = standby.folder.folder, standby.pids(), []
+    folder, pids, dropped = standby.run.folder.folder, standby.pids(), []
     state, script = folder / "toy-step00000010-state", folder / "train.attempt-2.sh"
     script.write_text(text.replace(str(folder / STAND_IN), str(state)))
     with monkeypatch.context() as patch:
