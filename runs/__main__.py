@@ -110,11 +110,13 @@ def new(args: argparse.Namespace) -> dict[str, Any]:
     if faults:
         raise runs.RunError(faults)
     spec = runs.make(found)
-    own = args.images.resolve() == (runs.datasets_dir() / spec.slug).resolve()
+    data = runs.datasets_dir().resolve()
+    own = args.images.resolve() == data / spec.slug
     with explained("read the images"):
         sources = [] if own else dataset.gather(args.images)
-        images = Counter(dataset.folder_names((one.folder, 1) for one in sources)) or dataset.counts(args.images)
-    if not own and (sets := dataset.repeats_of(args.images.absolute().name)):
+        placed = [(one.folder, one.weight) for one in sources]
+        images = Counter(dataset.folder_names(placed)) or dataset.counts(args.images)
+    if args.images.resolve().parent != data and (sets := dataset.repeats_of(args.images.absolute().name)):
         print(f"note: the folder's name sets {sets[0]} repeats", file=sys.stderr)
     findings = judge(spec, images, this_machine(spec.backend))
     if impossible := [finding for finding in findings if finding.severity == IMPOSSIBLE]:

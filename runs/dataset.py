@@ -109,7 +109,8 @@ def gather(images: Path | Sequence[Source], trigger: str = "") -> list[Source]:
 
 def _in_folder(folder: Path) -> list[Source]:
     """The images of a folder and its subfolders, with the captions in the files beside them; hidden ones and other
-    files are left out. The repeats that the folder's own name sets count, too.
+    files are left out. The repeats that the folder's own name sets count, too; of another run's data set, whose name is
+    that of the run, the weights of its images do.
 
     Raises:
         RunError: it is no folder, or a caption is not UTF-8; one line for each.
@@ -119,7 +120,8 @@ def _in_folder(folder: Path) -> list[Source]:
     folder = folder.absolute()
     shown = (path for path in folder.rglob("*") if not any(part[0] == "." for part in path.relative_to(folder).parts))
     files = sorted(filter(Path.is_file, shown), key=lambda path: (path.parent, path.name))
-    seen_from = folder.parent if repeats_of(folder.name) else folder
+    ours = folder.resolve().parent == datasets_dir().resolve()
+    seen_from = folder.parent if repeats_of(folder.name) and not ours else folder
     errors, captions = [], dict[Path, str]()
     for suffix in reversed(CAPTION_SUFFIXES):  # of two, the first kind counts
         for path in (path for path in files if path.suffix.lower() == suffix):
@@ -129,10 +131,11 @@ def _in_folder(folder: Path) -> list[Source]:
                 errors.append(str(error))
     if errors:
         raise RunError("\n".join(errors))
-    return [
-        Source(path, path.name, captions.get(path.with_suffix(""), ""), _inside(path, seen_from))
-        for path in filter(is_image_name, files)
-    ]
+    found = []
+    for path in filter(is_image_name, files):
+        weight, inside = weight_of(_inside(path, seen_from)) if ours else (1, _inside(path, seen_from))
+        found.append(Source(path, path.name, captions.get(path.with_suffix(""), ""), inside, weight=weight))
+    return found
 
 
 def _inside(path: Path, folder: Path) -> str:

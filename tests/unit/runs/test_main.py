@@ -8,6 +8,7 @@ from runs_helpers import call, picture, pictures, spec
 
 import presets
 import runs
+from runs.dataset import Source
 
 
 def test_the_command_line_makes_shows_and_renders(tmp_path, data):
@@ -65,6 +66,11 @@ def test_the_repeats_that_the_name_of_the_given_folder_sets_are_those_of_its_ima
     done = call("runs", "new", "--name", "x", "--images", ".", "--model", "tiny-flux")
     assert done.returncode == 0 and "note: the folder's name sets 10 repeats" in done.stderr
     assert runs.read_captions("x") == {f"10_cat/{number}.png": "cat" for number in range(3)}
+    given = [Source(Path(f"{n}.png"), f"{n}.png", "a cat", weight=n + 1) for n in range(3)]
+    runs.create(spec(name="2024_cats", model="tiny-flux"), given)  # of another run: its name sets nothing
+    done = call("runs", "new", "--name", "y", "--images", data / "datasets/2024_cats", "--model", "tiny-flux")
+    assert done.returncode == 0 and "repeats" not in done.stderr
+    assert list(runs.read_captions("y")) == ["0.png", "weight-2/1.png", "weight-3/2.png"], "weights are kept"
 
 
 def test_an_estimate_is_of_a_run_by_name_folder_or_file(tmp_path, data):
