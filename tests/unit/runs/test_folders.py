@@ -150,6 +150,11 @@ def test_missing_model_files_are_named_before_a_start(tmp_path, data, monkeypatc
     assert "trainer options FLAG=PATH" in files and "fetch-model flux-dev" in files
     assert any("start.sh sd-scripts" in line for line in found)
     assert any("no images" in line for line in found)
+    for name in ("b.png", "a.png", "a.bmp"):  # by hand
+        picture(data / "datasets/my-lora" / name)
+    for backend, twice in (("sd-scripts", True), ("diffusers", False)):
+        found = [fault.message for fault in runs.problems(spec(backend=backend))]
+        assert any("a.bmp and a.png: sd-scripts would train one of them twice" in line for line in found) == twice
 
 
 def test_a_tracker_that_is_not_installed_is_named_before_a_start(data, monkeypatch):
