@@ -245,6 +245,10 @@ def _decide(out: Settings, flag: str) -> None:
         del out.flags[flag]
     elif key == "resolution":
         _resolution(out)
+    elif key == "control_dir" and (model := presets.models().get(out.fields.get("model", ""))) and not model["control"]:
+        out.take(
+            flag, "unsupported", f"{model['name']} does not learn from pairs of images; choose a base model that does"
+        )
     elif key == "name":
         _take(out, flag, key, values[0].strip()[:200])
     elif key and len(values) != 1:

@@ -164,6 +164,9 @@ def test_a_job_of_ai_toolkit_gives_its_length_prompts_and_resolution():
     wanted = {"model": "flux-kontext", "control_dir": "/c", "sample_steps": "9"}
     assert wanted.items() <= one.fields.items()
     assert row(one, "save.max_step_saves_to_keep").text == "Set by “Checkpoints to keep”"
+    one = imported(("", f"config: {{process: [{job.replace('flux_kontext', chr(39) + 'krea2:o_edit' + chr(39))}]}}"))
+    assert (one.fields["model"], "control_dir" in one.fields) == ("krea2", False)
+    assert row(one, "datasets.control_path").text.startswith("Krea 2 Raw does not learn from pairs of images")
     for arch, model in (
         ("is_v3: true", "sd35-large"), ("arch: chroma", "chroma"), ("", "sd15"), ("arch: sd15", "sd15"),
         ("arch: anima", "anima"), ("arch: krea2", "krea2"), ("arch: flux2", "flux2-dev"),
