@@ -99,12 +99,12 @@ def delete(name: str | Path, idle: Idle, images: bool = False) -> int:
     images = images and data.is_dir()
     if images:
         _no_link(data)
-    freed = _size(folder) + (_size(data) if images else 0)
     trash = f"{TRASH}{secrets.token_hex(4)}-{folder.name}"
     with explained(f"delete {folder.name}"):
         with idle(folder) as free:
             if not free:
-                raise RunError(f"{folder.name} is running; stop it first: python -m monitor stop {folder.name}")
+                raise RunError(f"{folder.name} runs or is being deleted; stop it: python -m monitor stop {folder.name}")
+            freed = _size(folder) + (_size(data) if images else 0)
             os.rename(folder, outputs_dir() / trash)
         try:
             if images:
