@@ -42,6 +42,7 @@ from runs.paths import ROOT, check_folders, outputs_dir, slug
 POLL_S = 1.0
 PAGE_PAUSE_S = 5.0  # before the page is started again
 PAUSE_S, TRIES = 30.0, 20  # before the run is fetched again, and how often
+HANGING, HANGING_S = 3, 900.0  # so many tries are enough once they took so long: each minute costs the full price
 GRACE_S = 60.0  # from the end of the last run to the stop of the pod
 IDLE_S = 1800.0  # the same for a pod whose run had ended before it started: somebody may be looking at the results
 STOP_AGAIN_S = 300.0  # between two tries to stop a pod whose provider refuses
@@ -151,7 +152,7 @@ class Container:
     def _bring(self) -> None:
         """Fetch the run from its store, write its script for this machine, fetch its base model, start its monitor.
 
-        A network that fails is tried again, but not for ever.
+        A network that fails is tried again, but not for ever: a store that hangs for a quarter of an hour.
         """
         if not self.run_name:
             return
@@ -163,17 +164,20 @@ class Container:
             ("start", 1, python("monitor", "start", self.run_name)),
         ]
         for name, tries, command in tasks[known or not self.store :]:
-            for number in range(tries):
-                time.sleep(PAUSE_S * bool(number))
+            began_s = time.monotonic()
+            for number in range(1, tries + 1):
                 self.task = subprocess.Popen(command, cwd=ROOT, env=self.quiet)
                 code = self.task.wait()
                 if self.signals:
                     return
-                if code == 0:
+                took_s = time.monotonic() - began_s
+                if code == 0 or (number >= HANGING and took_s >= HANGING_S):
                     break
-            else:
-                say(f"{self.run_name}: cannot {name}; see the message above")
-                self.idle.failed = f"{self.run_name} cannot {name}"
+                time.sleep(PAUSE_S * (number < tries))
+            if code:
+                tried = f", tried {number} times in {took_s / 60:.0f} minutes" * (number > 1)
+                self.idle.failed = f"{self.run_name} cannot {name}{tried}"
+                say(f"{self.idle.failed}; see the message above")
                 return
         self.idle.failed = ""
 
@@ -234,8 +238,7 @@ def endings(names: set[str]) -> list[str]:
     for name in sorted(names):
         status = read_status(outputs_dir() / name) or {}
         lines.append(f"{name}: {status.get('state')}: {status.get('reason') or status.get('message')}")
-        store = status.get("store")
-        if isinstance(store, dict) and (pending := store.get("pending")):
+        if pending := (status.get("store") or {}).get("pending"):
             lines.append(f"{name}: not in the store: {pending}. It is kept on this machine's disk")
     return lines
 

@@ -1,5 +1,6 @@
 """When a rented machine has nothing left to do, and what the container's log says then."""
 
+import itertools
 import json
 import os
 import signal
@@ -124,7 +125,14 @@ PREPARE, START = "launch train --prepare cat", "monitor start cat"
         (False, "s3://b/x", {}, ["launch store restore s3://b/x cat", PREPARE, START], ""),
         (True, "s3://b/x", {}, [PREPARE, START], ""),
         (False, "", {"start": 1}, [PREPARE, START], "cat cannot start"),
-        (True, "", {"train": 1}, [PREPARE] * 3, "cat cannot prepare"),
+        (True, "", {"train": 1}, [PREPARE] * 5, "cat cannot prepare, tried 5 times in 0 minutes"),
+        (
+            False,
+            "hang",
+            {"store": 1},
+            ["launch store restore hang cat"] * 3,
+            "cat cannot fetch, tried 3 times in 15 minutes",
+        ),
     ],
 )
 def test_a_run_is_started_and_what_fails_is_tried_again(data, monkeypatch, capsys, known, store, codes, asked, failed):
@@ -133,7 +141,9 @@ def test_a_run_is_started_and_what_fails_is_tried_again(data, monkeypatch, capsy
         (data / "outputs" / "cat" / "run.toml").write_text("")
     monkeypatch.setattr(serve, "python", command(data / "log", **codes))
     monkeypatch.setattr(serve, "PAUSE_S", 0.0)
-    monkeypatch.setattr(serve, "TRIES", 3)
+    monkeypatch.setattr(serve, "TRIES", 5)
+    minutes = itertools.count(step=300.0) if store == "hang" else itertools.repeat(0.0)
+    monkeypatch.setattr(serve, "time", SimpleNamespace(monotonic=lambda: next(minutes), sleep=time.sleep))
     container = Container(1, {serve.STARTED: "cat", serve.STORE: store, "PATH": os.environ["PATH"]})
     container._bring()
     assert (data / "log").read_text().splitlines() == asked and container.idle.failed == failed
