@@ -269,7 +269,7 @@ class Agent:
         self.moved_s = time.monotonic()
         while not self.final:
             try:
-                found = restore(self.place, self.folder.name, self.folder, on_progress=self.restoring)
+                found = restore(self.place, self.folder, self.restoring)
                 for note in found.notes:
                     print(f"store: {note}", file=sys.stderr, flush=True)
                 if found.files and found.manifest is not None:

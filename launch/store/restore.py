@@ -26,6 +26,7 @@ from launch.store.copies import each_manifest
 from launch.store.manifest import RENDERED, Manifest, Member, Memory, linked, newest_state, result_folders, state_of
 from launch.store.places import Place, Refused, StoreError, Unavailable
 from monitor.ledger import Ledger
+from monitor.process.platform import Lock
 from monitor.run_folder import STATUS, read_json
 from runs.dataset import images_in
 from runs.files import atomic_write, explained
@@ -44,32 +45,35 @@ SPEC_BYTES = 1 << 20
 
 
 def restore(
-    place: Place,
-    run: str,
-    folder: Path | None = None,
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    place: Place, run: str | Path, on_progress: Callable[[int, int], None] = lambda done, total: None
 ) -> "Restored":
     """Bring the run's folder and data set up to the newest complete manifest of `place` (STORE/SLUG).
 
-    run: the slug. folder: by default that of the run here. on_progress: called with the bytes fetched, and to fetch.
+    run: the slug, or the run's folder. on_progress: called with the bytes fetched, and to fetch.
 
-    Raises StoreError: the store cannot be read; the disk is full; the folder holds another run of this name. RunError:
-    this machine's folder cannot be written, or the script not be made here. The run's folder is unchanged, or, while
-    files are renamed, still without its newest state, or `run.toml` where it had none.
+    Raises StoreError: the store cannot be read; the disk is full; the folder holds another run of this name, or another
+    process restores it. RunError: this machine's folder cannot be written, or the script not be made here. The folder
+    is unchanged, or, while files are renamed, still without its newest state, or `run.toml` where it had none.
     """
-    folder = folder or outputs_dir() / run
-    with explained(f"restore {run}"):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        return Restored(place, run, folder, on_progress).go()
+    folder = outputs_dir() / run
+    lock = Lock(folder.with_name(f".restore-{folder.name}.lock"))
+    with explained(f"restore {folder.name}"):
+        if not lock.acquire():
+            raise Unavailable(f"another process restores {folder.name} on this machine; wait until it has ended")
+        try:
+            return Restored(place, folder, on_progress).go()
+        finally:
+            lock.release()
+            lock.path.unlink(missing_ok=True)
 
 
 class Restored:
     """One restore, and what it did. `.restore-RUN` beside the run's folder has what was fetched, by its names there."""
 
-    def __init__(self, place: Place, run: str, folder: Path, on_progress: Callable[[int, int], None]):
-        self.place, self.run, self.folder, self.data = place, run, folder, datasets_dir() / run
+    def __init__(self, place: Place, folder: Path, on_progress: Callable[[int, int], None]):
+        self.place, self.run, self.folder, self.data = place, folder.name, folder, datasets_dir() / folder.name
         self.on_progress = on_progress
-        self.staging = folder.parent / f".restore-{run}"
+        self.staging = folder.parent / f".restore-{self.run}"
         self.memory = Memory(folder)
         self.manifest: Manifest | None = None  # None: the store has none that is complete
         self.step = -1  # of the newest state in the folder now; -1 without one

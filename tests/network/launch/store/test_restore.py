@@ -49,6 +49,8 @@ def test_a_restore_that_is_killed_is_repeated_and_keeps_what_it_fetched(run, pla
     reads, read = itertools.count(1), place._read
 
     def interrupted(name, *where, **more):
+        with pytest.raises(StoreError, match="another process restores my-lora on this machine"):
+            restore(place, run.name)
         if name.startswith(f"{FILES}/") and next(reads) % 5 == 0:
             raise KeyboardInterrupt
         return read(name, *where, **more)

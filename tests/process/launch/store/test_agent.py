@@ -346,7 +346,7 @@ def test_what_the_store_lacks_is_named_and_a_new_checkpoint_or_lora_is_seen(one)
 def test_a_restore_is_tried_again_until_it_cannot_succeed(one, monkeypatch, capsys):
     errors, fetched_mb = [Unavailable("busy"), NotFound("gone")], 1
 
-    def restore(place, run, folder, on_progress):
+    def restore(place, folder, on_progress):
         on_progress(fetched_mb * 1_000_000, 3_000_000)
         assert f"restoring from the store: {fetched_mb} of 3 MB" in values(one)["message"]
         time.sleep(0.01)
