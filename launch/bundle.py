@@ -81,8 +81,7 @@ def portable(spec: RunSpec) -> RunSpec:
 
 def portable_job(spec: RunSpec, run_toml: bytes) -> jobs.Job:
     """The run's job with the bundle's folder instead of this machine's; `train.sh` writes it again for where it is."""
-    folder = outputs_dir() / spec.slug
-    job = runs.pinned(folder)
+    job = runs.pinned(outputs_dir() / spec.slug)
     control = str(presets.data_root() / CONTROL.format(spec.slug)) if spec.control_dir else ""
     job = jobs.respecified(job, portable(job.run_spec()).changed(control_dir=control), run_toml)
     here = {"run": f"./outputs/{spec.slug}", "data": f"./datasets/{spec.slug}", "models": "./models", "root": "."}

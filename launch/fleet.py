@@ -192,11 +192,10 @@ def run(args: argparse.Namespace) -> int:
     if args.remove:
         remove(args.remove)
     found = read_all(args.store or stores())
-    now = datetime.now(UTC)
     for one in found:
         print(f"{one['store']}: {one['error'] or str(len(one['runs'])) + ' runs'}")
         for row in one["runs"]:
-            print(f"  {describe(row, now)}")
+            print(f"  {describe(row, datetime.now(UTC))}")
     if not found:
         print("no store is known; set `store` in a run.toml, or add one: python -m launch fleet --add ADDRESS")
     report(args, "", found)

@@ -180,8 +180,8 @@ def rehearse(folder: Path, limit_s: float = LIMIT_S) -> Rehearsal:
             raise
         except BaseException as error:  # what cannot be tried is a result too, for whoever reads only the file
             found.state = FAILED
-            found.problem = dict.fromkeys(("change", "log"), "") | {"stage": "Start", "text": str(error)}
-            found.problem["title"] = "It could not be tried"
+            title = "It could not be tried"
+            found.problem = {"stage": "Start", "title": title, "text": str(error), "change": "", "log": ""}
             raise
         finally:
             found.took_s = round(time.time() - found.began_s, 1)
@@ -473,12 +473,9 @@ def run(args: argparse.Namespace) -> int:
     if not args.limit > 0:  # nor NaN
         raise LaunchError("--limit must be a number of seconds")
     found = rehearse(run_folder(args.run), args.limit)
-    lines = ["", *(forecast.lines(found.forecast) if found.state == PASSED else failure_lines(found))]
-    report(args, "\n".join(lines), asdict(found))
+    lines, why = forecast.lines(found.forecast), found.problem
+    if why:
+        head = f"Failed at “{why['stage']}”: {why['title'].rstrip('.')}."
+        lines = [head, *filter(None, (why["text"], why["change"]))]
+    report(args, "\n".join(["", *lines]), asdict(found))
     return 0 if found.state == PASSED else 1
-
-
-def failure_lines(found: Rehearsal) -> list[str]:
-    """Where it failed, why, and what to change."""
-    head = f"Failed at “{found.problem['stage']}”: {found.problem['title'].rstrip('.')}."
-    return [head, *filter(None, (found.problem["text"], found.problem["change"]))]

@@ -81,9 +81,10 @@ def program() -> str:
 
 
 def submit(path: Path, name: str, secrets: list[str]) -> None:
-    """Start the managed job with SkyPilot's own program. Raises LaunchError."""
-    env = travel.environment(path.parent, secrets)
+    """Copy the run into its store, and start the managed job with SkyPilot's own program. Raises LaunchError."""
     words = [program(), "jobs", "launch", "--yes", "--detach-run", "--name", name]
+    env = travel.environment(path.parent, secrets)  # what is missing is reported before a long copy
+    print(travel.upload(path.parent))
     words += [word for secret in secrets for word in ("--secret", secret)]
     if subprocess.run([*words, str(path)], env=env, check=False).returncode:
         raise LaunchError("SkyPilot did not accept the job; see its message above")
@@ -111,9 +112,6 @@ def run(args: argparse.Namespace) -> int:
     head = HEAD.format(name=spec.slug, secrets=named, path=quote(str(path)))
     travel.write_yaml(path, head, document(spec, args))
     if args.submit:
-        program()
-        travel.environment(folder, secrets)  # a missing secret is reported before a long copy
-        print(travel.upload(folder))
         submit(path, travel.name_there(spec), secrets)
     said = f"submitted {path}" if args.submit else f"{path}"
     return common.report(args, said, {"file": str(path), "secrets": secrets, "submitted": args.submit})

@@ -65,8 +65,7 @@ def run(args: argparse.Namespace) -> int:
         return report(args, f"{script}\nsubmit it with: sbatch {quote(str(script))}", value)
     job, already = submit(folder, spec)
     text = f"already queued or running as job {job}" if already else f"submitted as job {job}"
-    output = folder / f"slurm-{job}.log"
-    return report(args, f"{folder.name}: {text}; its output: {output}", {**value, "job": job})
+    return report(args, f"{folder.name}: {text}; its output: {folder}/slurm-{job}.log", {**value, "job": job})
 
 
 def complete(spec: RunSpec | None, args: argparse.Namespace) -> None:
