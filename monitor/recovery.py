@@ -39,7 +39,7 @@ from monitor.process import platform
 from monitor.process.spawned import helper, python
 from monitor.resume import checkpoints, next_attempt
 from monitor.resume.next_attempt import Standby
-from monitor.run_folder import TRAINING_LOG, MonitorError, RunFolder
+from monitor.run_folder import SCRIPT, TRAINING_LOG, MonitorError, RunFolder, print_line
 from monitor.state import EXIT_AGAIN, EXIT_BUDGET, ExitStatus, Observation, ResumePoint, RunState, State, Transition
 from monitor.store import StoreAgent
 
@@ -316,6 +316,10 @@ def start_attempt(run: Run) -> Attempt | Transition:
 def _start_attempt(run: Run) -> Attempt | Transition:
     state, folders = run.state, run.state_folders()
     kill_leftovers(run)
+    if not (script := run.folder.folder / SCRIPT).exists():
+        gone = f"{script} is gone: the run's folder was moved or deleted. Move it back, then start the run again"
+        print_line(gone)  # its log is elsewhere, too
+        return Transition(State.FAILED, gone)
     for folder in folders if run.leads else ():  # in `save_dir`, another run may be writing at this moment
         checkpoint.sweep(folder, None if folder is folders[0] else folders[0].name)
     if (no_gpu := gpu_missing(run)) is not None:

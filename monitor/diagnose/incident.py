@@ -124,7 +124,8 @@ class Incident:
             "report.md": report(self, folder.name),
         }
         with contextlib.suppress(OSError):  # `replace` names what cannot be written
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.parent.mkdir(exist_ok=True)  # never the run's folder, which may have been moved
+            self.folder.mkdir(exist_ok=True)
         return all([folder.replace(f"incidents/{self.number}/{name}", text) for name, text in texts.items()])
 
 

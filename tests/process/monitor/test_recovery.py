@@ -12,8 +12,8 @@ from types import SimpleNamespace
 import psutil
 import pytest
 from monitor_evidence import beat, crash, hang, open_incident, saved_state
-from monitor_helpers import events, supervise, toy, wait_for
-from run_facts import incidents, report, status
+from monitor_helpers import events, finish, monitor, supervise, toy, toy_run, wait_for
+from run_facts import incidents, report, status, step_of
 from runs_helpers import executable, pictures
 from toys import fault_at
 
@@ -479,3 +479,14 @@ def test_a_tracker_that_cannot_be_started_costs_the_run_nothing(make_loop, monke
     assert "trackio could not be started: Cannot allocate memory" in (folder / "monitor.log").read_text()
     recovery.start_tracker(make_loop().folder)
     assert len(commands) == 1
+
+
+@pytest.mark.slow
+def test_a_run_whose_folder_is_moved_stops_with_that_reason_and_leaves_nothing_at_the_old_place(folder):
+    toy_run(folder, fault_at(15, "while (run / 'train.sh').exists(): time.sleep(0.01)\nsys.exit(1)"), every=10)
+    process = monitor(folder)
+    wait_for(lambda: step_of(folder) == 15)
+    moved = folder.rename(folder.with_name("moved"))
+    code, _, err = finish(process)
+    assert code == 1 and f"{folder / 'train.sh'} is gone: the run's folder was moved or deleted. Move it back" in err
+    assert not folder.exists() and checkpoints.newest([moved])
