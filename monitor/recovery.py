@@ -316,7 +316,7 @@ def start_attempt(run: Run) -> Attempt | Transition:
 def _start_attempt(run: Run) -> Attempt | Transition:
     state, folders = run.state, run.state_folders()
     kill_leftovers(run)
-    if not (script := run.folder.folder / SCRIPT).exists():
+    if state.attempt and not (script := run.folder.folder / SCRIPT).exists():
         gone = f"{script} is gone: the run's folder was moved or deleted. Move it back, then start the run again"
         print_line(gone)  # its log is elsewhere, too
         return Transition(State.FAILED, gone)

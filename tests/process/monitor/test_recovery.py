@@ -447,6 +447,7 @@ def test_where_states_are_and_how_long_the_machine_stays(make_loop, tmp_path):
 
 def test_what_prevents_a_start_is_said_and_a_full_disk_may_pass(make_loop, monkeypatch, tmp_path):
     run = make_loop('name = "toy"\n')
+    script(run)
     run.state.save_dir = str(tmp_path)
     own, other = (tmp_path / f".{name}-step00000020-state.7.tmp" for name in ("toy", "toy-r8"))
     own.mkdir()
