@@ -119,7 +119,7 @@ def _command(words: list[str]) -> int:
 def _child(words: list[str]) -> int:
     """The monitor. `words`: the keeper's pid, options, the folder.
 
-    Options: --outputs=FOLDER of all runs, --beat=DESCRIPTOR to beat into, --restarted, --received=SIGNAL for each so far.
+    Options: --outputs=FOLDER of all runs, --beat=DESCRIPTOR to beat into, --restarted, --received=SIGNAL, for each.
     """
     import traceback
     from pathlib import Path
@@ -299,7 +299,7 @@ def _wait(process: subprocess.Popen[bytes], beats: int, silent_s: float) -> int 
 
 
 def _end_silent(process: subprocess.Popen[bytes], run: str, silent_s: float) -> None:
-    """Kill a silent monitor; returns once it is gone, which takes as long as the kernel keeps it. It is reported again and again."""
+    """Kill a silent monitor; returns once it is gone, as late as the kernel lets it go. It is reported again."""
     _say(run, f"the monitor (pid {process.pid}) has not responded for {silent_s:.0f} s; replacing it", send=True)
     wait_s = KILL_WAIT_S
     while True:
@@ -308,12 +308,11 @@ def _end_silent(process: subprocess.Popen[bytes], run: str, silent_s: float) -> 
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(wait_s)
             return
-        _say(
-            run,
-            f"the monitor (pid {process.pid}) does not respond and cannot be killed: it waits in the kernel, usually for a disk "
-            "that does not respond. Nothing watches the training until that ends. Check the disk with the run's folder",
-            send=True,
+        waits = "it waits in the kernel, usually for a disk that does not respond. Check the disk with the run's folder"
+        said = (
+            f"the monitor (pid {process.pid}) cannot be killed: {waits}. Until that ends, nothing watches the training"
         )
+        _say(run, said, send=True)
         wait_s = min(2 * wait_s, MAX_SILENT_S)
 
 
@@ -321,7 +320,7 @@ def _end_silent(process: subprocess.Popen[bytes], run: str, silent_s: float) -> 
 
 
 def _say(run: str, text: str, send: bool = False) -> None:
-    """Write a line to standard error, and `send` it to the user's addresses, by processes of their own: what blocks, blocks them."""
+    """Write a line to standard error, and `send` it to the user's addresses, by processes that may block."""
     line = f"monitor: {run}: {text}"
     try:
         if sys.platform == "win32":

@@ -1,7 +1,7 @@
 """One attempt: the script started in a session of its own, its processes, its heartbeats, and how it ended.
 
 The script runs under a one-line shell that writes the script's exit code to a file at the end: a monitor that adopts a
-living training is not its parent and could not ask for it. What is needed to adopt an attempt, the token that all of its
+living training is not its parent and could not ask for it. What is needed to adopt an attempt, the token that its
 processes inherit, is written to monitor.json before the shell starts, so no kill of the monitor can leave a training
 that nobody knows.
 """
@@ -62,7 +62,7 @@ class Attempt:
 
     @classmethod
     def adopt(cls, folder: RunFolder, record: AttemptRecord) -> Attempt | None:
-        """The attempt that an earlier monitor recorded; None after a reboot. `tree.members` says what of it still lives."""
+        """The attempt that an earlier monitor recorded; None after a reboot. `tree.members` says what of it lives."""
         boot = platform.boot_id()
         if boot and record.boot_id and boot != record.boot_id:
             return None
@@ -216,12 +216,12 @@ class Unkillable(Exception):
 def kill_processes(run: Run, attempt: Attempt, times_s: tuple[float, float] | None = None) -> KillResult:
     """Kill what is left of the attempt and wait until its GPU memory is free, all within `run.remaining_s()`.
 
-    times_s: the grace, and the wait for the end; by default those after a failure. Raises Unkillable: a process lives on.
+    times_s: the grace, and the wait for the end; by default those after a failure. Raises Unkillable: one lives on.
     """
     grace_s, kill_wait_s = times_s or (run.config.end.grace_s, run.config.end.kill_wait_s)
     left_s = run.remaining_s()
     result = attempt.kill(min(grace_s, left_s), min(kill_wait_s, max(1.0, left_s - grace_s)))
-    run.queue.acquire()  # an adopted training had the GPU's lock: no other run takes the GPU in the pause before the restart
+    run.queue.acquire()  # an adopted training had the GPU's lock: no other run takes it before the restart
     if result.killed:
         names = ", ".join(f"{p.name} ({p.pid})" for p in result.killed)
         run.folder.event("killed", f"killed {count(len(result.killed), 'process')} in {result.took_s:.1f} s: {names}")

@@ -84,6 +84,7 @@ class SharedMemory(threading.Thread):
         self.bytes: int | None = None
 
     def run(self) -> None:
+        """Ask once a GPU is full, and not again for a while."""
         command = [POWERSHELL, "-NoProfile", "-NonInteractive", "-Command", COUNTERS]
         while self.full.wait():
             with contextlib.suppress(OSError, subprocess.TimeoutExpired):

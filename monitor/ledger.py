@@ -10,7 +10,7 @@ Every moment between a start and an end belongs to one state:
     training    steps that count, with their saves and samples
     waiting     for a GPU, for the pause before a restart, and after a pre-emption for the next machine
     recovering  from the detection of a failure to the first step after it, loading again included
-    lost        from the last progress to the detection; the first training of steps that had to be trained twice; and the
+    lost        from the last progress to the detection; the first training of steps that were trained twice; and the
                 time from the last trace of a run on a machine or in a container that was switched off to its next start
 
 The pause after a completed, failed or stopped run is not part of it. Money is counted while the run has a machine: not
@@ -150,6 +150,7 @@ class Ledger:
 
     @property
     def wall_s(self) -> float:
+        """Seconds of the run so far."""
         return sum(self.seconds.values())
 
     @property
@@ -228,6 +229,6 @@ class Ledger:
 
 
 def amount(value: object) -> float:
-    """A number above 0 of a sensible size; 0.0 for all else: JSON from elsewhere can hold 1e999 and a thousand digits."""
+    """A number above 0 of a sensible size; 0.0 for all else: JSON from elsewhere can hold 1e999 or many digits."""
     number = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < SENSIBLE
     return float(value) if number else 0.0  # type: ignore[arg-type]

@@ -215,6 +215,7 @@ class Loop(Run):
         self.status.phases.clear()
 
     def drop_probe(self) -> None:
+        """The suspicion is over: end what its probe still does."""
         if self.probe is not None:
             self.probe.close()
             self.probe = None

@@ -4,8 +4,8 @@ Each function can be called again after an error in its middle. What must not ha
 committed to the RunState in one step at the end. `start_attempt` first makes sure that nothing of an earlier attempt is
 alive: whatever goes wrong, a run never has two trainers.
 
-Restart or stop is a pure rule (`History.after_failure`): progress counts, not restarts. A failure has a fingerprint (phase,
-step, cause). The first failure since new steps were made is answered at once: nothing is gained by waiting, and the
+Restart or stop is a pure rule (`History.after_failure`): progress counts, not restarts. A failure has a fingerprint
+(phase, step, cause). The first failure since new steps were made is answered at once: nothing is gained by waiting, and the
 time from the hang to the next new step is what a user pays. After that, waiting may help (another program's memory, a
 network), so 10 s, 20 s, 40 s … 300 s. The third failure with one fingerprint and no new step ends the run, unless its
 ladder still has a change to try. Ten restarts in all; ten minutes of new steps give back the ten and reset the waiting,
@@ -208,7 +208,7 @@ def _summary(evidence: Evidence) -> str:
 
 
 def load_incident(run: Run) -> None:
-    """Take up the incident that an earlier monitor left open. One that cannot be read is forgotten, with its failure."""
+    """Take up the incident that an earlier monitor left open. One that cannot be read is forgotten with its failure."""
     number = run.state.incident
     if number:
         run.incident = Incident.load(run.folder.own / "incidents" / number)
@@ -383,7 +383,7 @@ def _start_attempt(run: Run) -> Attempt | Transition:
 
 
 def start_tracker(folder: RunFolder) -> None:
-    """Start the process that logs the run to trackio, where it asks for that. Never raises: a tracker cannot stop a run."""
+    """Start the process that logs the run to trackio, where it asks for that. Never raises: no tracker stops a run."""
     if folder.machine or folder.spec.get("trackers") != "trackio":
         return
     try:

@@ -157,10 +157,9 @@ def machine_number(folder: Path, environ: Mapping[str, str]) -> int | None:
     if count == 1 or not (spec or text):
         return None
     if not (text.isascii() and text.isdigit()) or (count and int(text) >= count):
-        raise MonitorError(
-            f"{folder.name} trains on several machines, and {spawned.MACHINE}={text!r} is not the number of one; start it with "
-            "`python -m launch slurm` or `skypilot`, or by hand as docs/machines.md says"
-        )
+        start = "start it with `python -m launch slurm` or `skypilot`, or by hand as docs/machines.md says"
+        what = f"trains on several machines, and {spawned.MACHINE}={text!r} is not the number of one"
+        raise MonitorError(f"{folder.name} {what}; {start}")
     return int(text)
 
 
@@ -267,7 +266,7 @@ class RunFolder:
         return self.replace(STATUS, json.dumps(values, ensure_ascii=False, indent=1))
 
     def replace(self, name: str, text: str, sync: bool = False, errors: str = "replace") -> bool:
-        """Replace a file of this machine's monitor atomically; False, with a message, when that fails. `sync`: it survives a power cut.
+        """Replace a file of this machine's monitor atomically; False, with a message, if it fails. `sync`: onto disk.
 
         errors: how what UTF-8 cannot encode is written: a file name that is not UTF-8 is a surrogate in `text`.
         """
@@ -288,7 +287,7 @@ class RunFolder:
 
 
 class Notifier:
-    """Messages to people, at events: starts a subprocess (cli/notify.py) for each, and kills one that takes too long."""
+    """Messages to people, at events: starts a subprocess (cli/notify.py) for each, and kills one that is too slow."""
 
     def __init__(self, name: str, log: Callable[[str], None]):
         self.name = name

@@ -82,7 +82,7 @@ class Transition:
     """The next state and a message for people: what a state, a start and a recovery return.
 
     `due_s`: the state's wait is over then, and the next turn is no later; `give_up_s`: processes that cannot be killed
-    are waited for until then. Monotonic times, 0.0 for none. `code`: the exit code, where it is not that of the final state.
+    are waited for until then. Monotonic times, 0.0 for none. `code`: the exit code, where the final state has another.
     """
 
     state: State
@@ -94,7 +94,7 @@ class Transition:
 
 @dataclass(frozen=True)
 class AttemptRecord:
-    """What a later monitor needs to adopt an attempt. `Attempt` writes it before the script starts (`root` is then still
+    """What a later monitor needs to adopt an attempt. `Attempt` writes it before the script starts (`root` is then
     None), and `Attempt.adopt` reads it."""
 
     boot_id: str
@@ -133,6 +133,7 @@ class Observation:
 
     @property
     def step(self) -> int:
+        """The furthest step of any rank."""
         return max((b.step for b in self.beats), default=0)
 
 
@@ -241,7 +242,10 @@ class History:
 
 @dataclass(frozen=True)
 class Shutdown:
-    """A requested end. `ending` is stopped, paused, preempted, spent, or changed (a restart follows); `gone_by_s` (monotonic) is set by the first SIGTERM."""
+    """A requested end. `ending` is stopped, paused, preempted, spent, or changed (a restart follows).
+
+    gone_by_s: monotonic; the first SIGTERM sets it.
+    """
 
     ending: str
     now: bool = False

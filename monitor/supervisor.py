@@ -422,7 +422,7 @@ def script_ended(loop: Loop, attempt: Attempt) -> Transition:
         kill_processes(loop, attempt)
         problem = recovery.complete(loop) if done else ""
         if not done and loop.several:
-            # Its ranks were asked on another machine. Only the first can be needed again: it knows if that was its user.
+            # Its ranks were asked on another machine. Only the first can be needed again: it knows if its user asked.
             reason = f"another machine ended the training at step {loop.state.best_step}, with a checkpoint"
             ending = State.PREEMPTED if loop.leads else State.STOPPED
             return Transition(ending, reason, code=None if loop.leads else EXIT_DONE)

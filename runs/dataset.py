@@ -109,8 +109,7 @@ def gather(images: Path | Sequence[Source], trigger: str = "") -> list[Source]:
 
 def _in_folder(folder: Path) -> list[Source]:
     """The images of a folder and its subfolders, with the captions in the files beside them; hidden ones and other
-    files are left out. The repeats that the folder's own name sets count, too; of another run's data set, whose name is
-    that of the run, the weights of its images do.
+    files are left out. The repeats that the folder's own name sets count, too; of another run's data set, its weights.
 
     Raises:
         RunError: it is no folder, or a caption is not UTF-8; one line for each.

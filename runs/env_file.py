@@ -89,8 +89,7 @@ def write(folder: Path, values: Mapping[str, str]) -> None:
     if read(folder) == dict(values):
         return
     if not values:
-        forget(folder)
-        return
+        return forget(folder)
     if wrong := [name for name, value in values.items() if re.search(r"[\x00-\x1f\x7f]", value)]:
         raise RunError(f"{wrong[0]}: the value has a line break or control character, which no key has; correct it")
     line = "{}={}\n" if sys.platform == "win32" else "export {}={}\n"
@@ -150,10 +149,8 @@ def forget(folder: Path) -> None:
 
 def kept_text(names: Iterable[str]) -> str:
     """The message about secrets that were moved."""
-    return (
-        f"{', '.join(names)}: kept in a file that only you can read ({FOLDER} in the data folder); the run, "
-        "its script and what is shared have only the name"
-    )
+    kept = f"kept in a file that only you can read ({FOLDER} in the data folder)"
+    return f"{', '.join(names)}: {kept}; the run, its script and what is shared have only the name"
 
 
 # Fields and flags that hold secrets -----------------------------------------------------------------------------------
@@ -196,7 +193,7 @@ def exposed(fields: Mapping[str, Any]) -> bool:
 
 
 def of_lines(text: str) -> tuple[str, dict[str, str]]:
-    """(`KEY=VALUE` lines of “Extra trainer options” without secrets, which are named in `secrets=…`; the values)."""
+    """(`KEY=VALUE` lines of “Extra trainer options” without secrets, which `secrets=…` names; the values)."""
     lines = [(line, *_option(line)) for line in text.splitlines()]
     values = {_variable(flag): value for _, flag, value in lines if value and _variable(flag)}
     if not values:

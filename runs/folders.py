@@ -284,10 +284,10 @@ def problems(spec: "RunSpec", platform: str = sys.platform, ask: bool = False) -
     images = dataset.images_in(data)
     if not images:
         found.append(Fault("images", f"no images in {data}; add at least one image"))
-    named = {image.with_suffix(""): image for image in images}
-    if checkout and (twin := next((one for one in images if named[one.with_suffix("")] != one), None)):
-        why = f"{checkout.name} would train one of them twice, because it caches images by the name before the suffix"
-        text = f"{twin} and {named[twin.with_suffix('')].name}: {why}; rename one, and give it a caption of that name"
+    named = {image.with_suffix(""): image.name for image in images}
+    if checkout and (twin := next((one for one in images if named[one.with_suffix("")] != one.name), None)):
+        why = f"{checkout.name} would train one of them twice, as it caches images by the name before the suffix"
+        text = f"{twin} and {named[twin.with_suffix('')]}: {why}; rename one, with a caption of that name"
         found.append(Fault("images", text))
     model = presets.models()[spec.model]
     if model["control"] and not spec.control_dir:

@@ -35,7 +35,6 @@ SEVERAL_GPUS = ("ddp_timeout", "ddp_gradient_as_bucket_view", "ddp_static_graph"
 SWAPPING = ("blocks_to_swap", "cpu_offload_checkpointing")  # neither works together with split mode
 VALIDATION = ("validation_seed", "validate_every_n_epochs", "max_validation_steps")
 OFFLINE = ("1", "true", "yes", "on")
-Changed = tuple["RunSpec", str]
 Change = tuple[dict[str, Any], str]
 """Other values of fields, and a sentence for the user."""
 NOTHING: Change = ({}, "")
@@ -238,7 +237,7 @@ MITIGATIONS: dict[str, Callable[["RunSpec"], Change]] = {
 }  # fmt: skip
 
 
-def apply(spec: "RunSpec", name: str, platform: str = sys.platform) -> Changed:
+def apply(spec: "RunSpec", name: str, platform: str = sys.platform) -> tuple["RunSpec", str]:
     """The spec after a mitigation, and a sentence for the user; the same spec and "" where the trainer reads the same.
 
     Raises:

@@ -31,7 +31,7 @@ NOT_COPIED = (
 )
 INSTALL = {"diffusers": "run ./start.sh once"} | {name: f"run ./start.sh {name}" for name in CHECKOUTS}
 UNGUARDED = "-m {} adds a limit to every wait. Without it: accelerate launch {} and the flags below"
-TOGETHER = "{} processes train together{}: each on a GPU of its own (NCCL), or on the processor (gloo) where PyTorch finds no GPU."
+TOGETHER = "{} processes train together{}: each on its own GPU (NCCL), or on the processor (gloo) where there is none."
 
 
 def script(spec: "RunSpec", folder: Path, resume: Path | None = None, platform: str = sys.platform) -> str:

@@ -95,10 +95,8 @@ def _diffusers(spec: "RunSpec", name: str, ask: bool) -> list[str]:
             "a folder, or choose kohya's sd-scripts"
         ]
     if folder.is_dir():
-        missing = incomplete(spec, folder)
-        if not missing:
-            return []
-        return [f"the model in {folder} is incomplete ({'; '.join(missing)}); download the complete folder again"]
+        missing = "; ".join(incomplete(spec, folder))
+        return [f"the model in {folder} is incomplete ({missing}); download the complete folder again"] * bool(missing)
     if not _is_id(name):
         return [f"model folder missing: {folder}; correct the path, or use a Hugging Face id"]
     return _from_hub(name, presets.models()[spec.model], ask) if from_hub(spec) else []
@@ -201,10 +199,8 @@ def note(spec: "RunSpec") -> str:
     if not name or hub.offline():
         return ""
     size, folder = to_download(spec)
-    free = free_gb(folder)
-    return (
-        f"{name} is not on this machine yet. The run downloads it first ({size / 1e9:.0f} GB; {free:.0f} GB are free)."
-    )
+    first = f"The run downloads it first ({size / 1e9:.0f} GB; {free_gb(folder):.0f} GB are free)."
+    return f"{name} is not on this machine yet. {first}"
 
 
 # Downloads ------------------------------------------------------------------------------------------------------------
@@ -251,8 +247,7 @@ def fetch_model(model: str, on_progress: Progress = lambda _: None) -> list[Path
         raise RunError(f"{key} is generated on this machine; there is nothing to download")
     if not entry["files"]:
         raise RunError(
-            f"{key} has no model files for kohya's trainers; use the diffusers backend, which downloads {entry['repo']} "
-            "itself"
+            f"{key} has no files for kohya's trainers; use the diffusers backend, which downloads {entry['repo']}"
         )
     sources, wanted = downloads(), []
     for path in missing_files(key):

@@ -50,7 +50,7 @@ def start(args: argparse.Namespace) -> Answer:
 
 
 def launch(folder: Path, how: str = START) -> dict[str, Any]:
-    """Start a detached monitor for `folder`: {"folder", "pid", "already"}. how: START, or "resume": no person asks for it.
+    """Start a detached monitor for `folder`: {"folder", "pid", "already"}. how: START, or "resume": no person asks.
 
     Raises:
         MonitorError: the run cannot be started, or the monitor ended at once; the message says why.
@@ -113,8 +113,7 @@ def line(folder: Path, values: dict[str, Any] | None) -> str:
     try:
         return f"{folder.name}: {_about(values) if values else 'not started'}"
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        again = "a monitor writes it again" if is_held(folder / LOCK) else "a start of the run writes it again"
-        return f"{folder.name}: {STATUS} is damaged ({type(error).__name__}: {error}); {again}"
+        return f"{folder.name}: {STATUS} is damaged ({error!r}); a start of the run writes it again"
 
 
 def _about(values: dict[str, Any]) -> str:

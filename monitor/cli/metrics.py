@@ -53,6 +53,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     """/metrics, and a 404 for anything else. Scrapes are not logged."""
 
     def do_GET(self) -> None:
+        """Answer a scrape."""
         if self.path.split("?")[0] != "/metrics":
             self.send_error(404, "this server has only /metrics")
             return
@@ -61,4 +62,5 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(text([*filter(None, map(read_status, all_folders()))]).encode("utf-8", "replace"))
 
-    def log_message(self, *_: object) -> None: ...
+    def log_message(self, *_: object) -> None:
+        """Log nothing."""

@@ -8,7 +8,7 @@ monitor.
 `notify.toml` in the user's configuration folder (`HANGPROOF_NOTIFY` names another):
 
     urls = ["ntfy://my-topic", "discord://…"]
-    on = ["hang", "crash", "restarted", "completed", "failed", "unkillable", "unwatched", "slowdown"]   # this is the default
+    on = ["hang", "crash", "restarted", "completed", "failed", "unkillable", "unwatched", "slowdown"]   # the default
 """
 
 from __future__ import annotations

@@ -203,6 +203,7 @@ class Missing(list[str]):
     """Sentences on what could not be read, and why; each once."""
 
     def note(self, sentence: str) -> None:
+        """Add a sentence."""
         if sentence not in self:
             self.append(sentence)
 
@@ -383,6 +384,7 @@ class Probe:
 
     @property
     def newest(self) -> Sample:
+        """The last sample that was taken."""
         return self._samples[-1]
 
     def due(self, verdict: Verdict, now_s: float) -> bool:

@@ -296,7 +296,7 @@ class Watch:
         rows = [  # seconds, their limit, does it apply, the evidence
             # After the outcome only the exit is missing. The guards inside have their own deadline, which comes first.
             (stalled, watch.exit_s, not running, f"the outcome is {beat.outcome!r}, but the process does not exit"),
-            (now - rank.runs_at, watch.stopped_s, True, f"the training process (pid {beat.pid}) is stopped by a signal"),
+            (now - rank.runs_at, watch.stopped_s, True, f"the training (pid {beat.pid}) is stopped by a signal"),
             (no_step, between, running and beat.count and no_step >= between,
              f"the phase changes, but no step has completed for {no_step:.0f} s"),
             (no_growth, limit, rank.loops >= MAX_LOOPS and no_growth >= limit,

@@ -56,6 +56,7 @@ class Incident:
 
     @property
     def number(self) -> str:
+        """As its folder is named: `0001`."""
         return self.folder.name
 
     @classmethod

@@ -5,8 +5,8 @@ main thread belongs to a collective operation; a frame further out is not enough
 Only then do the counters decide: steps, check points, phases, and last how long each has been silent. Where the
 evidence does not tell, nobody is accused.
 
-A rank is a dictionary with the keys of UNKNOWN, as `records` makes it of a heartbeat: it is stored in the incident. Of a
-run on several machines, each monitor has the heartbeats of its own machine alone. `Group.lines` is the report as text,
+A rank is a dictionary with the keys of UNKNOWN, as `records` makes it of a heartbeat: it is stored in the incident. Of
+a run on several machines, each monitor has the heartbeats of its own machine alone. `Group.lines` is the report as text,
 for the terminal and, as a block of code, for the incident's report.
 """
 

@@ -189,9 +189,7 @@ def scan() -> dict[int, ProcessInfo]:
 def busiest(before: Mapping[int, ProcessInfo], ours: Collection[int]) -> str:
     """The program that has used most processor time since `before` and is not of the run, as "name (pid 7)"."""
     now = {pid: p for pid, p in scan().items() if pid not in ours and pid != os.getpid()}
-    used = {
-        pid: p.cpu_s - before[pid].cpu_s for pid, p in now.items() if pid in before and before[pid].start == p.start
-    }
+    used = {pid: p.cpu_s - old.cpu_s for pid, p in now.items() if (old := before.get(pid)) and old.start == p.start}
     most = max(used, key=lambda pid: used[pid], default=None)
     return program(most) if most is not None and used[most] > 0 else "short-lived programs"
 
@@ -371,11 +369,9 @@ class Slowdown:
     def _change(self) -> Changes | None:
         """The changes with one more that helps against this cause; None where none is allowed or left."""
         run, known, changes = self.run, self.run.state.pace, self.run.state.changes
-        if not run.config.slow.changes_count or known.get("tried") or run.several:
+        if not run.config.slow.changes_count or known.get("tried") or run.several or not run.slow["ladder"]:
             return None
-        if not (ladder := run.slow["ladder"]):
-            return None
-        change = next_attempt.next_change(run, ladder)
+        change = next_attempt.next_change(run, run.slow["ladder"])
         known |= {"tried": change.get("name") or "none", "slow_s": run.slow["step_s"]}
         if not change:
             return None
@@ -390,15 +386,12 @@ class Slowdown:
         if not before_s or tried not in self._names() or len(self._pace.window) < MIN_STEPS:
             return None
         step_s = self._pace.now_s(under_way_s)
+        takes = f"a step takes {step_s:.2g} s"
         known.pop("slow_s")
         if step_s < GAIN * before_s:
-            self.run.folder.event(
-                "slowdown_over", f"a step takes {step_s:.2g} s instead of {before_s:.2g} s since the change", cause=""
-            )
+            self.run.folder.event("slowdown_over", f"{takes} instead of {before_s:.2g} s since the change", cause="")
             return None
-        self.run.folder.event(
-            "reverted", f"the change is taken back: a step takes {step_s:.2g} s with it, {before_s:.2g} s without"
-        )
+        self.run.folder.event("reverted", f"the change is taken back: {takes} with it, {before_s:.2g} s without")
         return [change for change in self.run.state.changes if change["name"] != tried]
 
 

@@ -59,6 +59,7 @@ class ProcessInfo:
 
     @property
     def dead(self) -> bool:
+        """It has ended, collected or not."""
         return self.state in ("Z", "X", "x")
 
 
@@ -221,6 +222,7 @@ class Moment:
 
     @property
     def utc(self) -> str:
+        """The wall clock as text."""
         return utc(self.wall_s)
 
 

@@ -81,7 +81,7 @@ def _checked(words: list[str], left_s: float, standstill_s: float, pause: Callab
 def states(folders: list[Path]) -> dict[Path, int]:
     """Every state of these folders with its step, newest first; those without a readable guard file last, with -1.
 
-    The first is the run's. Another is the run's `save_dir`, which other runs may have too: states have the names of their runs there.
+    The first is the run's. Another is its `save_dir`, which other runs may share: states there are named by their runs.
     """
     names: list[str | None] = [None, *(folders[0].name for _ in folders[1:])]
     found = [known for place in zip(folders, names, strict=False) for known in checkpoint.states(*place).items()]

@@ -88,7 +88,7 @@ def with_state(text: str, folder: Path, state: Path | None) -> str:
 
 
 def next_change(run: Run, ladder: Sequence[str]) -> Change:
-    """The first mitigation of `ladder` that changes anything beyond those in force; {} for none, and where that is unknown.
+    """The first mitigation of `ladder` that changes anything beyond those in force; {} for none, or where that fails.
 
     One that cannot change a script that the user edited is left out, and an event says why.
     """
@@ -344,8 +344,9 @@ def respond(folder: Path, request: dict[str, Any]) -> dict[str, Any]:
     """What the subprocess answers. The request has "want", and for most of them "changes", the mitigations in force.
 
     script: writes attempt "number", which resumes "resume"; "was": the mitigations when that was saved; {"script",
-    "save_dir", "compatible"}. text: prints it; {"text", "save_dir", "alone": why two must not run at once}. change: the first mitigation of "ladder" that changes
-    something; {"name", "sentence", "patch"} or {}, and "refused". problems: what prevents a start; {"problems", "notes"}.
+    "save_dir", "compatible"}. text: prints it; {"text", "save_dir", "alone": why two must not run at once}. change: the
+    first mitigation of "ladder" that changes something; {"name", "sentence", "patch"} or {}, and "refused". problems:
+    what prevents a start; {"problems", "notes"}.
 
     Raises:
         runs.RunError, presets.PresetError: the spec or a mitigation is wrong.
@@ -372,11 +373,8 @@ def respond(folder: Path, request: dict[str, Any]) -> dict[str, Any]:
         path = runs.write_attempt(folder, job, request["number"], resume if compatible else None)
         return {"script": str(path), "save_dir": job.save_dir, "compatible": compatible}
     if want == "text":
-        reasons = {
-            "the script was edited, and what it does before the training is not known": "edited" in job.spec,
-            "the script copies its results when it ends": bool(job.save_dir),
-        }
-        alone = next((reason for reason, applies in reasons.items() if applies), "")
+        unknown = "the script was edited, and what it does before the training is not known"
+        alone = unknown if "edited" in job.spec else "the script copies its results when it ends" * bool(job.save_dir)
         return {"text": rendered(job, resume), "save_dir": job.save_dir, "alone": alone}
     if want == "change":
         refused = list[str]()
@@ -414,7 +412,7 @@ def respond(folder: Path, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> int:
-    """The subprocess. Exit codes, with the reason on standard error: 1 the spec or a mitigation is wrong; 3 a disk error."""
+    """The subprocess. Exit codes, with the reason on standard error: 1 a wrong spec or mitigation; 3 a disk error."""
     from presets import PresetError
     from runs import RunError
 
