@@ -28,7 +28,7 @@ FETCH_LIMIT_S = 1800
 START_LIMIT_S = 600.0  # first imports from a slow disk
 STALL_LIMIT_S = 60  # git aborts a transfer that is slower than 1 kB/s for this long
 STAMP, MARK = ".installed", ".made-by-hangproof"
-"""Files in an environment: the digest of what is installed, written last; a mark that we may delete it, written first."""
+"""Files in an environment: the digest of what is installed, written last; a mark that it is ours, written first."""
 
 
 class InstallError(RuntimeError):
@@ -208,7 +208,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     trainer = TRAINERS[arguments.trainer]
     folder, environment = trainer.checkout, trainer.environment
-    new, failed = False, ""
+    new = False
     try:
         new = fetch(folder, trainer)
         new |= make_environment(environment, requirements(folder, trainer), trainer)

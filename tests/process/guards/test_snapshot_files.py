@@ -2,6 +2,8 @@
 
 import json
 import math
+import subprocess
+import sys
 
 import numpy
 import pytest
@@ -37,8 +39,8 @@ def test_a_restored_state_has_the_files_that_the_trainer_would_have_written(ring
     assert checkpoint.guard_of(folder)["step"] == 3
     for file in files:
         assert (folder / file.name).read_bytes() == (tmp_path / "own" / file.name).read_bytes(), file.name
-    assert snapshot_files.main([str(newest(ring)), str(tmp_path)]) == 0
-    assert json.loads(capsys.readouterr().out) == {"state": str(tmp_path / folder.name)}
+    command = [sys.executable, "-m", "guards.snapshot_files", str(newest(ring)), str(tmp_path)]  # as the monitor
+    assert json.loads(subprocess.check_output(command, text=True)) == {"state": str(tmp_path / folder.name)}
     assert checkpoint.guard_of(tmp_path / folder.name)["files"] == checkpoint.guard_of(folder)["files"]
     assert snapshot_files.main([str(tmp_path / "none"), str(tmp_path)]) == 1
     assert "no such folder" in capsys.readouterr().err
