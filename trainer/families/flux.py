@@ -25,7 +25,6 @@ def encode(pipe, text: str, args) -> dict:
 
 
 def predict(model, noisy: torch.Tensor, level: torch.Tensor, batch: dict, args) -> torch.Tensor:
-    """Velocity, as latents; level: from 0 to 1. Only FLUX.1 dev takes a guidance."""
     count, _, height, width = noisy.shape
     text, dtype = batch["t5"], batch["t5"].dtype
     guidance = None
