@@ -51,7 +51,10 @@ def save(draft_id: str, text: Text) -> None:
     with _lock:
         known = stored(draft_id)
         if known or text != now:
-            before = known["generated"] if known else now  # the text can have the run's name of before
+            # The text can have the run's name of before. Of a first edit, many lines say so: a person changes one at a time
+            before = known["generated"] if known else custom_script.follow(now, now, text)
+            if not known and sum(map(str.__ne__, before.splitlines(), now.splitlines())) < 3:
+                before = now
             texts = (custom_script.follow(one, before, now) for one in (text, before))
             _write(draft_id, *texts)
 
