@@ -61,7 +61,10 @@ def mount(app: FastAPI, blocks: gr.Blocks, path: str, max_upload: int, **options
         app,
         blocks,
         path,
-        app_kwargs={"openapi_url": None, "exception_handlers": UNUSABLE if path == PATH else {}},
+        app_kwargs={
+            "openapi_url": None,
+            "exception_handlers": UNUSABLE if path == PATH else {UnicodeDecodeError: unusable},
+        },
         show_error=True,
         max_file_size=max_upload,
         ssr_mode=False,
