@@ -50,7 +50,7 @@ ROUTES: dict[str, set[str]] = {
     **_gradio("/api"),
     "/robots.txt": READS,
     "/healthz": READS,
-    **dict.fromkeys(CALLS, {"POST"}),
+    **{path: {"POST"} for path in CALLS},
     f"{served.PREFIX}*": READS,
     f"{scripts.PREFIX}*": READS,
     f"{served.ARCHIVES}*": READS,
