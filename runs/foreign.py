@@ -222,9 +222,7 @@ def read_gui(out: Settings, table: Mapping[str, Any]) -> None:
     if "LoRA_type" not in table:
         if "train_data_dir" in table:
             raise RunError("this JSON cannot be imported: it trains no LoRA. Save it on the LoRA tab of kohya_ss")
-        raise RunError(
-            "this JSON is none of kohya_ss, OneTrainer or ai-toolkit. Enter its values in steps 1 and 2 by hand"
-        )
+        raise RunError("this JSON is none of kohya_ss, OneTrainer or ai-toolkit. Enter its values in step 2 by hand")
     if table.get("v2") is True:
         raise RunError("it is for Stable Diffusion 2, which Hangproof does not train")
     on = [name for name in CHECKBOXES if table.get(name) is True]
