@@ -32,8 +32,7 @@ class Kind:
     def heading(self, number: int) -> dict[str, Any]:
         """What the page shows above the images."""
         fix_all = f"{self.fix} (all {number:,})" if number > 1 and self.fix else self.fix
-        shown = {"title": f"{self.title}: {number:,}", "about": self.about, "count": number}
-        return {**shown, "fix_all": fix_all}
+        return {"title": f"{self.title}: {number:,}", "about": self.about, "count": number, "fix_all": fix_all}
 
 
 PIXELS = "A sharp one with the most pixels and a caption of yours is kept."

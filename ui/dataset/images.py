@@ -187,15 +187,12 @@ def image_action(data: dict[str, Any]) -> dict[str, Any]:
         {"ok": True, …} with what it returns, and the list of images after a change; {"ok": False, "error", "removed"}.
         Gradio's browser code returns nothing where a call fails: for the scripts, all but `ok: true` is "not stored".
     """
+    acts = {**READS, **CHANGES}
     try:
         name = data.get("action") if isinstance(data, dict) else None
-        if (
-            not isinstance(name, str)
-            or name not in {**READS, **CHANGES}
-            or not draft.is_id(draft_id := data.get("draft"))
-        ):
+        if not isinstance(name, str) or name not in acts or not draft.is_id(draft_id := data.get("draft")):
             raise RunError(OUT_OF_DATE)
-        act, known = {**READS, **CHANGES}[name], {**data, "draft_id": draft_id, "data": data}
+        act, known = acts[name], {**data, "draft_id": draft_id, "data": data}
         wanted = {one: known[one] for one in inspect.signature(act).parameters if one in known}
         found = _checked(act)(**wanted) or {}
         return {"ok": True, **found, **({"list": listed_again(draft_id, {**data, **found})} if name in CHANGES else {})}
