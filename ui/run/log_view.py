@@ -12,6 +12,7 @@ from typing import Any
 
 import gradio as gr
 
+from monitor.phrases import count
 from monitor.run_folder import TRAINING_LOG
 from runs.env_file import masked_end
 from runs.files import RunError
@@ -170,11 +171,10 @@ def draw(folder: Path) -> None:
             lines, share = find(folder, text, level or "")
         except RunError as error:
             return [gr.skip(), fold.note(error, True), *[gr.skip()] * 3]
-        count = "1 line" if len(lines) == 1 else f"{len(lines):,} lines"
-        least = "the last " if len(lines) == MOST_FOUND else ""
-        part = f" in the last {size_text(SEARCHED_BYTES)} of the log; all of it is in the download"
-        where = "" if share == 1 else part
-        return [markup(lines), fold.note(f"{least}{count} found{where}"), False, gr.Timer(active=False), None]
+        said = f"{'the last ' * (len(lines) == MOST_FOUND)}{count(len(lines), 'line')} found"
+        if share < 1:
+            said += f" in the last {size_text(SEARCHED_BYTES)} of the log; all of it is in the download"
+        return [markup(lines), fold.note(said), False, gr.Timer(active=False), None]
 
     timer.tick(on_tick, drawn, [pane, drawn, file], key="log-tick", **QUIET)
     gr.on([query.change, level.input], on_search, [query, level], outputs, trigger_mode="always_last", **QUIET)
