@@ -50,9 +50,10 @@ def predict(model, noisy: torch.Tensor, level: torch.Tensor, batch: dict, args) 
 def sample(text: dict, without: dict | None, prompt, args) -> dict:
     """FLUX.1 dev's own guidance beside classifier-free guidance, and T5's mask if the run trains with it."""
     found = {**from_texts(text, without, prompt, args), "guidance_scale": prompt.guidance}
-    if args.apply_t5_attn_mask:
+    if args.apply_t5_attn_mask:  # the pipeline takes one mask for both texts: here neither loses a token
+        mask = text["mask"] if without is None else text["mask"] | without["mask"]
         tokens = (prompt.height // 16) * (prompt.width // 16)
-        found["joint_attention_kwargs"] = {"attention_mask": with_image(text["mask"], tokens)[:, None, None, :]}
+        found["joint_attention_kwargs"] = {"attention_mask": with_image(mask, tokens)[:, None, None, :]}
     return found
 
 
