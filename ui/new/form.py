@@ -83,8 +83,7 @@ class Review:
 
     spec: as a run gets it, with its intervals; None where a field is invalid. images: their number by folder. faults:
     what prevents a start, by key of the form; missing: what has not been entered yet, which prevents a start as well;
-    warnings: what lets the run start. items: the images themselves where they are known; buckets: theirs by folder, else
-    their number.
+    warnings: what lets the run start. items: the images where they are known; buckets: theirs by folder, else `images`.
     """
 
     values: dict[str, Any]

@@ -51,7 +51,7 @@ def save(draft_id: str, text: Text) -> None:
     with _lock:
         known = stored(draft_id)
         if known or text != now:
-            # The text can have the run's name of before. Of a first edit, many lines say so: a person changes one at a time
+            # The text can have the run's name of before. Of a first edit, more lines say so than a person has changed.
             before = known["generated"] if known else custom_script.follow(now, now, text)
             if not known and sum(map(str.__ne__, before.splitlines(), now.splitlines())) < 3:
                 before = now
