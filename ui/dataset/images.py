@@ -233,9 +233,7 @@ def add_uploads(draft_id: str, files: list[tuple[Path, str]], drop: str, more: b
     except ValueError as error:  # a path that no system can have
         raise RunError(OUT_OF_DATE) from error
     if outside:
-        raise RunError(
-            "Only files that were uploaded here can be added; upload them, or import their folder on the server"
-        )
+        raise RunError("Only files that were uploaded here can be added; upload them, or import their folder")
     large = imports.LARGE_ZIP_BYTES
     if any(is_zip(name) and path.is_file() and path.stat().st_size > large for path, name in files):
         imports.start_uploads(draft_id, files, drop)
