@@ -44,7 +44,7 @@ KINDS = {
     "blurred": Kind("Perhaps blurred", "The LoRA learns the blur. Keep those that are meant to be soft.", "Remove"),
     "cut": Kind("Perhaps incomplete", "The lower end is plain grey: the file may have been cut off.", "Remove"),
     "dark": Kind("Very dark", "There is little to learn from them.", "Remove"),
-    "sideways": Kind("Perhaps on their side", "Both their pixels and the camera's mark are rotated.", "Rotate"),
+    "sideways": Kind("Perhaps on their side", "The pixels are rotated, and the camera's mark rotates again.", "Rotate"),
     "cropped": Kind(
         "Cut off by the trainer",
         "No bucket has their shape, so the trainer cuts off both ends. Crop them here to choose the part yourself; the "
@@ -62,7 +62,7 @@ KINDS = {
         "They are trained with the trigger word alone. Captions make a LoRA that follows prompts.",
         "Use the trigger word",
     ),
-    "no_trigger": Kind("Without the trigger word", "What they teach is not tied to your word.", "Put it first"),
+    "no_trigger": Kind("Without the trigger word", "What they teach is not tied to your trigger word.", "Put it first"),
 }
 
 
