@@ -61,7 +61,7 @@ ROUTES: dict[str, set[str]] = {
 }
 LOGIN = {"/login", "/logout", "/api/login"}
 UPLOADS = {f"{API}upload", f"/api{API}upload"}
-# Of forms of the login; of captions, fields and masks. An event has little, and Gradio walks through it: 3 MB of lists in
+# Of forms of the login; of captions, fields and masks. An event is small, and Gradio walks through it: 3 MB of short
 # lists keep all other requests waiting for seconds.
 MOST_BYTES = {**dict.fromkeys(LOGIN, 16_000), **dict.fromkeys(CALLS, 32_000_000)}
 EVENT_BYTES = 4_000_000
@@ -257,7 +257,7 @@ class Guard:
 
 def _too_large(limit: int) -> Response:
     return PlainTextResponse(
-        f"This is too large: Hangproof accepts at most {limit / 1e6:,.0f} MB in one upload. Drop fewer or smaller files.",
+        f"This is too large: Hangproof accepts at most {limit / 1e6:,.0f} MB at once. Drop fewer or smaller files.",
         413,
     )
 
