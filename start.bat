@@ -15,16 +15,10 @@ rem One start installs and the others wait, because two would remove each other'
 rem at a time. In a folder that cannot be written there is no such file, and the installation says so.
 :lock
 set "mine="
-8>&2 2>nul (
-    9>.venv.lock (
-        set "mine=1"
-        call :set_up 2>&8
-    )
-)
+8>&2 2>nul ( 9>.venv.lock ( call :set_up 2>&8 ) )
 if not defined mine if exist .venv.lock (
-    if not defined waits echo Hangproof: another start installs; waiting until it ends ... 1>&2
-    set "waits=1"
-    ping -n 3 127.0.0.1 >nul
+    echo Hangproof: another start installs; waiting until it ends ... 1>&2
+    ping -n 9 127.0.0.1 >nul
     goto lock
 )
 if not defined mine call :set_up
@@ -50,6 +44,7 @@ exit /b %code%
 exit /b %errorlevel%
 
 :set_up
+set "mine=1"
 call :installed && exit /b 0
 rem A .venv whose Python was removed, or whose creation was interrupted, is made again.
 .venv\Scripts\python -m pip --version >nul 2>&1 && goto install
