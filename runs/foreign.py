@@ -220,9 +220,9 @@ def read_gui(out: Settings, table: Mapping[str, Any]) -> None:
         RunError: it is no configuration of the GUI, or one of a training that is no LoRA.
     """
     if "LoRA_type" not in table:
-        known = "train_data_dir" in table or "pretrained_model_name_or_path" in table
-        why = "it trains no LoRA" if known else "it is none of kohya_ss"
-        raise RunError(f"this JSON cannot be imported: {why}. Save it on the LoRA tab of kohya_ss")
+        if "train_data_dir" in table:
+            raise RunError("this JSON cannot be imported: it trains no LoRA. Save it on the LoRA tab of kohya_ss")
+        raise RunError("this JSON is none of kohya_ss, OneTrainer or ai-toolkit. Enter its values in step 2 by hand")
     if table.get("v2") is True:
         raise RunError("it is for Stable Diffusion 2, which Hangproof does not train")
     on = [name for name in CHECKBOXES if table.get(name) is True]

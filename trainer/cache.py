@@ -6,14 +6,17 @@ Files are written atomically and read through `guards.npz`, which limits the tim
 aside; the next start encodes it again.
 """
 
+import contextlib
 import hashlib
 import os
+import time
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from guards import npz
+from guards.quantized import LEFT_AGE_S
 from trainer import models
 from trainer.data_order import Batch
 from trainer.dataset import Image, pixels_and_mask
@@ -63,6 +66,10 @@ def plan(
 ) -> Paths:
     """The path of every cache file. `dtypes`: of the VAE and of the text encoders."""
     folders = {folder: folder_for(folder, output, log) for folder in {image.path.parent for image in images}}
+    for left in (left for folder in {*folders.values(), output / FOLDER} for left in folder.glob(".*.tmp")):
+        with contextlib.suppress(OSError):  # of a process that was killed while it wrote, or another one is writing it
+            if time.time() - left.stat().st_mtime > LEFT_AGE_S:
+                left.unlink()
     vae = models.fingerprint(model, "vae")
     text = models.fingerprint(model, *text_parts(model))
     # without a T5, two families may take other layers of one text encoder

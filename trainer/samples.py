@@ -237,10 +237,6 @@ class Sampler:
                 vae.to("cpu")  # an out-of-memory error here must not reduce the memory for training
 
         vae.decode = decode_on_device
-        self.pipeline = models.pipeline(
-            self.model,
-            device=self.device,
-            vae=vae,
-            **{self.family.denoiser: transformer},
-        )
+        parts = {"vae": vae, self.family.denoiser: transformer}
+        self.pipeline = models.pipeline(self.model, device=self.device, **parts)
         return self.pipeline

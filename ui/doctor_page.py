@@ -261,17 +261,7 @@ def look_at_drill() -> tuple[bool, str]:
 PARTS = (
     ("machine", "This machine", "Python, PyTorch, GPU, disks, memory and the trainers", _machine),
     ("orphans", "Left-over trainers", "Trainers of Hangproof that no monitor watches any more", _left_over),
-    (
-        "explain",
-        "Explain a process",
-        "What a process of yours does, what it waits for, and the stack of every thread",
-        _explain,
-    ),
-    (
-        "lint",
-        "Check a training script",
-        "Finds what is known to hang or fail in scripts of kohya's trainers, kohya_ss and FluxGym",
-        _lint,
-    ),
+    ("explain", "Explain a process", "What it does and waits for, and the stack of every thread", _explain),
+    ("lint", "Check a training script", "What hangs or fails in scripts of kohya's trainers and FluxGym", _lint),
     ("drill", "Hang drill", "Watch a demo run freeze and recover, in about a minute", _drill),
 )

@@ -41,6 +41,12 @@ KILL_S = 5.0  # from SIGKILL until the process is gone
 HANDOVER_S = 5.0  # from the end of a command until its process has exited; until its process has the lock, on Windows
 POLL_S = 0.1
 Prepare = Callable[[], object]
+ENDED = {  # by a command's state
+    "done": "Finished",
+    "failed": "Failed",
+    "cancelled": "Cancelled",
+    "lost": "Interrupted, for example because the machine restarted",
+}
 PROGRAM = re.compile(r"^(?:launch(?: [a-z]+)?|runs): ")  # how our commands begin their errors
 
 

@@ -69,9 +69,8 @@ class Throttle:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
-        self.failures: dict[
-            str, tuple[int, float]
-        ] = {}  # network: how many, when the last one was; the newest at the end
+        # By network: how many, when the last one was; the newest at the end.
+        self.failures: dict[str, tuple[int, float]] = {}
         self.trusted: set[str] = set()
 
     def wait_s(self, address: str) -> float:

@@ -27,6 +27,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 HOST_NAME = re.compile(r"(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 
 API = "/gradio_api/"
+CALLS = (f"{API}component_server", f"{API}component_server/")  # the latter as Gradio's script calls it
 
 
 def _gradio(top: str) -> dict[str, set[str]]:
@@ -49,8 +50,7 @@ ROUTES: dict[str, set[str]] = {
     **_gradio("/api"),
     "/robots.txt": READS,
     "/healthz": READS,
-    f"{API}component_server": {"POST"},
-    f"{API}component_server/": {"POST"},  # as Gradio's script calls it
+    **{path: {"POST"} for path in CALLS},
     f"{served.PREFIX}*": READS,
     f"{scripts.PREFIX}*": READS,
     f"{served.ARCHIVES}*": READS,
@@ -61,7 +61,10 @@ ROUTES: dict[str, set[str]] = {
 }
 LOGIN = {"/login", "/logout", "/api/login"}
 UPLOADS = {f"{API}upload", f"/api{API}upload"}
-LOGIN_BYTES, OTHER_BYTES = 16_000, 32_000_000  # of a form of the login; of captions and fields, as JSON
+# Of forms of the login; of captions, fields and masks. An event is small, and Gradio walks through it: 3 MB of short
+# lists keep all other requests waiting for seconds.
+MOST_BYTES = {**dict.fromkeys(LOGIN, 16_000), **dict.fromkeys(CALLS, 32_000_000)}
+EVENT_BYTES = 4_000_000
 MCP = f"/api{API}mcp"
 EXACT = {path: methods for path, methods in ROUTES.items() if not path.endswith("*")}
 PREFIXES = {path[:-1]: methods for path, methods in ROUTES.items() if path.endswith("*")}
@@ -226,7 +229,7 @@ class Guard:
 
     def _most(self, path: str) -> int:
         """The bytes of the largest body that a request may have."""
-        return self.upload if path in UPLOADS else LOGIN_BYTES if path in LOGIN else OTHER_BYTES
+        return self.upload if path in UPLOADS else MOST_BYTES.get(path, EVENT_BYTES)
 
     async def _own(self, request: Request) -> Response | None:
         """The answer to a request that Gradio does not get."""
@@ -254,7 +257,7 @@ class Guard:
 
 def _too_large(limit: int) -> Response:
     return PlainTextResponse(
-        f"This is too large: Hangproof accepts at most {limit / 1e6:,.0f} MB in one upload. Drop fewer or smaller files.",
+        f"This is too large: Hangproof accepts at most {limit / 1e6:,.0f} MB at once. Drop fewer or smaller files.",
         413,
     )
 

@@ -15,7 +15,6 @@ def encode(pipe, text: str, args) -> dict:
 
 
 def predict(model, noisy: torch.Tensor, level: torch.Tensor, batch: dict, args) -> torch.Tensor:
-    """Velocity, as latents. level: from 0 to 1."""
     _, _, height, width = noisy.shape
     text, mask = batch["t5"], with_image(batch["mask"], height // 2 * (width // 2))
     if model.gradient_checkpointing:  # diffusers (0.42.1) leaves out the mask of a single block, its last argument

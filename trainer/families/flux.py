@@ -25,7 +25,6 @@ def encode(pipe, text: str, args) -> dict:
 
 
 def predict(model, noisy: torch.Tensor, level: torch.Tensor, batch: dict, args) -> torch.Tensor:
-    """Velocity, as latents; level: from 0 to 1. Only FLUX.1 dev takes a guidance."""
     count, _, height, width = noisy.shape
     text, dtype = batch["t5"], batch["t5"].dtype
     guidance = None
@@ -51,9 +50,10 @@ def predict(model, noisy: torch.Tensor, level: torch.Tensor, batch: dict, args) 
 def sample(text: dict, without: dict | None, prompt, args) -> dict:
     """FLUX.1 dev's own guidance beside classifier-free guidance, and T5's mask if the run trains with it."""
     found = {**from_texts(text, without, prompt, args), "guidance_scale": prompt.guidance}
-    if args.apply_t5_attn_mask:
+    if args.apply_t5_attn_mask:  # the pipeline takes one mask for both texts: here neither loses a token
+        mask = text["mask"] if without is None else text["mask"] | without["mask"]
         tokens = (prompt.height // 16) * (prompt.width // 16)
-        found["joint_attention_kwargs"] = {"attention_mask": with_image(text["mask"], tokens)[:, None, None, :]}
+        found["joint_attention_kwargs"] = {"attention_mask": with_image(mask, tokens)[:, None, None, :]}
     return found
 
 

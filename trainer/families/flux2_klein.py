@@ -23,7 +23,6 @@ def latents(vae, picture: torch.Tensor) -> torch.Tensor:
 
 
 def predict(model, noisy: torch.Tensor, level: torch.Tensor, batch: dict, args) -> torch.Tensor:
-    """Velocity, as latents. level: from 0 to 1."""
     from diffusers import Flux2KleinPipeline as Pipeline
 
     count, channels, height, width = noisy.shape

@@ -23,7 +23,6 @@ def latents(vae, picture: torch.Tensor) -> torch.Tensor:
 
 
 def predict(model, noisy: torch.Tensor, level: torch.Tensor, batch: dict, args) -> torch.Tensor:
-    """Velocity, as latents. level: from 0 to 1."""
     count, _, height, width = noisy.shape
     dtype, mask = batch["text"].dtype, batch["mask"]
     predicted = model(

@@ -13,7 +13,6 @@ def encode(pipe, text: str, args) -> dict:
 
 
 def predict(model, noisy: torch.Tensor, level: torch.Tensor, batch: dict, args) -> torch.Tensor:
-    """Velocity, as latents. level: from 0 to 1; the model counts to 1,000."""
     return model(
         hidden_states=noisy.to(batch["text"].dtype),
         timestep=level * 1000,

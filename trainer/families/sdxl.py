@@ -36,7 +36,6 @@ def kept_signal(zero_terminal_snr: bool) -> torch.Tensor:
 
 
 def predict(model, noisy: torch.Tensor, timesteps: torch.Tensor, batch: dict, args) -> torch.Tensor:
-    """Noise or velocity, as latents. timesteps: from 0 to 999."""
     text = batch["text"]
     told = {"text_embeds": batch["pooled"], "time_ids": batch["sizes"]}
     return model(noisy.to(text.dtype), timesteps, text, added_cond_kwargs=told, return_dict=False)[0].float()

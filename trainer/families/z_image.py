@@ -18,7 +18,6 @@ def texts(batch: dict) -> list[torch.Tensor]:
 
 
 def predict(model, noisy: torch.Tensor, level: torch.Tensor, batch: dict, args) -> torch.Tensor:
-    """Velocity, as latents. level: from 0 to 1."""
     images = list(noisy.to(batch["text"].dtype)[:, :, None].unbind(0))
     predicted = model(images, 1 - level, texts(batch), return_dict=False)[0]
     return -torch.stack([one.float() for one in predicted])[:, :, 0]

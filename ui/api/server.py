@@ -57,11 +57,12 @@ def mount(app: FastAPI, blocks: gr.Blocks, path: str, max_upload: int, **options
         max_upload: bytes of a file. options: further ones of gr.mount_gradio_app.
     """
     blocks.state_session_capacity = SESSIONS
+    errors = UNUSABLE if path == PATH else {UnicodeDecodeError: unusable}
     gr.mount_gradio_app(
         app,
         blocks,
         path,
-        app_kwargs={"openapi_url": None, "exception_handlers": UNUSABLE if path == PATH else {}},
+        app_kwargs={"openapi_url": None, "exception_handlers": errors},
         show_error=True,
         max_file_size=max_upload,
         ssr_mode=False,

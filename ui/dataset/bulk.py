@@ -245,9 +245,7 @@ def draw(draft_id: str, images: Any) -> None:
                 with gr.Column():
                     pattern = gr.Checkbox(label="Regular expression", interactive=True)
                     any_case = gr.Checkbox(label="Ignore case", interactive=True)
-            keep = gr.Number(
-                1, label="Tags to keep in place at the start", precision=0, visible=False, interactive=True
-            )
+            keep = gr.Number(1, label="Tags to keep at the start", precision=0, visible=False, interactive=True)
             effect = gr.HTML(elem_id="bulk-effect", apply_default_css=False)
             go = gr.Button(CHANGE, interactive=False, elem_id="bulk-apply", **small)
         with gr.Tab("Subsets", id="subsets") as tab:

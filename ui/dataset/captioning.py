@@ -148,12 +148,6 @@ FIELDS["endpoint", "key_variable"][2]["info"] = (
     "The name of an environment variable that Hangproof was started with. Empty: no key"
 )
 DEFAULTS = vars(parser().parse_args(["."]))
-ENDED = {
-    "done": "Finished.",
-    "failed": "Stopped.",
-    "cancelled": "Cancelled.",
-    "lost": "Interrupted, for example because the machine restarted.",
-}
 
 
 def shown(status: dict[str, Any]) -> str:
@@ -165,7 +159,7 @@ def shown(status: dict[str, Any]) -> str:
     left = status["seconds"] / here * (total - done) if here > 0 else 0
     said = f"{done:,} of {total:,} captions written"
     said += f", about {duration(left)} left" if busy and left >= LEAST_LEFT_S else ""
-    said = f"{said}." if busy else f"{ENDED.get(status['state'], status['state'])} {said}."
+    said = f"{said}." if busy else f"{jobs.ENDED.get(status['state'], status['state'])}. {said}."
     return part("dataset/folds.html", "captions", said, status, busy)
 
 

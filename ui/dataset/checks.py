@@ -32,8 +32,7 @@ class Kind:
     def heading(self, number: int) -> dict[str, Any]:
         """What the page shows above the images."""
         fix_all = f"{self.fix} (all {number:,})" if number > 1 and self.fix else self.fix
-        shown = {"title": f"{self.title}: {number:,}", "about": self.about, "count": number}
-        return {**shown, "fix_all": fix_all}
+        return {"title": f"{self.title}: {number:,}", "about": self.about, "count": number, "fix_all": fix_all}
 
 
 PIXELS = "A sharp one with the most pixels and a caption of yours is kept."
@@ -45,11 +44,7 @@ KINDS = {
     "blurred": Kind("Perhaps blurred", "The LoRA learns the blur. Keep those that are meant to be soft.", "Remove"),
     "cut": Kind("Perhaps incomplete", "The lower end is plain grey: the file may have been cut off.", "Remove"),
     "dark": Kind("Very dark", "There is little to learn from them.", "Remove"),
-    "sideways": Kind(
-        "Perhaps on their side",
-        "A program rotated the pixels and left the camera's mark, so that they are rotated twice.",
-        "Rotate",
-    ),
+    "sideways": Kind("Perhaps on their side", "The pixels are rotated, and the camera's mark rotates again.", "Rotate"),
     "cropped": Kind(
         "Cut off by the trainer",
         "No bucket has their shape, so the trainer cuts off both ends. Crop them here to choose the part yourself; the "
@@ -61,20 +56,13 @@ KINDS = {
         "Their batches have fewer images than the others, so these images count more. The button crops to the nearest full bucket.",
         "Crop",
     ),
-    "changed": Kind(
-        "Converted before the training",
-        "The trainers read them differently, so a run gets a converted copy.",
-    ),
+    "changed": Kind("Converted before the training", "Trainers read them differently; a run gets a converted copy."),
     "no_caption": Kind(
         "Without a caption",
         "They are trained with the trigger word alone. Captions make a LoRA that follows prompts.",
         "Use the trigger word",
     ),
-    "no_trigger": Kind(
-        "Without the trigger word",
-        "What the LoRA learns from them does not belong to your trigger word.",
-        "Put it first",
-    ),
+    "no_trigger": Kind("Without the trigger word", "What they teach is not tied to your trigger word.", "Put it first"),
 }
 
 

@@ -271,9 +271,7 @@ def captioned(entry: Entry, text: str, author: str = PERSON) -> Entry:
     if text == entry["caption"]:
         return {}
     if len(text) > draft_store.MAX_CAPTION:
-        raise RunError(
-            f"{entry['file']}: the caption has {len(text)} characters; shorten it to {draft_store.MAX_CAPTION}"
-        )
+        raise RunError(f"{entry['file']}: a caption of {len(text)} characters; shorten it to {draft_store.MAX_CAPTION}")
     return {"caption": text, "caption_by": author if text.strip() else ""}
 
 

@@ -293,9 +293,7 @@ def _give(state: State, image_id: str, key: str, text: str) -> list[str]:
     """Set an image's caption from a file, unless another one was typed."""
     entry = state["images"][image_id]
     if entry["caption_by"] == "person" and entry["caption"].strip() and entry["caption"] != text:
-        return [
-            f"{_file_of(key)}: your typed caption was kept; to use the file, clear the caption and drop the file again"
-        ]
+        return [f"{_file_of(key)}: your typed caption was kept; to use the file, clear it and drop the file again"]
     state["images"][image_id] = {**entry, "caption": text, "caption_by": "file" if text.strip() else ""}
     return []
 

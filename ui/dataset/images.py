@@ -187,15 +187,12 @@ def image_action(data: dict[str, Any]) -> dict[str, Any]:
         {"ok": True, …} with what it returns, and the list of images after a change; {"ok": False, "error", "removed"}.
         Gradio's browser code returns nothing where a call fails: for the scripts, all but `ok: true` is "not stored".
     """
+    acts = {**READS, **CHANGES}
     try:
         name = data.get("action") if isinstance(data, dict) else None
-        if (
-            not isinstance(name, str)
-            or name not in {**READS, **CHANGES}
-            or not draft.is_id(draft_id := data.get("draft"))
-        ):
+        if not isinstance(name, str) or name not in acts or not draft.is_id(draft_id := data.get("draft")):
             raise RunError(OUT_OF_DATE)
-        act, known = {**READS, **CHANGES}[name], {**data, "draft_id": draft_id, "data": data}
+        act, known = acts[name], {**data, "draft_id": draft_id, "data": data}
         wanted = {one: known[one] for one in inspect.signature(act).parameters if one in known}
         found = _checked(act)(**wanted) or {}
         return {"ok": True, **found, **({"list": listed_again(draft_id, {**data, **found})} if name in CHANGES else {})}
@@ -236,9 +233,7 @@ def add_uploads(draft_id: str, files: list[tuple[Path, str]], drop: str, more: b
     except ValueError as error:  # a path that no system can have
         raise RunError(OUT_OF_DATE) from error
     if outside:
-        raise RunError(
-            "Only files that were uploaded here can be added; upload them, or import their folder on the server"
-        )
+        raise RunError("Only files that were uploaded here can be added; upload them, or import their folder")
     large = imports.LARGE_ZIP_BYTES
     if any(is_zip(name) and path.is_file() and path.stat().st_size > large for path, name in files):
         imports.start_uploads(draft_id, files, drop)

@@ -331,9 +331,7 @@ def files_of(root: Path, drop: str) -> tuple[list[Dropped], list[str]]:
                 raise RunError(f"{root}: {most}; name its subfolders one by one")
     if outside:
         files = "1 file was" if outside == 1 else f"{outside} files were"
-        messages.append(
-            f"{files} not added: links to places outside {root}, or no regular files; name that folder instead"
-        )
+        messages.append(f"{files} not added: links to places outside {root}, or no regular files; name that folder")
     if not images:
         raise RunError("\n".join([f"{root}: no images in this folder; use {USABLE}", *messages]))
     return found, messages

@@ -115,9 +115,7 @@ def _put(state: State, keys: Iterable[str], folder: str) -> int:
         if entry["folder"] == folder:
             continue
         if entry["sha256"] in there:
-            raise RunError(
-                f"{entry['file']}: the same image is in that subset as {there[entry['sha256']]}; remove one of them"
-            )
+            raise RunError(f"{entry['file']}: the same image is there as {there[entry['sha256']]}; remove one of them")
         there[entry["sha256"]] = entry["file"]
         suffix = Path(entry["file"]).suffix
         file = f"{unique_stem(entry['file'], taken)}{suffix}"

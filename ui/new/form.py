@@ -18,7 +18,7 @@ from typing import Any
 import presets
 from jobs import queue
 from monitor.phrases import count
-from presets.steps import held_out
+from presets.steps import Images, held_out
 from runs import env_file, weights
 from runs.command import samples, world
 from runs.dataset import shown_per_epoch, too_often
@@ -81,9 +81,9 @@ def restored(stored: Mapping[str, Any], others: Mapping[str, Any] | None = None)
 class Review:
     """What the form's values give, from one pass over them.
 
-    spec: as a run gets it, with its intervals; None where a field is invalid. images: their number by folder. faults: what prevents a start, by key of the form;
-    missing: what has not been entered yet, which prevents a start as well; warnings: what lets the run start. items:
-    the images themselves where they are known.
+    spec: as a run gets it, with its intervals; None where a field is invalid. images: their number by folder. faults:
+    what prevents a start, by key of the form; missing: what has not been entered yet, which prevents a start as well;
+    warnings: what lets the run start. items: the images where they are known; buckets: theirs by folder, else `images`.
     """
 
     values: dict[str, Any]
@@ -92,14 +92,13 @@ class Review:
     faults: tuple[Fault, ...]
     missing: tuple[Fault, ...]
     warnings: tuple[Fault, ...]
-    items: Sequence[draft.Item] = ()
+    items: Sequence[draft.Item]
+    buckets: Images
 
     @cached_property
     def steps(self) -> int:
-        """The optimizer steps of the run, by bucket where the images are known; 0 without a spec or images."""
-        if self.spec is None or not self.images:
-            return 0
-        return planned_steps(self.spec, bucket_preview.by_folder(self.spec, self.items) if self.items else self.images)
+        """The optimizer steps of the run; 0 without a spec or images."""
+        return planned_steps(self.spec, self.buckets) if self.spec is not None and self.images else 0
 
     def marks(self, starting: bool = False) -> dict[str, list[list[str]]]:
         """What to show beside each field: [["bad" or "warn", sentence], …] by key."""
@@ -134,12 +133,12 @@ def review(
     if not sum(images.values()):
         missing.append(Fault("images", "Add at least one image in step 1; 10 to 30 make a good LoRA"))
     spec, faults = parse(values)
+    buckets: Images = bucket_preview.by_folder(spec, items) if spec is not None and items else images
     if many := too_often((item.folder, item.weight) for item in items):
         faults.append(Fault("images", many))
     if spec is not None:
         refused = any(fault.field == "extra" for fault in faults)
-        known = bucket_preview.by_folder(spec, items) if items else images
-        findings = [one for one in judge(spec, known, machine, sizes) if not (refused and one.field == "extra")]
+        findings = [one for one in judge(spec, buckets, machine, sizes) if not (refused and one.field == "extra")]
         taken = None if any(fault.field == "name" for fault in missing) else name_fault(spec)
         found = [*([taken] if taken else []), *(one for one in problems(spec, ask=ask) if one.field != "images")]
         try:
@@ -164,7 +163,7 @@ def review(
             warnings.append(Fault("images", bare))
     if spec is not None:
         spec = with_intervals(spec, images, [item.caption for item in items])
-    return Review(values, dict(images), spec, _in_form(faults), tuple(missing), _in_form(warnings), items)
+    return Review(values, dict(images), spec, _in_form(faults), tuple(missing), _in_form(warnings), items, buckets)
 
 
 def undescribed(trigger: str, items: Sequence[draft.Item]) -> str:

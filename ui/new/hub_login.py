@@ -35,9 +35,7 @@ def store(token: str) -> str:
     if not re.fullmatch(r"[\x21-\x7e]{8,200}", token):
         raise LoginError("This is not a token. Copy the complete token from Hugging Face; it starts with hf_.")
     if hub.offline():
-        raise LoginError(
-            "HF_HUB_OFFLINE is set, so Hangproof cannot contact Hugging Face; unset it and restart Hangproof."
-        )
+        raise LoginError("HF_HUB_OFFLINE is set, so Hangproof cannot contact Hugging Face; unset it and start again.")
     from huggingface_hub.errors import HfHubHTTPError
     from huggingface_hub.utils import httpx
 
@@ -47,9 +45,7 @@ def store(token: str) -> str:
     except HfHubHTTPError as error:
         known = {401: "Hugging Face does not know this token. Create a new one and copy it completely."}
         status = error.response.status_code
-        raise LoginError(
-            known.get(status, f"{hub.endpoint()} answered with HTTP status {status}; try again later.")
-        ) from None
+        raise LoginError(known.get(status, f"{hub.endpoint()} answers HTTP {status}; try again later.")) from None
     except (httpx.HTTPError, TimeoutError) as error:
         raise LoginError(f"{hub.endpoint()} cannot be reached ({type(error).__name__}); check the network.") from None
     except OSError as error:
@@ -85,9 +81,7 @@ def forget() -> None:
         if not hub.token():
             return  # only git's copy of the token, which the library removes too, is not accessible
         if isinstance(error, PermissionError):
-            raise LoginError(
-                f"The token cannot be deleted: {error.strerror}; delete {error.filename} yourself."
-            ) from error
+            raise LoginError(f"The token cannot be deleted: {error.strerror}; delete {error.filename}.") from error
         raise LoginError("You are logged in by the variable HF_TOKEN; unset it and restart Hangproof.") from error
 
 
@@ -95,9 +89,7 @@ def status_html(name: str = "", error: str = "") -> str:
     """Who is logged in, or how to log in, as HTML."""
     problem = f'<p class="hp-hint hp-warn" role="alert" data-testid="hub-error">{esc(error)}</p>' if error else ""
     if name or hub.token():
-        known = (
-            f"Logged in as <strong>{esc(name)}</strong>." if name else "A Hugging Face token is stored on this machine."
-        )
+        known = f"Logged in as <strong>{esc(name)}</strong>." if name else "A token is stored on this machine."
         return f'<p class="hp-hint" role="status" data-testid="hub-user">{known}</p>{problem}'
     link = hub_link(TOKENS_PATH, "Create a token on Hugging Face")
     return f'{problem}<p class="hp-hint">{link} (type “Read”), then paste it here. The token is kept in Hugging Face’s own store on this machine.</p>'

@@ -253,9 +253,9 @@ def check_everything_arrived(sent: object) -> None:
 
 
 NOT_ARRIVED = {
-    "fields": "Settings not saved: {}; the note at the top of the page says why. Press Start again when it is gone",
+    "fields": "Settings not saved: {}; the note at the top says why. Press Start again when it is gone",
     "kept": "Captions or masks not saved: {}; correct the captions marked 'not saved', then press Start again",
-    "script": "The edited script is not saved; the note at the top of the page says why. Press Start again when it is gone",
+    "script": "The edited script is not saved; the note at the top says why. Press Start again when it is gone",
     "waiting": "Files not uploaded yet: {}; wait until they are, then press Start again",
 }
 

@@ -18,7 +18,7 @@ from runs import custom_script, env_file, pin
 from runs.files import Fault, RunError, atomic_write, explained
 from runs.folders import with_own_save_dir
 from ui import scripts
-from ui.dataset import draft
+from ui.dataset import bucket_preview, draft
 from ui.dataset.draft import OUT_OF_DATE, Text
 from ui.html import part, pressed
 from ui.new import form
@@ -51,7 +51,10 @@ def save(draft_id: str, text: Text) -> None:
     with _lock:
         known = stored(draft_id)
         if known or text != now:
-            before = known["generated"] if known else now  # the text can have the run's name of before
+            # The text can have the run's name of before. Of a first edit, more lines say so than a person has changed.
+            before = known["generated"] if known else custom_script.follow(now, now, text)
+            if not known and sum(map(str.__ne__, before.splitlines(), now.splitlines())) < 3:
+                before = now
             texts = (custom_script.follow(one, before, now) for one in (text, before))
             _write(draft_id, *texts)
 
@@ -141,7 +144,8 @@ def reviewed(draft_id: str, review: form.Review) -> form.Review:
             return review
         spec, folder = with_own_save_dir(review.spec), runs.outputs_dir() / review.spec.slug
         text = custom_script.follow(known["script"], known["generated"], runs.script(spec, folder))
-        return replace(review, spec=pin.adopt(spec, text, folder).changed(edited=None))
+        spec = pin.adopt(spec, text, folder).changed(edited=None)
+        return replace(review, spec=spec, buckets=bucket_preview.by_folder(spec, review.items))
     except RunError:
         return review
 

@@ -31,9 +31,7 @@ def _specs(draft_id: str, texts: dict[str, str]) -> tuple[list["runs.RunSpec"], 
         raise RunError(f"Use numbers with commas between them, at most {LONGEST} characters in a field")
     values = sweep.parse(f"{key}={text}" for key, text in texts.items())
     if script_editor.stored(draft_id) is not None:
-        raise RunError(
-            "The script was edited by hand, and a sweep writes a script for each run. Discard the edit first"
-        )
+        raise RunError("The script was edited, and a sweep writes one for each run. Discard the edit first")
     base, faults = form.parse(form.current(draft_id))
     if base is None:
         raise RunError([Fault("", form.shown(fault)) for fault in faults] or OUT_OF_DATE)
@@ -72,9 +70,7 @@ def start(draft_id: str, texts: dict[str, str]) -> Sweep:
     try:
         queue.add_sweep(made.name, [run for run, _ in made.runs])
     except (MonitorError, OSError) as error:
-        raise RunError(
-            f"{len(specs)} runs are made, but not in the queue: {error}. Add them there one by one"
-        ) from error
+        raise RunError(f"{len(specs)} runs are made, but not in the queue: {error}. Add them one by one") from error
     queue.ensure_worker()
     return made
 
@@ -84,9 +80,7 @@ def start(draft_id: str, texts: dict[str, str]) -> Sweep:
 
 def draw(draft_id: str) -> None:
     """Make the components of the fold."""
-    fold.say(
-        f"Enter values with commas between them. Each combination is a run, at most {MOST}; all share one copy of the images."
-    )
+    fold.say(f"Enter values with commas between. Each combination is a run, at most {MOST}; all share the images.")
     common: dict[str, Any] = {"max_length": LONGEST, "max_lines": 1, "interactive": True}
     with gr.Row(elem_classes="hp-fields"):
         texts = [

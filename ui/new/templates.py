@@ -19,6 +19,7 @@ import gradio as gr
 
 import presets
 import runs
+from monitor.phrases import count
 from runs import env_file
 from runs.files import RunError, atomic_write, explained
 from runs.machine import this_machine, tier_for
@@ -342,8 +343,7 @@ def draw(draft_id: str) -> None:
     def on_use(values: dict[str, Any]) -> list[Any]:
         before = form.current(draft_id)
         form.save(draft_id, values, typed=True)
-        number = len(changes(form.current(draft_id), before))
-        return nothing(f"{number} field{'s were' if number != 1 else ' was'} changed.")
+        return nothing(f"Changed {count(len(changes(form.current(draft_id), before)), 'field')}.")
 
     def on_add(path: str) -> str:
         try:

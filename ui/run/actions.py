@@ -67,9 +67,7 @@ def start(folder: Path) -> None:
         RunError: the monitor refused; carries its message.
     """
     if not _done(["jobs", "queue", "start", str(folder)], START_S):
-        raise RunError(
-            f"the monitor did not start within {START_S} s; read {folder / 'monitor.log'}, then press Start again"
-        )
+        raise RunError(f"the monitor did not start within {START_S} s; read {folder / 'monitor.log'}, then try again")
 
 
 def stop(folder: Path) -> None:

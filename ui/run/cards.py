@@ -49,11 +49,7 @@ STATES = {
     "paused": ("idle", "Paused", "Press {start} to {resume}."),
     "preempted": ("idle", "Interrupted", "The machine was shut down or reclaimed. Press {start} to {resume}."),
     "unkillable": ("bad", "Stuck in the kernel", "It cannot be killed. Restart the machine, then press {start}."),
-    "orphaned": (
-        "warn",
-        "Not monitored",
-        "Its monitor is gone, as after a restart of the machine. Press {start} to {resume}.",
-    ),
+    "orphaned": ("warn", "Not monitored", "Its monitor is gone, as after a reboot. Press {start} to {resume}."),
 }
 SILENT = ("warn", "Monitor does not respond", "Its keeper replaces it. If this stays, check the disk with the run.")
 

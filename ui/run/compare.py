@@ -123,9 +123,7 @@ def draw(folder: Path) -> None:
         elem_id="compare-runs",
     )
     shown = gr.HTML(elem_id="compare-tables", apply_default_css=False)
-    plot = gr.LinePlot(
-        x="step", y="loss", color="run", title="Loss of the runs", height=280, visible=False, elem_id="compare-loss"
-    )
+    plot = gr.LinePlot(x="step", y="loss", color="run", title="Loss", height=280, visible=False, elem_id="compare-loss")
     pictures = gr.Gallery(visible=False, elem_id="compare-samples", object_fit="contain", **GALLERY)
 
     def on_choice(names: list[str]) -> list[Any]:

@@ -131,7 +131,7 @@ def change(do: str, address: str = "", run: str = "") -> None:
 # The tab --------------------------------------------------------------------------------------------------------------
 
 STALE_S = 180.0  # a machine that trains writes its status every 15 s
-HINT = "Runs on rented machines and clusters, read from the stores that they copy to. The stores of your own runs are included."
+HINT = "Runs on rented machines and clusters, read from their stores. The stores of your own runs are included."
 NOTHING = '<div class="hp-empty"><strong>No store is known</strong><p>Add one above, or give a run a store.</p></div>'
 
 

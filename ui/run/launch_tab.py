@@ -27,7 +27,7 @@ from runs.dataset import counts
 from runs.files import RunError
 from runs.manage import size_text
 from ui import jobs, served
-from ui.html import duration, esc, region
+from ui.html import box, duration, esc, region
 from ui.new import rehearsal
 from ui.run import cards, fold, view
 from ui.run.fold import QUIET
@@ -115,12 +115,6 @@ def arguments(kind: str, values: Sequence[Any]) -> list[str]:
 
 # What the commands did ------------------------------------------------------------------------------------------------
 
-STATES = {
-    "done": "Finished",
-    "failed": "Failed",
-    "cancelled": "Cancelled",
-    "lost": "Ended without a result, for example because the machine restarted",
-}
 ERROR_LINES = 12
 
 
@@ -131,11 +125,11 @@ def result(folder: Path, name: str) -> str:
         return ""
     printed, values, errors = jobs.output(folder, name)
     busy, errors = job.state == "running", errors.strip()
-    said = f"Running for {duration(job.seconds)}…" if busy else STATES.get(job.state, job.state)
+    said = f"Running for {duration(job.seconds)}…" if busy else jobs.ENDED.get(job.state, job.state)
     problems = errors.splitlines()[-ERROR_LINES:] if job.state not in ("running", "done") else []
     file = Markup(written(folder, values)) if name.startswith("launch-") else ""
     text = "\n".join(filter(None, (printed.strip(), errors if busy else "")))
-    return cards.CARD("job", job.state, said, problems, file, text)
+    return cards.CARD("job", job.state, said, Markup(box(map(esc, problems))), file, text)
 
 
 def written(folder: Path, values: Any) -> str:

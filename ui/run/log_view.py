@@ -12,6 +12,7 @@ from typing import Any
 
 import gradio as gr
 
+from monitor.phrases import count
 from monitor.run_folder import TRAINING_LOG
 from runs.env_file import masked_end
 from runs.files import RunError
@@ -44,9 +45,10 @@ Line = tuple[str, str]  # its level, its text with a terminal's colours
 
 
 def styled(line: bytes) -> str:
-    """A line as a terminal shows it. The only control characters left are the codes of colours, which the browser makes
-    styles, and tabs."""
-    text = last_state(line)[:LINE_BYTES].decode("utf-8", "replace").rstrip("\r")
+    """A line as a terminal shows it: of a progress bar, which can grow for hours without a line end, what it shows now.
+    The only control characters left are the codes of colours, which the browser makes styles, and tabs."""
+    line = line[line.rfind(b"\r", 0, len(line.rstrip(b"\r"))) + 1 :]
+    text = line[:LINE_BYTES].decode("utf-8", "replace").rstrip("\r")
     text = ANSI.sub(lambda code: code[0] if COLOUR.fullmatch(code[0]) else "", text)
     if not text.isprintable():
         parts = COLOUR.split(text)
@@ -60,18 +62,13 @@ def level_of(line: str) -> str:
     return "error" if ERROR.search(line) else "warning" if WARNING.search(line) else ""
 
 
-def last_state(line: bytes) -> bytes:
-    """Of a progress bar, which can grow for hours without a line end, what a terminal shows now."""
-    return line[line.rfind(b"\r", 0, len(line.rstrip(b"\r"))) + 1 :]
-
-
 def tail(folder: Path) -> list[Line]:
     """The end of the log without the values of secrets; the same object until the log changes."""
 
     def made() -> list[Line]:
         data = end_of(folder / TRAINING_LOG, LOG_BYTES)
         shown = masked_end(folder, data, len(data) == LOG_BYTES).rstrip().split(b"\n")
-        lines = [styled(last_state(line)[-LINE_BYTES:]) for line in shown[-SHOWN:]]
+        lines = [styled(line) for line in shown[-SHOWN:]]
         return [(level_of(line), line) for line in lines] if any(lines) else []
 
     return kept("log", folder, [folder / TRAINING_LOG], made)
@@ -174,11 +171,10 @@ def draw(folder: Path) -> None:
             lines, share = find(folder, text, level or "")
         except RunError as error:
             return [gr.skip(), fold.note(error, True), *[gr.skip()] * 3]
-        count = "1 line" if len(lines) == 1 else f"{len(lines):,} lines"
-        least = "the last " if len(lines) == MOST_FOUND else ""
-        part = f" in the last {size_text(SEARCHED_BYTES)} of the log; all of it is in the download"
-        where = "" if share == 1 else part
-        return [markup(lines), fold.note(f"{least}{count} found{where}"), False, gr.Timer(active=False), None]
+        said = f"{'the last ' * (len(lines) == MOST_FOUND)}{count(len(lines), 'line')} found"
+        if share < 1:
+            said += f" in the last {size_text(SEARCHED_BYTES)} of the log; all of it is in the download"
+        return [markup(lines), fold.note(said), False, gr.Timer(active=False), None]
 
     timer.tick(on_tick, drawn, [pane, drawn, file], key="log-tick", **QUIET)
     gr.on([query.change, level.input], on_search, [query, level], outputs, trigger_mode="always_last", **QUIET)

@@ -76,9 +76,7 @@ def build() -> RunPage:
 
     with gr.Row(elem_classes="hp-runs"):
         with gr.Column(scale=1, min_width=230, elem_classes="hp-side"):
-            search = fold.line(
-                "Search runs", placeholder="Search by name or state", show_label=False, elem_id="run-search"
-            )
+            search = fold.line("Search runs", placeholder="Name or state", show_label=False, elem_id="run-search")
             part("queue")
             part("list")
         with gr.Column(scale=4, min_width=300, elem_classes="hp-main"):

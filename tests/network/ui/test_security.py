@@ -158,7 +158,8 @@ def chunked(server: Server, path: str, megabytes: int, **headers: str) -> int:
 
 def test_a_body_that_is_too_large_is_refused(server):
     kind = {"Content_Type": "multipart/form-data; boundary=x"}
-    for path, size in (("/gradio_api/upload", 2_100_000_000), ("/gradio_api/queue/join", 50_000_000)):
+    event, call = "/api/gradio_api/call/set_settings", "/gradio_api/component_server"  # which may have a mask
+    for path, size in (("/gradio_api/upload", 2_100_000_000), (event, 5_000_000), (call, 50_000_000)):
         status, _, body = ask(server, "POST", path, b"", Content_Length=str(size), **kind)
         assert status == 413 and b"MB" in body, path
     began = psutil.Process(server.process.pid).memory_info().rss
@@ -166,6 +167,14 @@ def test_a_body_that_is_too_large_is_refused(server):
         assert chunked(server, path, 60, Transfer_Encoding="chunked", **JSON) == 413, path
     assert psutil.Process(server.process.pid).memory_info().rss - began < 150e6
     assert upload(server, "large.txt", bytes(40_000_000)) == 200, "an upload may be larger than what is typed"
+    assert ask(server, "POST", call, b" " * 30_000_000 + b"{}", **JSON)[0] == 400, "no component is named"
+
+
+@pytest.mark.parametrize("top", ["", "/api"])
+def test_bytes_that_are_no_text_get_an_answer_and_no_traceback(server, top):
+    before = server.log.stat().st_size
+    status, _, body = ask(server, "POST", f"{top}/gradio_api/queue/join", b"\xff", Content_Type="text/plain")
+    assert status == 400 and b"cannot take this request" in body and server.log.stat().st_size == before
 
 
 def test_an_upload_whose_browser_leaves_in_the_middle_is_removed(server):

@@ -1,5 +1,7 @@
 """The caches: encoded once, and again only what changed or broke; each error names its file."""
 
+import os
+import time
 from argparse import Namespace
 
 import pytest
@@ -33,9 +35,13 @@ def test_a_run_encodes_once_and_again_only_what_changed_or_broke(tmp_path):
     Pillow.new("RGB", (64, 64), "red").save(images / "1.png")
     cut = sorted((images / FOLDER).glob("latents-*"))[0]
     cut.write_bytes(cut.read_bytes()[:-30])
+    for left, age_s in (("old", 9000), ("new", 9)):  # of a killed process; of one that writes now
+        (images / FOLDER / f".{cut.name}.{left}.tmp").touch()
+        os.utime(images / FOLDER / f".{cut.name}.{left}.tmp", (time.time() - age_s,) * 2)
     latents, texts = encoded(3)
     assert texts == 1 and latents in (1, 2)  # the cut one may be the changed image's
     assert len(list((images / FOLDER).glob("text-*"))) == 6
+    assert [left.name for left in (images / FOLDER).glob(".*")] == [f".{cut.name}.new.tmp"]
 
 
 def test_an_image_with_16_bits_of_grey_that_an_older_version_cached_as_white_is_encoded_again(model, tmp_path):

@@ -66,6 +66,14 @@ def test_samples_are_fixed_by_their_seed_and_a_bad_one_costs_itself_alone(model,
     assert "sample image 1 is skipped: SampleError: 1 of 2 steps took longer than its limit" in messages[-2]
 
 
+def test_with_a_mask_of_the_texts_neither_loses_a_token_beside_a_shorter_one():
+    args, prompt = arguments(apply_t5_attn_mask=True), samples.Prompt(0, "a", 1, 64, 32, cfg=2.0)
+    short, long = ({"t5": None, "clip": None, "mask": torch.tensor([[1] * n + [0] * (4 - n)])} for n in (1, 3))
+    for text, without, seen in ((short, None, 1), (short, long, 3), (long, short, 3)):
+        mask = FAMILY.sample(text, without, prompt, args)["joint_attention_kwargs"]["attention_mask"]
+        assert mask.flatten().tolist() == [True] * seen + [False] * (4 - seen) + [True] * 8
+
+
 @pytest.mark.parametrize("dynamic", ["true", "false"])
 def test_a_prompt_with_a_shift_of_its_own_does_not_change_the_images_after_it(model, tmp_path, dynamic):
     whole = Path(shutil.copytree(model, tmp_path / "model"))

@@ -51,7 +51,9 @@ def test_what_cannot_be_imported_says_why():
         ("hello there", "this is not a train.sh"),
         ("", "nothing to import"),
         ('{"a": 1}', "none of kohya_ss"),
-        ('{"train_data_dir": "x"}', "trains no LoRA"),
+        ('{"--model_type": "lora", "--lora_rank": 16}', "Enter its values in step 2 by hand"),  # of SimpleTuner
+        ('{"model_type": "lora", "pretrained_model_name_or_path": "x"}', "none of kohya_ss, OneTrainer or ai-toolkit"),
+        ('{"train_data_dir": "x"}', "trains no LoRA. Save it on the LoRA tab"),
         ('{"LoRA_type": "Standard", "v2": true}', "Stable Diffusion 2"),
         ("[[datasets]\n", "not valid TOML"),
         ("config: {process: [{network: {}, model: {is_pixart: true}}]}", "of the kind pixart"),

@@ -5,7 +5,7 @@ import json
 import pytest
 
 import runs
-from runs.history import earlier
+from runs.history import earlier, expected
 
 FIELDS = {"name": "one", "model": "tiny-flux", "tier": "16G"}
 
@@ -31,6 +31,7 @@ def test_the_newest_completed_run_with_the_same_settings_gives_its_speed_and_the
     write(data, "restarted", "2026-01-03T00:20:00.000Z", step_s=4.0, restarts=2)
     found = earlier(spec())
     assert (found.name, found.step_s, found.other_s) == ("before", 2.0, pytest.approx(200.0))
+    assert expected(runs.make(FIELDS), 2000) == (4200, "measured on this machine in the run “before”")
     others = {"tier": "20G", "model": "flux-dev", "mixed_precision": "bf16", "resolution": 128, "batch_size": 2}
     for name, value in (others | {"nodes": 2}).items():
         assert earlier(spec(**{name: value})) is None, "with other settings"

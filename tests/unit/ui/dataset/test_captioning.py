@@ -55,7 +55,7 @@ STATUS |= {"line": "<x>", "failed": 1, "failures": ["<y>"], "error": ""}
     [
         ({}, ["10 of 40 captions written, about 5 min left.", 'max="40" value="10"', "1 image has no"], ["<x>", "<y>"]),
         ({"seconds": 1, "line": "", "failures": []}, ["captions written."], ["left", "<p></p>", "<details"]),
-        ({"state": "failed", "error": "no GPU"}, ["Stopped. 10 of", "no GPU"], ["<progress", "&lt;x", "left"]),
+        ({"state": "failed", "error": "no GPU"}, ["Failed. 10 of", "no GPU"], ["<progress", "&lt;x", "left"]),
         ({"done": 0, "total": 0}, ['max="1" value="0"'], ["left"]),
         ({"before": 8, "failed": 35}, ["written, about 25 min left.", "35 images have no caption"], []),
     ],

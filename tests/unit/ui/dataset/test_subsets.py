@@ -29,7 +29,7 @@ def test_a_moved_image_keeps_its_identity_when_its_file_is_dropped_again(mine, t
     set_caption(mine, "cat/a.png", "typed")
     assert drop(mine, (tmp_path / "a.png", "cat/a.png"))[0] == 0, "it is in that folder already"
     assert captions(mine) == {"cat/a.png": "typed", "b.png": ""}
-    with pytest.raises(RunError, match="the same image is in that subset"):
+    with pytest.raises(RunError, match="the same image is there"):
         drop(mine, (tmp_path / "b.png", "cat/b.png"))
         subsets.move(mine, [item_of(mine, "b.png").id], "cat")
 

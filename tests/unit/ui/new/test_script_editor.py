@@ -57,8 +57,11 @@ def test_a_script_that_is_discarded_leaves_no_secret_to_the_next_one(filled):
     assert script_editor.for_run(DRAFT, spec_of()).secrets == []
 
 
-def test_the_name_of_the_run_follows_the_form(filled):
-    script_editor.save(DRAFT, text := edit(text_of()))
+@pytest.mark.parametrize("edited", [True, False])
+def test_the_name_of_the_run_follows_the_form(filled, edited):
+    text = edit(text_of())
+    if edited:
+        script_editor.save(DRAFT, text)
     draft.save_fields(DRAFT, {"name": "dog"})
     script_editor.save(DRAFT, f"{text}# more\n")  # typed before the page showed the new name
     spec = script_editor.for_run(DRAFT, spec_of())
