@@ -124,8 +124,7 @@ def _measured(pictures: Iterable[Dropped], work: Path, link: bool = False) -> li
         return list(pool.map(one, itertools.count(), pictures))
 
 
-def _what_was_added(step: draft_store.Step) -> str:
-    number = sum(part == "images" and values is None for (part, _), values in step.items())
+def _what_was_added(number: int) -> str:
     return f"adding of {count(number, 'image')}" if number else "captions from files"
 
 
@@ -183,7 +182,7 @@ def _store(draft_id: str, state: State, work: Path, pictures: list[tuple[Dropped
     taken: dict[str, set[str]] = {}
     same_content = {}  # an image that the user moved to another subset keeps its id
     for key, entry in images.items():
-        taken.setdefault(entry["folder"], set()).add(Path(entry["file"]).stem.casefold())
+        taken.setdefault(entry["folder"], set()).add(os.path.splitext(entry["file"])[0].casefold())
         same_content[entry["folder"], entry["sha256"]] = key
     refused = 0
     for file, found in pictures:
