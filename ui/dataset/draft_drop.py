@@ -24,6 +24,7 @@ from runs import archives, masks
 from runs.dataset import CAPTION_SUFFIXES, read_caption, read_captions, unique_stem
 from runs.files import RunError, explained
 from runs.paths import datasets_dir
+from runs.pictures import workers
 from ui.dataset import draft_images, draft_store
 from ui.dataset.draft_images import Entry
 from ui.dataset.draft_store import State
@@ -120,7 +121,7 @@ def _measured(pictures: Iterable[Dropped], work: Path, link: bool = False) -> li
             return file, str(error)
         return file, {**found, "at": number}
 
-    with ThreadPoolExecutor(draft_images.workers()) as pool:  # Pillow and hashlib release the interpreter's lock
+    with ThreadPoolExecutor(workers()) as pool:  # Pillow and hashlib release the interpreter's lock
         return list(pool.map(one, itertools.count(), pictures))
 
 
