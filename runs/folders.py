@@ -4,7 +4,6 @@ A run is checked and built in temporary folders that are renamed at the end: an 
 incomplete run and changes nothing that existed before.
 """
 
-import contextlib
 import functools
 import importlib.util
 import os
@@ -301,9 +300,7 @@ def unpaired(spec: "RunSpec", images: Iterable[Path]) -> Fault | None:
 
     @functools.cache
     def stems(inside: Path) -> set[str]:
-        with contextlib.suppress(OSError):
-            return {os.path.normcase(name.rpartition(".")[0]) for name in os.listdir(folder / inside)}
-        return set()
+        return {os.path.normcase(path.stem) for path in (folder / inside).glob("*.*")}
 
     for image in images if spec.control_dir else ():
         stem = Path(weight_of(image.parent.as_posix())[1]) / image.stem  # one with a weight is in a folder of its own

@@ -14,7 +14,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +25,6 @@ from runs.growing import count_of, json_objects
 from runs.paths import SWEEPS, datasets_dir, free_name, outputs_dir, slug
 
 if TYPE_CHECKING:
-    from pydantic import TypeAdapter
-
     from runs.spec import RunSpec
 
 MOST = 24  # runs of a sweep
@@ -229,20 +227,16 @@ def _is_cache(path: Path) -> bool:
 # What became of them --------------------------------------------------------------------------------------------------
 
 
-@cache
-def _adapter() -> "TypeAdapter[Sweep]":
-    """What checks a file. Made once: the page asks every second."""
-    from pydantic import TypeAdapter  # large, and most machines have no sweep
-
-    return TypeAdapter(Sweep)
-
-
 def all_sweeps() -> list[Sweep]:
     """The sweeps of which a run exists, newest first; not a damaged one, or one whose runs would be elsewhere."""
-    found = []
-    for path in (outputs_dir() / SWEEPS).glob("*.json"):
+    found, paths = [], [*(outputs_dir() / SWEEPS).glob("*.json")]
+    if paths:
+        from pydantic import TypeAdapter  # large, and most machines have no sweep
+
+        known = TypeAdapter(Sweep)  # once: it takes longer than to read a file
+    for path in paths:
         with contextlib.suppress(OSError, ValueError):
-            sweep = replace(_adapter().validate_json(path.read_bytes()), name=path.stem)
+            sweep = replace(known.validate_json(path.read_bytes()), name=path.stem)
             folders = [outputs_dir() / run for run, _ in sweep.runs]
             inside = all(folder.parent == outputs_dir() and folder.name[0] != "." for folder in folders)
             if inside and any(folder.is_dir() for folder in folders):

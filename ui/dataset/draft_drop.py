@@ -107,7 +107,7 @@ def take(draft_id: str, dropped: Iterable[Dropped], drop: str, more: bool, link:
             messages += _store(draft_id, edit.state, work, measured)
             messages += _assign(edit.state, texts, drop, more)
             added = len(edit.state["images"]) - before
-            edit.label = _what_was_added
+            edit.label = lambda number: f"adding of {count(number, 'image')}" if number else "captions from files"
     return added, messages
 
 
@@ -123,10 +123,6 @@ def _measured(pictures: Iterable[Dropped], work: Path, link: bool = False) -> li
 
     with ThreadPoolExecutor(workers()) as pool:  # Pillow and hashlib release the interpreter's lock
         return list(pool.map(one, itertools.count(), pictures))
-
-
-def _what_was_added(number: int) -> str:
-    return f"adding of {count(number, 'image')}" if number else "captions from files"
 
 
 def expanded(
