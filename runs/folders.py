@@ -4,7 +4,7 @@ A run is checked and built in temporary folders that are renamed at the end: an 
 incomplete run and changes nothing that existed before.
 """
 
-import glob
+import functools
 import importlib.util
 import os
 import shutil
@@ -302,9 +302,14 @@ def problems(spec: "RunSpec", platform: str = sys.platform, ask: bool = False) -
 def unpaired(spec: "RunSpec", images: Iterable[Path]) -> Fault | None:
     """The first image without a control image; None without a folder of them. images: their paths in the data set."""
     folder = Path(spec.control_dir).expanduser().absolute()
+
+    @functools.cache
+    def stems(inside: Path) -> set[str]:
+        return {os.path.normcase(path.stem) for path in (folder / inside).glob("*.*")}
+
     for image in images if spec.control_dir else ():
         stem = Path(weight_of(image.parent.as_posix())[1]) / image.stem  # one with a weight is in a folder of its own
-        if not any((folder / stem.parent).glob(f"{glob.escape(stem.name)}.*")):
+        if os.path.normcase(stem.name) not in stems(stem.parent):
             text = f"No control image {stem.as_posix()}.* in {folder}; add one for each image, under the same name"
             return Fault("control_dir", text)
     return None

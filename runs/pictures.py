@@ -7,6 +7,7 @@ another colour mode is decoded and changed, because sd-scripts and diffusers tre
 import contextlib
 import functools
 import io
+import os
 import struct
 import warnings
 import zlib
@@ -27,6 +28,7 @@ FORMATS = (*KEPT, "GIF", "TIFF", "ICO", "AVIF", "HEIF")
 IMAGE_SUFFIXES = {*KEPT.values(), ".jpeg", ".gif", ".tif", ".tiff", ".avif", ".heic", ".heif", ".jxl", ".svg", ".ico"}
 USABLE = "PNG, JPEG, WebP, HEIC, AVIF, BMP, GIF or TIFF"
 EXIF_ORIENTATION = 0x0112
+MAX_WORKERS = 8
 # Pillow's decoders raise these on damaged data; they have no common class. It turns some of them into SyntaxError for
 # the first frame of a file only (PIL/ImageFile.py): a later frame of a TIFF raises TypeError and KeyError.
 DAMAGE = (OSError, SyntaxError, TypeError, LookupError, ValueError, EOFError, RuntimeError, struct.error, zlib.error)
@@ -35,6 +37,12 @@ DAMAGE = (OSError, SyntaxError, TypeError, LookupError, ValueError, EOFError, Ru
 def is_image_name(path: Path) -> bool:
     """Whether the file's suffix is that of an image."""
     return path.suffix.lower() in IMAGE_SUFFIXES
+
+
+def workers() -> int:
+    """The number of images that are decoded at the same time: each can take 300 MB of memory."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return min(len(affinity(0)) if affinity else os.cpu_count() or 1, MAX_WORKERS)
 
 
 @functools.cache

@@ -228,12 +228,14 @@ def _is_cache(path: Path) -> bool:
 
 def all_sweeps() -> list[Sweep]:
     """The sweeps of which a run exists, newest first; not a damaged one, or one whose runs would be elsewhere."""
-    found = []
-    for path in (outputs_dir() / SWEEPS).glob("*.json"):
+    found, paths = [], [*(outputs_dir() / SWEEPS).glob("*.json")]
+    if paths:
         from pydantic import TypeAdapter  # large, and most machines have no sweep
 
+        known = TypeAdapter(Sweep)  # once: it takes longer than to read a file
+    for path in paths:
         with contextlib.suppress(OSError, ValueError):
-            sweep = replace(TypeAdapter(Sweep).validate_json(path.read_bytes()), name=path.stem)
+            sweep = replace(known.validate_json(path.read_bytes()), name=path.stem)
             folders = [outputs_dir() / run for run, _ in sweep.runs]
             inside = all(folder.parent == outputs_dir() and folder.name[0] != "." for folder in folders)
             if inside and any(folder.is_dir() for folder in folders):

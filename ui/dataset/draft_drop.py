@@ -24,6 +24,7 @@ from runs import archives, masks
 from runs.dataset import CAPTION_SUFFIXES, read_caption, read_captions, unique_stem
 from runs.files import RunError, explained
 from runs.paths import datasets_dir
+from runs.pictures import workers
 from ui.dataset import draft_images, draft_store
 from ui.dataset.draft_images import Entry
 from ui.dataset.draft_store import State
@@ -106,7 +107,7 @@ def take(draft_id: str, dropped: Iterable[Dropped], drop: str, more: bool, link:
             messages += _store(draft_id, edit.state, work, measured)
             messages += _assign(edit.state, texts, drop, more)
             added = len(edit.state["images"]) - before
-            edit.label = _what_was_added
+            edit.label = lambda number: f"adding of {count(number, 'image')}" if number else "captions from files"
     return added, messages
 
 
@@ -120,13 +121,8 @@ def _measured(pictures: Iterable[Dropped], work: Path, link: bool = False) -> li
             return file, str(error)
         return file, {**found, "at": number}
 
-    with ThreadPoolExecutor(draft_images.workers()) as pool:  # Pillow and hashlib release the interpreter's lock
+    with ThreadPoolExecutor(workers()) as pool:  # Pillow and hashlib release the interpreter's lock
         return list(pool.map(one, itertools.count(), pictures))
-
-
-def _what_was_added(step: draft_store.Step) -> str:
-    number = sum(part == "images" and values is None for (part, _), values in step.items())
-    return f"adding of {count(number, 'image')}" if number else "captions from files"
 
 
 def expanded(
@@ -183,7 +179,7 @@ def _store(draft_id: str, state: State, work: Path, pictures: list[tuple[Dropped
     taken: dict[str, set[str]] = {}
     same_content = {}  # an image that the user moved to another subset keeps its id
     for key, entry in images.items():
-        taken.setdefault(entry["folder"], set()).add(Path(entry["file"]).stem.casefold())
+        taken.setdefault(entry["folder"], set()).add(os.path.splitext(entry["file"])[0].casefold())
         same_content[entry["folder"], entry["sha256"]] = key
     refused = 0
     for file, found in pictures:

@@ -24,7 +24,6 @@ from runs.files import RunError, atomic_write, explained
 
 THUMB_SIDE = 480  # pixels: a card's width on a high-density screen
 LARGE_SIDE = 1600
-MAX_WORKERS = 8
 DRAFTED = ("JPEG", "MPO")  # formats that can be decoded at a fraction of their size
 SIDEWAYS = (5, 6, 7, 8)  # EXIF orientations that exchange width and height
 GONE = "the file is gone; drop it again"
@@ -40,13 +39,6 @@ Entry = dict[str, Any]
 def image_id(folder: str, sha256: str) -> str:
     """The id of an image: its folder and its content."""
     return hashlib.sha256(f"{folder}\0{sha256}".encode("utf-8", "surrogatepass")).hexdigest()[:24]
-
-
-def workers() -> int:
-    """The number of images that are decoded at the same time: each can take 300 MB of memory."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
-    return min(cores, MAX_WORKERS)
 
 
 def measured(path: Path, name: str, copy: Path, link: bool = False) -> Entry:

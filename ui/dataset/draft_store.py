@@ -23,7 +23,7 @@ import sqlite3
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -180,39 +180,52 @@ class DraftFile:
         found = self.sql("SELECT label FROM steps WHERE number = ?", number)
         return str(found[0][0]) if found else ""
 
-    def step(self, number: int) -> Step:
-        """What leads to the other side of a step. Raises RunError: it cannot be read."""
-        rows = self.sql("SELECT part, key, value FROM undo WHERE step = ?", number)
+    def step(self, number: int, rows: Iterable[tuple[str, str]] | None = None) -> Step:
+        """What leads to the other side of a step, or what it has of some rows. Raises RunError: it cannot be read."""
+        words = "SELECT part, key, value FROM undo WHERE step = ?"
+        found = self.sql(words, number) if rows is None else []
+        for row in rows or ():
+            found += self.sql(f"{words} AND part = ? AND key = ?", number, *row)
         try:
-            return {(part, key): json.loads(value) for part, key, value in rows}
+            return {(part, key): json.loads(value) for part, key, value in found}
         except ValueError as error:
             raise RunError(f"The step “{self.label(number)}” cannot be read; this change cannot be undone") from error
 
-    def set_step(self, number: int, step: Step) -> None:
-        """Store what leads to the other side of a step."""
-        self.sql("DELETE FROM undo WHERE step = ?", number)
-        rows = [(number, part, key, json.dumps(values)) for (part, key), values in step.items()]
+    def set_step(self, number: int, old: Step, new: Step) -> None:
+        """Store rows of a step in place of old ones; its other rows stay."""
+        self.sql_for_each("DELETE FROM undo WHERE step = ? AND part = ? AND key = ?", [(number, *row) for row in old])
+        rows = [(number, part, key, json.dumps(values)) for (part, key), values in new.items()]
         self.sql_for_each("INSERT INTO undo VALUES (?, ?, ?, ?)", rows)
 
     def add_step(self, after: State, edit: "Edit", merge: str, within_s: float) -> int:
         """Store the step from the content of now to another one. Returns its number, or that of the last one where both
-        contents are equal. Args: see `change`."""
-        before, step, done = self.state, difference(self.state, after), self.state["done"]
+        contents are equal. Args: see `change`. Of a step that it joins, only the rows that change are read and written:
+        a drop of 5,000 images is hundreds of changes."""
+        step, done, joined = difference(self.state, after), self.state["done"], Step()
         last = self.sql(
             "SELECT merge, at FROM steps WHERE number = ? AND number = (SELECT max(number) FROM steps)", done
         )
+        number = done + 1
         if merge and last and last[0][0] == merge and 0 <= time.time() - last[0][1] < within_s:
             with contextlib.suppress(RunError):  # a step that cannot be read stays as it is
-                step, done = difference(applied(before, self.step(done)), after), done - 1
-        first = done + bool(step) - HISTORY_STEPS
-        self.sql("DELETE FROM steps WHERE number > ? OR number <= ?", done, first)
-        self.sql("DELETE FROM undo WHERE step > ? OR step <= ?", done, first)
-        if step:
-            done += 1
-            label = edit.label if isinstance(edit.label, str) else edit.label(step)
-            self.sql("INSERT INTO steps VALUES (?, ?, ?, ?)", done, label, merge, time.time())
-            self.set_step(done, step)
-        return done
+                joined, number = self.step(done, step), done
+        before, now = (
+            {part: {key: one[part][key] for of, key in joined if of == part and key in one[part]} for part in PARTS}
+            for one in (self.state, after)
+        )
+        step = {row: values for row, values in step.items() if row not in joined}
+        step |= difference(applied(before, joined), now)
+        for table, column in (("steps", "number"), ("undo", "step")):
+            self.sql(f"DELETE FROM {table} WHERE {column} > ? OR {column} <= ?", done, number - HISTORY_STEPS)
+        self.set_step(number, joined, step)
+        count = "SELECT count(*), sum(part = 'images' AND value = 'null') FROM undo WHERE step = ?"
+        ((rows, images),) = self.sql(count, number)
+        self.sql("DELETE FROM steps WHERE number = ?", number)
+        if not rows:
+            return number - 1
+        label = edit.label if isinstance(edit.label, str) else edit.label(images)
+        self.sql("INSERT INTO steps VALUES (?, ?, ?, ?)", number, label, merge, time.time())
+        return number
 
 
 # Steps ---------------------------------------------------------------------------------------------------------------
@@ -406,8 +419,9 @@ def undo(draft_id: str, back: bool = True) -> str | None:
         number = file.state["done"] + (not back)
         if not (label := file.label(number)):
             return None
-        before, after = file.state, applied(file.state, file.step(number))
-        file.set_step(number, difference(before, after))
+        before, step = file.state, file.step(number)
+        after = applied(before, step)
+        file.set_step(number, step, difference(before, after))
         file.store({**after, "done": number - back})
     return f"{'Undone' if back else 'Redone'}: {label}."
 
@@ -429,10 +443,11 @@ def history(draft_id: str) -> tuple[str, str]:
 
 @dataclass
 class Edit:
-    """A change in progress. `label`: its name in the history, such as "caption of cat.png"; or what makes it."""
+    """A change in progress. `label`: its name in the history, such as "caption of cat.png"; or what makes it of the
+    number of images that it adds."""
 
     state: State
-    label: str | Callable[[Step], str] = "change"
+    label: str | Callable[[int], str] = "change"
 
 
 def digest(state: State) -> str:

@@ -1,7 +1,7 @@
 // Dropped and chosen files: finds them with their folders and uploads them in batches. Where the server does not take a batch, the
 // rest is not sent, and the page says so: the files are still where they were dropped from. Part of the images' script.
 const SKIPPED = /^(\.|thumbs\.db$|desktop\.ini$|__MACOSX$)/i;
-const [MOST_FILES, MOST_BYTES] = [16, 32e6]; // of a batch
+const [MOST_FILES, MOST_BYTES] = [64, 32e6]; // of a batch
 const waiting = []; // { file, path, drop }: not yet taken by the server
 hangproof.kept = () => waiting.length;
 

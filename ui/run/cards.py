@@ -281,8 +281,9 @@ def loras(folder: Path, found: list[Lora], evolution: Evolution, picked: int | N
         best = picked is not None and lora.step == picked
         return lora, title, thumbs, best, size_text(lora.size), file_url(lora.path)
 
-    size = size_text(sum(lora.size for lora in found))
-    return CARD("loras", [*map(row, found)], folder.absolute(), archive_url(folder), size)
+    rows, size = [*map(row, found)], size_text(sum(lora.size for lora in found))
+    made = functools.partial(CARD, "loras", rows, folder.absolute(), archive_url(folder), size)
+    return latest("loras", folder, (rows, size), made)
 
 
 def incidents(found: list[Incident]) -> str:

@@ -15,6 +15,7 @@ from ui import served
 from ui.html import esc, number, table
 from ui.run import blind_vote, fold, view
 from ui.run.fold import QUIET
+from ui.run.readers import kept
 from ui.run.snapshots import Evolution, best
 
 TICK_S = 5.0
@@ -53,8 +54,12 @@ def pictures(found: Evolution, prompt: int = ALL) -> list[Picture]:
 
 def sent(path: Path) -> str | None:
     """The path as the page sends it; None for what it does not send."""
-    found = served.find(str(path.absolute()))
-    return str(found[0]) if found and found[1].startswith("image/") else None
+
+    def made() -> str | None:
+        found = served.find(str(path.absolute()))
+        return str(found[0]) if found and found[1].startswith("image/") else None
+
+    return kept("sent", path, [path], made)
 
 
 def summary(found: Evolution, folder: Path) -> str:

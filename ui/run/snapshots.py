@@ -56,14 +56,15 @@ def table(prompts: Iterable[Prompt], samples: Sequence[Sample], loras: Iterable[
     """The snapshots of a run from what its folder has. A pure function but for the files' times."""
     files = sorted(loras, key=lambda one: (one.final, one.path.name), reverse=True)
     trained, epochs, losses = (metrics.steps[name] for name in ("step", "epoch", "loss"))
-    last = {int(epoch): int(trained[epochs == epoch].max()) for epoch in np.unique(epochs[epochs > 0])}
-    ends = {one.epoch: one.step for one in files if one.epoch and one.step and not one.final} | last
+    ends = np.flatnonzero(np.diff(epochs, append=0))  # of the epochs; also where one is unknown
+    last = dict(sorted((int(epochs[n]), int(trained[n])) for n in ends if epochs[n] > 0))
+    known = {one.epoch: one.step for one in files if one.epoch and one.step and not one.final} | last
     validation = {step: loss for step, loss in sorted(metrics.validation.items()) if not math.isnan(loss)}
 
     def key(unit: str, number: int) -> At:
         if unit == "step" or number == 0:
             return number, None
-        return (ends[number], None) if number in ends else (None, number)
+        return (known[number], None) if number in known else (None, number)
 
     rows: dict[At, dict[int, Sample]] = {}
     others = [sample for sample in samples if not sample.unit]
@@ -81,7 +82,8 @@ def table(prompts: Iterable[Prompt], samples: Sequence[Sample], loras: Iterable[
         drawn = tuple(row[prompt] for prompt in sorted(row))
         if step is not None:
             epoch = next((number for number, end in last.items() if 0 < step <= end), None)
-            smoothed = losses[(trained > step - SMOOTHED) & (trained <= step) & ~np.isnan(losses)]
+            first, end = (np.searchsorted(trained, one, "right") for one in (step - SMOOTHED, step))
+            smoothed = losses[first:end][~np.isnan(losses[first:end])]
             loss, held_out = float(smoothed.mean()) if len(smoothed) else None, validation.get(step)
         times = [stamp(path).mtime_ns / 1e9 for path in ([lora.path] if lora else [sample.path for sample in drawn])]
         time = max(times, default=0.0) or None  # 0: the files are gone

@@ -4,6 +4,7 @@ The real parsers run in the trainer's environment, one process a trainer: import
 """
 
 import json
+import os
 import re
 import subprocess
 from collections.abc import Iterator
@@ -137,7 +138,7 @@ def test_musubis_data_set_has_one_table_for_each_folder(tmp_path, data):
     assert all(set(row) == {"image_directory", "cache_directory", "num_repeats"} for row in rows.values())
 
 
-def test_a_model_that_learns_from_pairs_needs_a_control_image_for_each_image(tmp_path, data):
+def test_a_model_that_learns_from_pairs_needs_a_control_image_for_each_image(tmp_path, data, monkeypatch):
     pictures(datasets_dir() / "my-lora", 2)
     one = spec(model="qwen-image-edit", backend="musubi")
 
@@ -155,7 +156,15 @@ def test_a_model_that_learns_from_pairs_needs_a_control_image_for_each_image(tmp
     pictures(datasets_dir() / "my-lora" / "weight-3", 1), pictures(datasets_dir() / "my-lora" / "30_weight-3-cat", 1)
     assert "No control image 10_cat/0.* in" in fault(control_dir=str(control))[0]
     pictures(control / "10_cat", 1)
+    looks = list[str]()
+    for name in ("listdir", "scandir"):
+        listed = getattr(os, name)
+        look = lambda folder=".", listed=listed: looks.append(str(folder)) or listed(folder)  # noqa: E731
+        monkeypatch.setattr(os, name, look)
     assert fault(control_dir=str(control)) == [], "a repeated image has the control image of the others"
+    looks = [one for one in looks if one.startswith(str(control))]
+    assert len(looks) <= 2, "of thousands of pairs, not one look for each"
+    assert "No control image 0.*" in fault(control_dir=str(control / "0.png"))[0]
 
 
 def test_only_the_training_command_resumes_and_caching_takes_its_flags_over():

@@ -2,6 +2,8 @@
 
 import os
 import re
+import tempfile
+import threading
 from pathlib import Path
 
 import pytest
@@ -25,10 +27,23 @@ def take(tmp_path: Path, images, trigger="") -> tuple[Path, list[str]]:
 
 def refused(images) -> str:
     """The message that a set of images is refused with."""
-    with pytest.raises(runs.RunError) as caught:
+    with pytest.raises(runs.RunError) as caught, tempfile.TemporaryDirectory() as folder:
         images = images if isinstance(images, Path) else sources(images)
-        dataset.ingest(dataset.gather(images), Path("/dev/shm"))
+        dataset.ingest(dataset.gather(images), Path(folder))
     return str(caught.value)
+
+
+def test_images_are_decoded_at_the_same_time_and_messages_and_names_keep_their_order(tmp_path, monkeypatch):
+    """300 photos of 24 megapixels took minutes after Start, on one core of many."""
+    meet = threading.Barrier(3, timeout=60)
+    monkeypatch.setattr(dataset, "workers", lambda: 3)
+    decoded = lambda *given, known=dataset.decoded: (meet.wait(), known(*given))[1]  # noqa: E731
+    monkeypatch.setattr(dataset, "decoded", decoded)
+    photos = [picture(tmp_path / f"{n}" / "写真 a.jpg", exif=camera_exif(6)) for n in range(6)]
+    folder, notes = take(tmp_path, [*photos])
+    names = ["Xie-Zhen-a", *(f"Xie-Zhen-a-{n}" for n in range(2, 7))]
+    assert sorted(path.stem for path in folder.glob("*.jpg")) == names
+    assert len(notes) == 12 and [note.partition(": ")[2][:7] for note in notes[:2]] == ["rotated", "no capt"]
 
 
 def test_all_bad_files_are_named_at_once(tmp_path):

@@ -5,6 +5,7 @@ import itertools
 import json
 from pathlib import Path
 
+import pydantic
 import pytest
 from hypothesis import given, settings, strategies as st
 from runs_helpers import call, pictures
@@ -171,9 +172,14 @@ def test_the_table_has_losses_times_and_loras(base):
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"name": "x", "base": "a", "fields": [], "runs": [["../outputs", {}]]}'])
-def test_a_damaged_sweep_is_none(base, text):
+def test_a_damaged_sweep_is_none(base, text, monkeypatch):
     (runs.outputs_dir() / sweep.SWEEPS).mkdir()
-    (runs.outputs_dir() / sweep.SWEEPS / "x.json").write_text(text)
-    assert sweep.all_sweeps() == []
+    for name in ("x", "other"):
+        (runs.outputs_dir() / sweep.SWEEPS / f"{name}.json").write_text(text)
+    made = []
+    monkeypatch.setattr(
+        pydantic, "TypeAdapter", lambda kind, adapter=pydantic.TypeAdapter: made.append(1) or adapter(kind)
+    )
+    assert sweep.all_sweeps() == [] and made == [1], "the page asks every second"
     with pytest.raises(RunError, match="no sweep 'x'"):
         sweep.find("x")

@@ -135,3 +135,34 @@ def test_a_step_leads_from_each_state_to_the_other_in_its_order(before, after, c
     for start, end in ((new, old), (old, new)):
         found = applied(start, difference(end, start))
         assert found == end and list(found["images"]) == list(end["images"])
+
+
+def test_changes_that_become_one_step_write_their_own_rows_and_undo_brings_back_what_was_before_all(mine):
+    """Else a drop of 5,000 images, which arrives in hundreds of parts, writes the rows of all earlier parts with each."""
+    draw, written = random.Random(1), []
+    filled(mine, "first")
+    file = draft_store._file(mine)
+    for part in range(6):
+        before = file.db.total_changes
+        with draft_store.change(mine, merge="drop") as edit:
+            edit.label = lambda number: f"{number} images"
+            edit.state["images"] |= {f"{part}-{n}": {"caption": ""} for n in range(20)}
+        written.append(file.db.total_changes - before)
+    assert len(set(written[1:])) == 1 and draft.history(mine) == ("120 images", "")
+    assert draft.undo(mine) == "Undone: 120 images." and texts(mine) == ["first"]
+    for number in range(60):
+        start, said = file.state["images"], draft.history(mine)[0]
+        for _ in range(draw.randint(1, 5)):
+            with draft_store.change(mine, merge=f"step {number}") as edit:
+                edit.label, images = f"step {number}", edit.state["images"]
+                for key in draw.sample("abcd", 2):
+                    row = images.pop(key, {"caption": "", "turn": 0})
+                    if draw.random() < 0.7:
+                        images[key] = {**row, draw.choice(["caption", "turn"]): draw.randint(0, 1)}
+        end = file.state["images"]
+        assert draft.history(mine)[0] == (said if end == start else f"step {number}")
+        if end != start:
+            draft.undo(mine)
+            assert [*file.state["images"].items()] == [*start.items()]
+            draft.redo(mine)
+            assert [*file.state["images"].items()] == [*end.items()]

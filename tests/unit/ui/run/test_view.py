@@ -8,6 +8,7 @@ import pytest
 from ui_helpers import lora_file, write_incident, write_run
 from ui_markup import HOSTILE, harmless, sample
 
+from ui import served
 from ui.api.runs import run_samples
 from ui.run import cards, run_page, samples, view
 
@@ -122,6 +123,24 @@ def test_every_complete_lora_is_listed_with_its_samples_the_final_one_first(data
     for name in ("r-000004", "r-step00000100", "r"):  # without metadata, its name says the step or epoch
         lora_file(folder / f"{name}.safetensors")
     assert [one.at for one in view.loras(folder)] == ["r.safetensors", "step 300", "step 100", "epoch 4"]
+
+
+def test_thousands_of_samples_are_drawn_and_looked_up_again_only_after_a_change(data, monkeypatch):
+    """The page asks every second: with 400 LoRAs and 2,000 samples, all of its time went into the same markup."""
+    folder, made = write_run(data, "r", state="stopped"), []
+    lora_file(folder / "r-step00000100.safetensors", 100)
+    drawn = sample(folder, "r_000100_00_20260101120000_42.png")
+    monkeypatch.setattr(cards, "CARD", lambda name, *more, card=cards.CARD: made.append(name) or card(name, *more))
+    monkeypatch.setattr(served, "find", lambda text, find=served.find: made.append("find") or find(text))
+    for _ in range(3):
+        first = lora_cards(folder), samples.pictures(view.evolution(folder))
+    assert made == ["loras", "find"] and "picked" not in first[0]
+    sample(folder, "r_000100_01_20260101120000_42.png")
+    assert lora_cards(folder).count("<img") == 2 and made == ["loras", "find", "loras"]
+    assert len(samples.pictures(view.evolution(folder))) == 2 and made[3:] == ["find"]
+    drawn.unlink()
+    assert len(samples.pictures(view.evolution(folder))) == 1
+    assert "picked" in cards.loras(folder, view.loras(folder), view.evolution(folder), 100)
 
 
 def test_a_name_that_is_not_utf_8_is_left_out(data):
