@@ -63,6 +63,7 @@ class Run:
         self.loader: Any = None
         self.recorder: Any = None
         self.current_step: Any = None
+        self.requested: int | None = None  # by --initial_step or --initial_epoch
         self.pending_loss: tuple[int, int, Any] | None = None  # epoch index, step, loss: not yet in the averages
         self.epoch_start: dict[str, Any] | None = None
         self.fetch: dict[str, Any] | None = None
@@ -83,17 +84,17 @@ class Run:
 
     def after_load(self, args: Any, steps_from_state: int | None, loader: Any) -> int | None:
         """After the state is loaded: replace sd-scripts' own count, which gets None. Raises ResumeError."""
+        shape = (len(loader), args.gradient_accumulation_steps, self.accelerator.num_processes)
+        requested = self.requested = legacy_state.requested_step(args, math.ceil(shape[0] / shape[1]))
         if not args.resume:
             return steps_from_state
         self.keep_rates()
-        shape = (len(loader), args.gradient_accumulation_steps, self.accelerator.num_processes)
-        requested = legacy_state.requested_step(args, math.ceil(shape[0] / shape[1]))
         state = self.loaded
         if state is None:
             scheduler_step = legacy_state.scheduler_steps(self.accelerator)
             state = legacy_state.infer(args, steps_from_state, requested, shape, scheduler_step)
             state.now = trainer_state.generators()  # accelerate has just restored them
-        elif requested is not None and requested != state.step:
+        elif requested not in (None, state.step, state.extra.get("requested")):  # the last: the run began with it
             raise ResumeError(
                 f"{args.resume} was saved after step {state.step}, but --initial_step or --initial_epoch names step "
                 f"{requested}. Remove these flags: a state holds its step. To start a new training from its weights, use "
@@ -225,7 +226,7 @@ class Run:
 
     def _extra(self) -> dict[str, Any]:
         step = {} if self.loader.num_workers else {"dataset_step": data_order.dataset_step(self.loader.dataset)}
-        return {"seed": self.args.seed} | step
+        return {"seed": self.args.seed, "requested": self.requested} | step
 
     # Helpers.
 

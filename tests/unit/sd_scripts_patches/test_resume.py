@@ -39,6 +39,12 @@ def test_a_step_that_contradicts_the_state_is_refused(tmp_path):
     assert loaded(tmp_path, state=known(10), initial_epoch=2).step == 10
 
 
+def test_a_run_that_began_with_an_initial_epoch_goes_on_after_a_kill_with_the_same_command(tmp_path):
+    state = known()
+    state.extra = {"requested": 10}  # as the run wrote it, whose own steps count from 0
+    assert loaded(tmp_path, state=state, initial_epoch=2).step == 12
+
+
 def test_other_settings_keep_the_step_and_are_named(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         found = loaded(tmp_path, state=known(), shape=(10, 2, 1))
