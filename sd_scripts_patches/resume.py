@@ -156,6 +156,12 @@ class Run:
                 "of each epoch change places (each worker starts with the order of another one); flips, crops and shuffled "
                 "tags are drawn again"
             )
+        planned = state.extra.get("planned", self.planned)
+        if planned != self.planned:
+            logger.info(
+                f"hangproof: the run has {self.planned} steps instead of {planned}: the learning rate goes on as in a run "
+                f"of {self.planned} steps, so with a schedule such as cosine the result differs from one"
+            )
         self.step = progress_bar.initial = progress_bar.n = state.step
         current_step.value = max(state.step - 1, 0)
         progress_bar.refresh()
@@ -226,7 +232,7 @@ class Run:
 
     def _extra(self) -> dict[str, Any]:
         step = {} if self.loader.num_workers else {"dataset_step": data_order.dataset_step(self.loader.dataset)}
-        return {"seed": self.args.seed, "requested": self.requested} | step
+        return {"seed": self.args.seed, "requested": self.requested, "planned": self.planned} | step
 
     # Helpers.
 
