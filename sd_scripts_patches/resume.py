@@ -430,6 +430,13 @@ def _check_state_first(original: Callable, self: Any, args: Any) -> Any:
     return original(self, args)
 
 
+@around
+def _unwrap_compiled(original: Callable, self: Any, model: Any, *rest: Any, **kwargs: Any) -> Any:
+    """Return the model in a compiled one, too. kohya's hooks keep the weights of this type in a state: with
+    --torch_compile or --dynamo_backend it had none, and each resume trained a new LoRA."""
+    return original(self, model, *rest, **{"keep_torch_compile": False, **kwargs})
+
+
 def rewrite(tree: ast.Module) -> ast.Module:
     """Insert the calls to `run` into `train()`. Raises Incompatible when a statement is not there exactly once."""
     train = find_function(tree, "NetworkTrainer.train")
@@ -493,6 +500,11 @@ PATCH = Patch(
         function("accelerate.accelerator", "Accelerator.register_load_state_pre_hook(self, hook)"),
         function("accelerate.accelerator", "Accelerator.register_save_state_pre_hook(self, hook)"),
         function("accelerate.accelerator", "Accelerator.skip_first_batches(self, dataloader, num_batches)"),
+        function(
+            "accelerate.accelerator",
+            "Accelerator.unwrap_model(self, model, keep_fp32_wrapper, keep_torch_compile)",
+            _unwrap_compiled,
+        ),
     ),
     rewrites=((_TRAIN, rewrite),),
 )

@@ -4,6 +4,7 @@ import argparse
 import logging
 from types import SimpleNamespace
 
+import accelerate
 import pytest
 import torch
 
@@ -173,3 +174,11 @@ def test_a_run_without_a_seed_resumes_with_that_of_the_interrupted_one(tmp_path,
     state.extra = {}  # of an older version
     trainer_state.write(tmp_path, state)
     assert (seed_of_a_run(tmp_path) is None) == (processes == 1)
+
+
+@pytest.mark.slow
+def test_a_state_of_a_compiled_run_has_the_weights_of_its_network():
+    """kohya's hook leaves out all models whose type is not that of `unwrap_model(network)`."""
+    network = torch.nn.Linear(2, 2)
+    unwrap = resume._unwrap_compiled(accelerate.Accelerator.unwrap_model)
+    assert unwrap(None, torch.compile(network, backend="eager")) is network
