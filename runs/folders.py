@@ -284,8 +284,7 @@ def problems(spec: "RunSpec", platform: str = sys.platform, ask: bool = False) -
         fix = f"run {sys.executable} -m pip install {spec.trackers}, or choose none"
         found.append(Fault("trackers", f"{spec.trackers} is not installed; {fix}"))
     data = datasets_dir() / spec.slug
-    images = dataset.images_in(data)
-    if not images:
+    if not (images := dataset.images_in(data)):
         found.append(Fault("images", f"no images in {data}; add at least one image"))
     model = presets.models()[spec.model]
     if model["control"] and not spec.control_dir:
