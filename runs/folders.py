@@ -209,7 +209,7 @@ def longer(fields: Mapping[str, object]) -> tuple[str, int] | None:
 def train_longer(folder: Path, total: int) -> "RunSpec":
     """Raise the epochs of a run (or its steps, where max_train_steps limits it) in `run.toml`, the job and the script.
 
-    Everything else stays as the job has it.
+    Everything else stays as the job has it. The LoRA so far, which the longer run replaces, is kept under another name.
 
     Args:
         total: the total of epochs or steps, including those already trained.
@@ -221,7 +221,6 @@ def train_longer(folder: Path, total: int) -> "RunSpec":
     from runs.spec import dumps, load, save
 
     spec, job = load(folder), pin.pinned(folder)
-    was = (folder / "run.toml").read_bytes()
     settled = job.run_spec()
     found, as_made = longer(settled.model_dump()), longer(spec.model_dump())
     assert found is not None and as_made is not None, "a valid spec has epochs"
@@ -234,9 +233,13 @@ def train_longer(folder: Path, total: int) -> "RunSpec":
     if why := mitigate.unapplied(settled, settled.changed(**{field: total})):
         raise RunError([Fault("script", f"{why}; change it in train.sh")])
     longer_job = respecified(job, settled.changed(**{field: total}), dumps(spec).encode())
-    if job.run_toml != checksum(was):  # edited since the run was made: that still holds
+    if job.run_toml != checksum((folder / "run.toml").read_bytes()):  # edited since the run was made: that still holds
         longer_job = replace(longer_job, run_toml=job.run_toml)
+    lora, kept = (folder / f"{folder.name}{end}.safetensors" for end in ("", f"-{now}-{field.split('_')[-1]}"))
+    others = folder.glob(f"{glob.escape(folder.name)}-*.safetensors")
     with explained(f"change {folder.name}"):
+        if total > now and lora.is_file() and lora.stat().st_mtime_ns not in {p.stat().st_mtime_ns for p in others}:
+            shutil.copy2(lora, kept)  # once, though the length may be raised again before the run goes on
         pin.write(folder, longer_job)
         save(folder, spec)
     return spec
@@ -281,8 +284,7 @@ def problems(spec: "RunSpec", platform: str = sys.platform, ask: bool = False) -
         fix = f"run {sys.executable} -m pip install {spec.trackers}, or choose none"
         found.append(Fault("trackers", f"{spec.trackers} is not installed; {fix}"))
     data = datasets_dir() / spec.slug
-    images = dataset.images_in(data)
-    if not images:
+    if not (images := dataset.images_in(data)):
         found.append(Fault("images", f"no images in {data}; add at least one image"))
     named = {image.with_suffix(""): image.name for image in images}
     if checkout and (twin := next((one for one in images if named[one.with_suffix("")] != one.name), None)):
@@ -293,9 +295,8 @@ def problems(spec: "RunSpec", platform: str = sys.platform, ask: bool = False) -
     if model["control"] and not spec.control_dir:
         text = f"{model['name']} learns from pairs; set the folder that has a control image for each image"
         found.append(Fault("control_dir", text))
-    elif model["control"]:
-        inside = (image.relative_to(data) for image in images)
-        found += [fault] if (fault := unpaired(spec, inside)) else []
+    elif model["control"] and (fault := unpaired(spec, (image.relative_to(data) for image in images))):
+        found.append(fault)
     return found
 
 
@@ -318,8 +319,7 @@ def unpaired(spec: "RunSpec", images: Iterable[Path]) -> Fault | None:
 def _launcher_found(spec: "RunSpec", platform: str) -> bool:
     """Whether the program that the script starts is there; an environment counts when it has accelerate."""
     names = ("TRAINER_PYTHON", "ACCELERATE") if direct(spec) else ("ACCELERATE",)
-    chosen = next(filter(None, map(os.environ.get, names)), "")
-    if chosen:
+    if chosen := next(filter(None, map(os.environ.get, names)), ""):
         return shutil.which(chosen) is not None
     own = venv_program(backend_venv(spec.backend), "accelerate", platform)
     return own.is_file() or shutil.which("accelerate") is not None

@@ -63,6 +63,7 @@ class Run:
         self.loader: Any = None
         self.recorder: Any = None
         self.current_step: Any = None
+        self.requested: int | None = None  # by --initial_step or --initial_epoch
         self.pending_loss: tuple[int, int, Any] | None = None  # epoch index, step, loss: not yet in the averages
         self.epoch_start: dict[str, Any] | None = None
         self.fetch: dict[str, Any] | None = None
@@ -83,17 +84,17 @@ class Run:
 
     def after_load(self, args: Any, steps_from_state: int | None, loader: Any) -> int | None:
         """After the state is loaded: replace sd-scripts' own count, which gets None. Raises ResumeError."""
+        shape = (len(loader), args.gradient_accumulation_steps, self.accelerator.num_processes)
+        requested = self.requested = legacy_state.requested_step(args, math.ceil(shape[0] / shape[1]))
         if not args.resume:
             return steps_from_state
         self.keep_rates()
-        shape = (len(loader), args.gradient_accumulation_steps, self.accelerator.num_processes)
-        requested = legacy_state.requested_step(args, math.ceil(shape[0] / shape[1]))
         state = self.loaded
         if state is None:
             scheduler_step = legacy_state.scheduler_steps(self.accelerator)
             state = legacy_state.infer(args, steps_from_state, requested, shape, scheduler_step)
             state.now = trainer_state.generators()  # accelerate has just restored them
-        elif requested is not None and requested != state.step:
+        elif requested not in (None, state.step, state.extra.get("requested")):  # the last: the run began with it
             raise ResumeError(
                 f"{args.resume} was saved after step {state.step}, but --initial_step or --initial_epoch names step "
                 f"{requested}. Remove these flags: a state holds its step. To start a new training from its weights, use "
@@ -154,6 +155,12 @@ class Run:
                 f"hangproof: resumed with {loader.num_workers} loader workers instead of {state.workers}: the first images "
                 "of each epoch change places (each worker starts with the order of another one); flips, crops and shuffled "
                 "tags are drawn again"
+            )
+        planned = state.extra.get("planned", self.planned)
+        if planned != self.planned:
+            logger.info(
+                f"hangproof: the run has {self.planned} steps instead of {planned}: the learning rate goes on as in a run "
+                f"of {self.planned} steps, so with a schedule such as cosine the result differs from one"
             )
         self.step = progress_bar.initial = progress_bar.n = state.step
         current_step.value = max(state.step - 1, 0)
@@ -225,7 +232,7 @@ class Run:
 
     def _extra(self) -> dict[str, Any]:
         step = {} if self.loader.num_workers else {"dataset_step": data_order.dataset_step(self.loader.dataset)}
-        return {"seed": self.args.seed} | step
+        return {"seed": self.args.seed, "requested": self.requested, "planned": self.planned} | step
 
     # Helpers.
 
@@ -423,6 +430,13 @@ def _check_state_first(original: Callable, self: Any, args: Any) -> Any:
     return original(self, args)
 
 
+@around
+def _unwrap_compiled(original: Callable, self: Any, model: Any, *rest: Any, **kwargs: Any) -> Any:
+    """Return the model in a compiled one, too. kohya's hooks keep the weights of this type in a state: with
+    --torch_compile or --dynamo_backend it had none, and each resume trained a new LoRA."""
+    return original(self, model, *rest, **{"keep_torch_compile": False, **kwargs})
+
+
 def rewrite(tree: ast.Module) -> ast.Module:
     """Insert the calls to `run` into `train()`. Raises Incompatible when a statement is not there exactly once."""
     train = find_function(tree, "NetworkTrainer.train")
@@ -486,6 +500,11 @@ PATCH = Patch(
         function("accelerate.accelerator", "Accelerator.register_load_state_pre_hook(self, hook)"),
         function("accelerate.accelerator", "Accelerator.register_save_state_pre_hook(self, hook)"),
         function("accelerate.accelerator", "Accelerator.skip_first_batches(self, dataloader, num_batches)"),
+        function(
+            "accelerate.accelerator",
+            "Accelerator.unwrap_model(self, model, keep_fp32_wrapper, keep_torch_compile)",
+            _unwrap_compiled,
+        ),
     ),
     rewrites=((_TRAIN, rewrite),),
 )

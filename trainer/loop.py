@@ -97,6 +97,12 @@ def restore(t: Training) -> tuple[int, deque]:
         t.total = state["planned"]["steps"]
         t.epochs = -(-t.total // t.per_epoch)
         t.hb.plan(t.total)
+    before = state.get("planned", {}).get("steps", t.total)
+    if before != t.total and not t.args.lr_scheduler.startswith("constant"):
+        t.log(
+            f"resume: the run has {t.total} steps instead of {before}: from here on, the learning rate is that of "
+            f"--lr_scheduler {t.args.lr_scheduler} over {t.total} steps, so the result differs from a run that began with them"
+        )
     t.sampler.since_s = (folder / checkpoint.GUARD).stat().st_mtime
     t.state = None if snapshot_files.is_restored(folder) else (state["current_step"], folder)
     t.log(f"resumed from step {state['current_step']}: {folder}")

@@ -93,8 +93,8 @@ def test_a_kill_in_the_last_samples_costs_no_lora_and_a_longer_run_draws_none_of
     folder, done = train(work, "last", "sample@6", **common)
     assert done.returncode == -9 and (folder / "tiny.safetensors").is_file()
     for steps in (6, 8):
-        good(train(work, "last", resume=folder / "tiny-state", **common | {"max_train_steps": steps})[1])
-        assert len(images(folder)) == 2
+        done = good(train(work, "last", resume=folder / "tiny-state", **common | {"max_train_steps": steps})[1])
+        assert len(images(folder)) == 2 and ("the run has 8 steps instead of 6" in done.stdout) == (steps == 8)
 
 
 @pytest.mark.journey

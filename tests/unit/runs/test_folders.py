@@ -175,7 +175,10 @@ def test_a_run_is_trained_longer(tmp_path, data):
     assert contents(folder) == before
     assert runs.train_longer(folder, 6).epochs == 6 and contents(folder) == before
     by_steps = runs.create(spec(name="steps", max_train_steps=100), pictures(tmp_path / "in"))
-    assert runs.train_longer(by_steps, 150).max_train_steps == 150
+    (by_steps / "steps.safetensors").write_text("of step 100")
+    assert runs.train_longer(by_steps, 120) and runs.train_longer(by_steps, 150).max_train_steps == 150
+    loras = {path.name: path.read_text() for path in by_steps.glob("*.safetensors")}
+    assert loras == dict.fromkeys(("steps.safetensors", "steps-100-steps.safetensors"), "of step 100")
     assert "--max_train_steps 150" in (by_steps / "train.sh").read_text()
     assert runs.longer({}) is None and runs.longer({"epochs": "x"}) is None
 

@@ -4,6 +4,7 @@ import argparse
 import logging
 from types import SimpleNamespace
 
+import accelerate
 import pytest
 import torch
 
@@ -37,6 +38,12 @@ def test_a_step_that_contradicts_the_state_is_refused(tmp_path):
     with pytest.raises(trainer_state.ResumeError, match=message):
         loaded(tmp_path, state=known(), initial_epoch=2)
     assert loaded(tmp_path, state=known(10), initial_epoch=2).step == 10
+
+
+def test_a_run_that_began_with_an_initial_epoch_goes_on_after_a_kill_with_the_same_command(tmp_path):
+    state = known()
+    state.extra = {"requested": 10}  # as the run wrote it, whose own steps count from 0
+    assert loaded(tmp_path, state=state, initial_epoch=2).step == 12
 
 
 def test_other_settings_keep_the_step_and_are_named(tmp_path, caplog):
@@ -167,3 +174,11 @@ def test_a_run_without_a_seed_resumes_with_that_of_the_interrupted_one(tmp_path,
     state.extra = {}  # of an older version
     trainer_state.write(tmp_path, state)
     assert (seed_of_a_run(tmp_path) is None) == (processes == 1)
+
+
+@pytest.mark.slow
+def test_a_state_of_a_compiled_run_has_the_weights_of_its_network():
+    """kohya's hook leaves out all models whose type is not that of `unwrap_model(network)`."""
+    network = torch.nn.Linear(2, 2)
+    unwrap = resume._unwrap_compiled(accelerate.Accelerator.unwrap_model)
+    assert unwrap(None, torch.compile(network, backend="eager")) is network
