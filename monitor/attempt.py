@@ -92,7 +92,7 @@ class Attempt:
         env = {k: v for k, v in os.environ.items() if k not in _OURS} | dict(variables)
         env |= {RUN: str(self.folder.folder), TOKEN: self.record.token, "HANGPROOF_ATTEMPT": str(self.record.number)}
         env |= {"HANGPROOF_HEARTBEAT": str(self.heartbeats), "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
-        command = ["cmd", "/c", str(script)]
+        command = ["cmd", "/c", f".\\{script.name}"]  # no path: cmd reads one with `(` or `&` as several words
         if not platform.WINDOWS:
             command = ["bash", "-c", _WRAPPER, "hangproof", str(script), str(self.heartbeats / "exit")]
         with open(output, "ab") as log:

@@ -198,6 +198,15 @@ def helper(command: list[str], out: Stream, stdin: Stream = NULL) -> subprocess.
     return platform.popen(command, out, stdin, cwd=ROOT, env=helper_environment())
 
 
+def is_python_of(child: subprocess.Popen[bytes], pid: object) -> bool:
+    """Whether `pid` is the Python that was started as `child`.
+
+    The python.exe of a virtual environment on Windows starts the interpreter as its own child (python/cpython#83086).
+    """
+    found = platform.process_info(pid) if platform.WINDOWS and isinstance(pid, int) else None
+    return pid == child.pid or (found is not None and found.ppid == child.pid)
+
+
 class Subjob:
     """One child in a session of its own. Never raises: if it cannot be started, `done()` is True and `error` says why.
 

@@ -221,3 +221,13 @@ def test_helpers_do_not_look_like_processes_of_a_run(monkeypatch):
     shown = run("import os; print(sorted(k for k in os.environ if k.startswith('HANGPROOF_')))").text()
     assert "HANGPROOF_DATA" in shown and not any(n in shown for n in ("TOKEN", "HANGPROOF_RUN", "HEARTBEAT"))
     assert spawned.ROOT == ROOT
+
+
+def test_the_python_of_a_virtual_environment_of_windows_is_the_child_of_what_was_started(monkeypatch, spawn):
+    """Its python.exe is a launcher: a run, or its store, seemed not to start."""
+    launcher = spawn("bash", "-c", "sleep 60 & echo $!; wait")
+    pid = int(launcher.stdout.readline())
+    assert spawned.is_python_of(launcher, launcher.pid) and not spawned.is_python_of(launcher, pid)
+    monkeypatch.setattr(platform, "WINDOWS", True)
+    assert spawned.is_python_of(launcher, launcher.pid) and spawned.is_python_of(launcher, pid)
+    assert not any(spawned.is_python_of(launcher, other) for other in (os.getpid(), 1 << 22, None))
