@@ -16,7 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
+# On Windows also a file that is being replaced at that moment
+SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, *([errno.EACCES] if os.name == "nt" else []))
 TRIES_COUNT = 3
 PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 _UNLIMITED = 1 << 60  # cgroup v1 writes about 2^63 for "no limit"
@@ -50,7 +51,7 @@ def read_text(path: str | os.PathLike[str]) -> str:
 def read_json(path: str | os.PathLike[str]) -> dict[str, Any] | None:
     """A JSON object from a file; None when the file is missing, incomplete or something else."""
     try:
-        return json_object(Path(path).read_bytes())
+        return json_object(read_bytes(path))
     except OSError:
         return None
 

@@ -4,6 +4,7 @@ import os
 import signal
 
 import hangproof
+from runs import paths
 
 
 def test_on_windows_ctrl_c_is_answered_by_the_command_alone(monkeypatch):
@@ -20,3 +21,9 @@ def test_the_window_of_a_double_click_stays_open_after_every_error():
     before, _, end = (hangproof.ROOT / "start.bat").read_bytes().decode().partition("\r\n:failed\r\n")
     assert before.count("\r\n    goto failed\r\n") == before.count("if errorlevel 1") == 3 and "exit /b" not in before
     assert end.endswith('if not "%code%"=="0" if "%~1"=="" pause\r\nexit /b %code%\r\n')
+
+
+def test_git_for_windows_keeps_the_ends_of_lines_that_bash_and_cmd_read():
+    """A checkout there is what WSL and `docker build` read too."""
+    assert (hangproof.ROOT / ".gitattributes").read_text().splitlines()[-1] == "* -text"
+    assert b"\r" not in (hangproof.ROOT / paths.START).read_bytes()

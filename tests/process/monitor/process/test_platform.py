@@ -141,6 +141,7 @@ def test_an_environment_that_cannot_be_read_is_not_an_empty_one(monkeypatch, chi
     assert platform.boot_id() == "", "and a boot whose name cannot be read is unknown"
 
 
+@linux
 def test_a_container_that_is_started_again_is_another_boot_of_its_machine(monkeypatch):
     machine, first, names = platform.reading.boot_id(), platform.process_info(os.getpid()), []
     for start in (20, 900_000, 950_000):
