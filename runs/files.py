@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from guards.checkpoint import fsync_path, writing_file
+from guards.checkpoint import rename, writing_file
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def building(final: Path) -> Iterator[Path]:
         if final.exists():
             raise taken
         try:
-            os.rename(temporary, final)
+            rename(temporary, final)
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
@@ -114,4 +114,3 @@ def building(final: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    fsync_path(final.parent)
