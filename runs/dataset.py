@@ -17,7 +17,9 @@ repeats of the run.
 import codecs
 import functools
 import itertools
+import os
 import shutil
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -120,19 +122,24 @@ def _in_folder(folder: Path) -> list[Source]:
     shown = (path for path in folder.rglob("*") if not any(part[0] == "." for part in path.relative_to(folder).parts))
     files = sorted(filter(Path.is_file, shown), key=lambda path: (path.parent, path.name))
     seen_from = folder.parent if repeats_of(folder.name) else folder
-    errors, captions = [], dict[Path, str]()
+    errors, captions = [], dict[str, str]()
     for suffix in reversed(CAPTION_SUFFIXES):  # of two, the first kind counts
         for path in (path for path in files if path.suffix.lower() == suffix):
             try:
-                captions[path.with_suffix("")] = read_caption(path)
+                captions[_pair(path)] = read_caption(path)
             except RunError as error:
                 errors.append(str(error))
     if errors:
         raise RunError("\n".join(errors))
     return [
-        Source(path, path.name, captions.get(path.with_suffix(""), ""), _inside(path, seen_from))
+        Source(path, path.name, captions.get(_pair(path), ""), _inside(path, seen_from))
         for path in filter(is_image_name, files)
     ]
+
+
+def _pair(path: Path) -> str:
+    """What an image and its caption have in common. macOS writes é in two ways."""
+    return unicodedata.normalize("NFC", os.fspath(path.with_suffix("")))
 
 
 def _inside(path: Path, folder: Path) -> str:

@@ -41,7 +41,8 @@ class RunError(Exception):
 REASONS = {
     errno.ENOSPC: "the disk is full; free some space and try again",
     errno.EDQUOT: "your disk quota is used up; free some space and try again",
-    errno.EACCES: "no permission to write there; fix the folder's permissions, or set HANGPROOF_DATA to a folder of yours",
+    errno.EACCES: "no permission to write there, or on Windows a program has a file open; close it, fix the folder's "
+    "permissions, or set HANGPROOF_DATA to a folder of yours",
     errno.EROFS: "the file system is read-only; set HANGPROOF_DATA to a folder on another disk",
     errno.EEXIST: "a file has the name of the folder; move or rename the file, or set HANGPROOF_DATA to another folder",
     errno.ENAMETOOLONG: "the path is too long; use a shorter name, or set HANGPROOF_DATA to a shorter path",

@@ -9,6 +9,7 @@ import itertools
 import re
 import secrets
 import shutil
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -48,7 +49,7 @@ class Dropped:
     @property
     def stem(self) -> str:
         """What its image or caption is called as well."""
-        return Path(self.name).stem
+        return unicodedata.normalize("NFC", Path(self.name).stem)  # macOS writes é in two ways
 
     @property
     def key(self) -> str:
