@@ -52,7 +52,11 @@ class Tree:
             with contextlib.suppress(OSError):  # it cannot be read now; in the middle of an exec it is empty
                 if not process.dead and platform.environ_of(pid).get(TOKEN) == self.token:
                     ours.add(pid)
-        while children := {p.pid for p in everything.values() if p.ppid in ours} - ours:
+        # A child is the younger: Windows keeps the number of a parent that is gone, which may be one of ours by now.
+        while (
+            children := {p.pid for p in everything.values() if p.ppid in ours and p.start >= everything[p.ppid].start}
+            - ours
+        ):
             ours |= children
         found = [everything[pid] for pid in ours - {os.getpid(), os.getppid(), 0, 1}]
         # Oldest first: a parent is killed before it can replace a killed child.
