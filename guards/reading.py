@@ -2,7 +2,7 @@
 what is said in others' files and variables: a commit, a rank, this boot, the bytes that a process moved, free memory.
 
 A scan of /proc or of a folder of checkpoints opens hundreds of files: if one error in fifty opens ended it, it would
-never end well. A shortage that lasts is the caller's error, as ever.
+never end well. A shortage that lasts is the caller's error, as ever. Windows refuses a file that is being replaced.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-# On Windows also a file that is being replaced at that moment
-SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, *([errno.EACCES] if os.name == "nt" else []))
+SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES if os.name == "nt" else errno.EAGAIN)
 TRIES_COUNT = 3
 PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 _UNLIMITED = 1 << 60  # cgroup v1 writes about 2^63 for "no limit"
