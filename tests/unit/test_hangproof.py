@@ -1,7 +1,9 @@
 """The word in front of every command, and start.bat, as Windows runs them."""
 
 import os
+import shutil
 import signal
+import subprocess
 
 import hangproof
 from runs import paths
@@ -27,3 +29,12 @@ def test_git_for_windows_keeps_the_ends_of_lines_that_bash_and_cmd_read():
     """A checkout there is what WSL and `docker build` read too."""
     assert (hangproof.ROOT / ".gitattributes").read_text().splitlines()[-1] == "* -text"
     assert b"\r" not in (hangproof.ROOT / paths.START).read_bytes()
+
+
+def test_in_git_bash_or_wsl_start_sh_leaves_the_environment_of_windows_alone(tmp_path):
+    """It would create it again, empty."""
+    for name in ("start.sh", "setup.sh", "requirements.txt"):
+        shutil.copy(hangproof.ROOT / name, tmp_path)
+    (tmp_path / ".venv/Scripts").mkdir(parents=True)
+    done = subprocess.run(["bash", str(tmp_path / "start.sh"), "status"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "run start.bat" in done.stderr and (tmp_path / ".venv/Scripts").is_dir()
