@@ -29,7 +29,7 @@ from monitor.process import platform, spawned
 from presets import lint, terminal
 from runs.files import RunError
 from runs.machine import ask, this_machine
-from runs.paths import ROOT, data_root, datasets_dir, models_dir, outputs_dir, venv_program
+from runs.paths import ROOT, START, data_root, datasets_dir, models_dir, outputs_dir, venv_program
 from runs.quoting import quote
 from sd_scripts_patches import install, versions
 from sd_scripts_patches.trainers import TRAINERS, Trainer
@@ -85,7 +85,7 @@ def findings(quick: bool) -> Iterator[Finding]:
     yield Finding("Python", OK, f"{'.'.join(map(str, sys.version_info[:3]))} in {sys.prefix}")
     for check in (gpu, memory, folders):
         yield from check()
-    yield from python_versions("built-in trainer", Path(sys.executable), f"Delete {ROOT / '.venv'} and run ./start.sh.")
+    yield from python_versions("built-in trainer", Path(sys.executable), f"Delete {ROOT / '.venv'} and run {START}.")
     yield from left_over()
     for trainer in TRAINERS.values():
         yield from installed(trainer, quick)
@@ -147,7 +147,7 @@ def end_orphan(pid: object, start: object) -> str:
 
 def installed(trainer: Trainer, quick: bool) -> Iterator[Finding]:
     """The checkout of a trainer, its guards, its environment, and whether it starts."""
-    name, command = trainer.name, f"./start.sh {trainer.key}"
+    name, command = trainer.name, f"{START} {trainer.key}"
     if not trainer.checkout.is_dir():
         yield Finding(name, NOTE, f"not installed; {command} installs {trainer.version}")
         return

@@ -56,6 +56,10 @@ EOF
 # set_up REQUIREMENTS: installs REQUIREMENTS into .venv. A stamp with the file's checksum is written last.
 set_up() {
     local requirements=$1 stamp wanted python
+    if [ -d .venv/Scripts ]; then # another system's Python would create it again, empty
+        echo "Hangproof: .venv was made by Windows; run start.bat, or delete .venv to use Hangproof on this system" >&2
+        return 1
+    fi
     stamp=.venv/.installed-$(basename "$requirements")
     wanted=$(cat requirements.txt "$requirements" | cksum)
     if ! installed; then

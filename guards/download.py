@@ -262,13 +262,14 @@ def snapshot(repo: str, choose: Callable[[list[str]], list[str]], on_progress: O
 
 
 def _link(path: Path, blob: Path) -> None:
-    """Make the file of a snapshot, as a link to its blob; where links are not possible, a copy."""
+    """Make the file of a snapshot, as a link to its blob, or a second name of it, or a copy."""
     if path.is_file():
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     with writing_file(path, sync=False) as temporary:
         temporary.unlink(missing_ok=True)
-        try:
-            temporary.symlink_to(os.path.relpath(blob, path.parent))
-        except (OSError, NotImplementedError):  # Windows without the right to create links
-            shutil.copyfile(blob, temporary)
+        with contextlib.suppress(OSError, NotImplementedError):  # Windows without the right to create links
+            return temporary.symlink_to(os.path.relpath(blob, path.parent))
+        with contextlib.suppress(OSError):
+            return os.link(blob, temporary)
+        shutil.copyfile(blob, temporary)

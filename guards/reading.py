@@ -2,7 +2,7 @@
 what is said in others' files and variables: a commit, a rank, this boot, the bytes that a process moved, free memory.
 
 A scan of /proc or of a folder of checkpoints opens hundreds of files: if one error in fifty opens ended it, it would
-never end well. A shortage that lasts is the caller's error, as ever.
+never end well. A shortage that lasts is the caller's error, as ever. Windows refuses a file that is being replaced.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
+SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES if os.name == "nt" else errno.EAGAIN)
 TRIES_COUNT = 3
 PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 _UNLIMITED = 1 << 60  # cgroup v1 writes about 2^63 for "no limit"
@@ -50,7 +50,7 @@ def read_text(path: str | os.PathLike[str]) -> str:
 def read_json(path: str | os.PathLike[str]) -> dict[str, Any] | None:
     """A JSON object from a file; None when the file is missing, incomplete or something else."""
     try:
-        return json_object(Path(path).read_bytes())
+        return json_object(read_bytes(path))
     except OSError:
         return None
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -63,8 +64,8 @@ class Attempt:
     @classmethod
     def adopt(cls, folder: RunFolder, record: AttemptRecord) -> Attempt | None:
         """The attempt that an earlier monitor recorded; None after a reboot. `tree.members` says what of it lives."""
-        boot = platform.boot_id()
-        if boot and record.boot_id and boot != record.boot_id:
+        boot = platform.boot_id()  # "" off Linux, where a start that the monotonic clock has not reached yet tells it
+        if (boot and record.boot_id and boot != record.boot_id) or record.started_s > time.monotonic():
             return None
         attempt = cls(folder, record)
         members = attempt.tree.refresh()
@@ -92,7 +93,7 @@ class Attempt:
         env = {k: v for k, v in os.environ.items() if k not in _OURS} | dict(variables)
         env |= {RUN: str(self.folder.folder), TOKEN: self.record.token, "HANGPROOF_ATTEMPT": str(self.record.number)}
         env |= {"HANGPROOF_HEARTBEAT": str(self.heartbeats), "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
-        command = ["cmd", "/c", str(script)]
+        command = ["cmd", "/c", f".\\{script.name}"]  # no path: cmd reads one with `(` or `&` as several words
         if not platform.WINDOWS:
             command = ["bash", "-c", _WRAPPER, "hangproof", str(script), str(self.heartbeats / "exit")]
         with open(output, "ab") as log:

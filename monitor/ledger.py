@@ -88,7 +88,7 @@ class Ledger:
 
     def follows(self, price_per_hour: float) -> None:
         """Another monitor goes on, at this price. While the machine or container was switched off, nobody trained."""
-        same = self.boot == platform.boot_id()
+        same = self.boot == platform.boot_id() and self.mono_s <= platform.now().mono_s
         self.paid = self.paid and same
         if not same and self.state not in ("", "waiting"):
             self.state = "lost"

@@ -25,7 +25,7 @@ from typing import Any
 from guards import step_requests
 from monitor import config
 from monitor.process import platform
-from monitor.process.spawned import helper, python
+from monitor.process.spawned import helper, is_python_of, python
 from monitor.run_folder import LOG, RunFolder, read_json, typed
 
 STORE = "store.json"  # written by the agent
@@ -185,7 +185,7 @@ class StoreAgent:
         if changed_ns == self._changed_ns:
             return
         values = read_json(path)
-        if values is None or self._popen is None or values.get("pid") != self._popen.pid:
+        if values is None or self._popen is None or not is_python_of(self._popen, values.get("pid")):
             return  # an earlier agent's
         try:
             view = typed(StoreView, values)

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from presets.tables import ROOT, PresetError
+from presets.tables import ROOT, START, PresetError
 
 TYPES = {"int": "int", "float": "float", **dict.fromkeys(("int_or_float", "_int_or_float", "int_or_ratio"), "float")}
 DUMP_S = 60.0
@@ -59,7 +59,7 @@ def flags_of(checkout: Path, script: str = "flux_train_network.py", commit: str 
     name, root, entry = ("musubi", checkout / "src", "main") if musubi else ("sd-scripts", checkout, "setup_parser")
     if not path.is_file():
         variable = f"{name.replace('-', '_').upper()}_DIR"
-        raise PresetError(f"{path} does not exist; run ./start.sh {name}, or set {variable}")
+        raise PresetError(f"{path} does not exist; run {START} {name}, or set {variable}")
     key = (path, commit, path.stat().st_mtime_ns)
     if not commit or key not in _known:
         words = [sys.executable, "-m", "presets.schema", str(root.absolute()), str(path.absolute()), entry]
@@ -69,7 +69,7 @@ def flags_of(checkout: Path, script: str = "flux_train_network.py", commit: str 
         except (subprocess.TimeoutExpired, ValueError, IndexError) as error:
             answer = f"{entry} failed ({error})"
         if isinstance(answer, str):
-            raise PresetError(f"{path}: {answer}; run ./start.sh {name} for the tested version")
+            raise PresetError(f"{path}: {answer}; run {START} {name} for the tested version")
         _known[key] = answer
     return copy.deepcopy(_known[key])
 

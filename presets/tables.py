@@ -15,6 +15,7 @@ from typing import Any
 import tomllib
 
 ROOT = Path(__file__).resolve().parent.parent
+START = r".\start.bat" if os.name == "nt" else "./start.sh"  # as messages name it
 FAMILIES = Path(__file__).with_name("families")
 MODEL: dict[str, Any] = {
     "name": "",

@@ -17,7 +17,9 @@ repeats of the run.
 import codecs
 import functools
 import itertools
+import os
 import shutil
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -122,11 +124,11 @@ def _in_folder(folder: Path) -> list[Source]:
     files = sorted(filter(Path.is_file, shown), key=lambda path: (path.parent, path.name))
     ours = folder.resolve().parent == datasets_dir().resolve()
     seen_from = folder.parent if repeats_of(folder.name) and not ours else folder
-    errors, captions = [], dict[Path, str]()
+    errors, captions = [], dict[str, str]()
     for suffix in reversed(CAPTION_SUFFIXES):  # of two, the first kind counts
         for path in (path for path in files if path.suffix.lower() == suffix):
             try:
-                captions[path.with_suffix("")] = read_caption(path)
+                captions[_pair(path)] = read_caption(path)
             except RunError as error:
                 errors.append(str(error))
     if errors:
@@ -134,8 +136,13 @@ def _in_folder(folder: Path) -> list[Source]:
     found = []
     for path in filter(is_image_name, files):
         weight, inside = weight_of(_inside(path, seen_from)) if ours else (1, _inside(path, seen_from))
-        found.append(Source(path, path.name, captions.get(path.with_suffix(""), ""), inside, weight=weight))
+        found.append(Source(path, path.name, captions.get(_pair(path), ""), inside, weight=weight))
     return found
+
+
+def _pair(path: Path) -> str:
+    """What an image and its caption have in common. macOS writes é in two ways."""
+    return unicodedata.normalize("NFC", os.fspath(path.with_suffix("")))
 
 
 def _inside(path: Path, folder: Path) -> str:

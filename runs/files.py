@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from guards.checkpoint import fsync_path, writing_file
+from guards.checkpoint import rename, writing_file
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,8 @@ class RunError(Exception):
 REASONS = {
     errno.ENOSPC: "the disk is full; free some space and try again",
     errno.EDQUOT: "your disk quota is used up; free some space and try again",
-    errno.EACCES: "no permission to write there; fix its permissions, or set HANGPROOF_DATA to a folder of yours",
+    errno.EACCES: "no permission to write there, or on Windows a program has a file open; close it, fix the folder's "
+    "permissions, or set HANGPROOF_DATA to a folder of yours",
     errno.EROFS: "the file system is read-only; set HANGPROOF_DATA to a folder on another disk",
     errno.EEXIST: "a file has the name of the folder; move or rename the file, or set HANGPROOF_DATA to another folder",
     errno.ENAMETOOLONG: "the path is too long; use a shorter name, or set HANGPROOF_DATA to a shorter path",
@@ -106,7 +107,7 @@ def building(final: Path) -> Iterator[Path]:
         if final.exists():
             raise taken
         try:
-            os.rename(temporary, final)
+            rename(temporary, final)
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
@@ -114,4 +115,3 @@ def building(final: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    fsync_path(final.parent)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import presets
 from guards.reading import commit
 from runs.files import Fault, RunError
-from runs.paths import CHECKOUTS, outputs_dir
+from runs.paths import CHECKOUTS, START, outputs_dir
 
 if TYPE_CHECKING:
     from runs.spec import RunSpec
@@ -72,7 +72,7 @@ def table_faults(spec: "RunSpec") -> list[Fault]:
             if value is not False and flag not in spec.extra and (wrong := _not_taken(flag, value, known)):
                 checkout = CHECKOUTS[spec.backend]
                 text = f"{command['script']} in {checkout.path()} does not take --{flag}: {wrong}"
-                found.append(Fault("backend", f"{text}; install the tested version: ./start.sh {spec.backend}"))
+                found.append(Fault("backend", f"{text}; install the tested version: {START} {spec.backend}"))
         for name, entry in known.items():
             if entry["required"] and name not in command["flags"]:
                 found.append(Fault("model", f"{command['script']} needs --{name}; add its file to the model's table"))
@@ -90,7 +90,7 @@ def flag_faults(spec: "RunSpec") -> list[Fault]:
         others = sorted(set(spec.extra) - paths)
         if others:
             checkout = CHECKOUTS[spec.backend]
-            install = f"run ./start.sh {spec.backend}, or set {checkout.variable}_DIR"
+            install = f"run {START} {spec.backend}, or set {checkout.variable}_DIR"
             reason = f"Cannot be checked, because {checkout.name} is not installed; {install}"
             return [Fault("extra", f"{', '.join(others)}: {reason}")]
         return []

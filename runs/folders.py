@@ -5,6 +5,7 @@ incomplete run and changes nothing that existed before.
 """
 
 import functools
+import glob
 import importlib.util
 import os
 import shutil

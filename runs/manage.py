@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from guards.checkpoint import fsync_path
+from guards.checkpoint import rename as move
 from guards.reading import read_text
 from runs import env_file, staging
 from runs.files import RunError, atomic_write, explained
@@ -105,15 +105,13 @@ def delete(name: str | Path, idle: Idle, images: bool = False) -> int:
             if not free:
                 raise RunError(f"{folder.name} runs or is being deleted; stop it: python -m monitor stop {folder.name}")
             freed = _size(folder) + (_size(data) if images else 0)
-            os.rename(folder, outputs_dir() / trash)
+            move(folder, outputs_dir() / trash)
         try:
             if images:
-                os.rename(data, datasets_dir() / trash)
+                move(data, datasets_dir() / trash)
         except OSError:  # a mount, or on Windows an image that a program has open
-            os.rename(outputs_dir() / trash, folder)
+            move(outputs_dir() / trash, folder)
             raise
-        for parent in (outputs_dir(), *[datasets_dir()] * images):
-            fsync_path(parent)
         env_file.forget(folder)
         staging.sweep()
         for parent in (outputs_dir(), datasets_dir()):

@@ -12,10 +12,10 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from presets.tables import ROOT, data_root
+from presets.tables import ROOT, START, data_root
 from runs.files import RunError, explained
 
-__all__ = ["ROOT", "data_root"]
+__all__ = ["ROOT", "START", "data_root"]
 
 MAX_SLUG = 80
 SWEEPS = ".sweeps"  # in outputs/

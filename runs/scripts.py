@@ -16,7 +16,7 @@ from runs import custom_script, env_file
 from runs.command import NODE_VARIABLES, module, words
 from runs.files import RunError
 from runs.job import Job, resolve
-from runs.paths import CHECKOUTS, ROOT, backend_venv, script_name, venv_program
+from runs.paths import CHECKOUTS, ROOT, START, backend_venv, script_name, venv_program
 from runs.quoting import Variable, quote, quote_cmd
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ NO_NODE = "{name} is not set: this run trains on {nodes} machines, and the varia
 NOT_COPIED = (
     "error: some results could not be copied from {local} to {final}; free some space there and copy them by hand"
 )
-INSTALL = {"diffusers": "run ./start.sh once"} | {name: f"run ./start.sh {name}" for name in CHECKOUTS}
+INSTALL = {"diffusers": f"run {START} once"} | {name: f"run {START} {name}" for name in CHECKOUTS}
 UNGUARDED = "-m {} adds a limit to every wait. Without it: accelerate launch {} and the flags below"
 TOGETHER = "{} processes train together{}: each on its own GPU (NCCL), or on the processor (gloo) where there is none."
 

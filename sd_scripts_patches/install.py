@@ -20,7 +20,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from guards import reading
+from guards import checkpoint, reading
 from sd_scripts_patches import __main__ as launcher, trainers
 from sd_scripts_patches.trainers import ROOT, TRAINERS, Trainer
 
@@ -92,7 +92,7 @@ def fetch(folder: Path, trainer: Trainer, url: str = "", commit: str = "") -> bo
         git = ["git", "-C", str(temporary)]
         run([*git, *stall_limit, "fetch", "--quiet", "--depth", "1", url, commit], f"fetch {url}", FETCH_LIMIT_S)
         run([*git, "-c", "advice.detachedHead=false", "checkout", "--quiet", "FETCH_HEAD"], "check out the files", 300)
-        os.replace(temporary, folder)
+        checkpoint.rename(temporary, folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return True

@@ -16,7 +16,7 @@ DISK = {
     errno.EDQUOT: "the disk quota is used up; free some space",
     errno.EFBIG: "the file is larger than this file system or user may write; use another disk, or raise the limit",
     errno.EROFS: "the file system is read-only; use another folder",
-    errno.EACCES: "no permission to read or write it; change the permissions, or use another folder",
+    errno.EACCES: "no permission, or on Windows a program has it open; change the permissions, or use another folder",
     errno.EIO: "the disk cannot be read or written; check the disk",
 }
 

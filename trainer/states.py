@@ -138,13 +138,17 @@ def drop_old(
 
     every: only those whose number is a multiple of it. A LoRA in between was requested by the user, and stays.
 
-    `checkpoint.retire` keeps a state that is the only valid one.
+    `checkpoint.retire` keeps a state that is the only valid one. A failure ends no run: on Windows, a program that has
+    a file open, such as a virus scanner or one that draws with the LoRA, keeps it.
     """
     number = {"step": r"-step(\d{8})", "epoch": r"-(\d{6})"}[kind]
     tail = "-state" if state else r"\.safetensors"
     found = [(re.fullmatch(re.escape(slug) + number + tail, path.name), path) for path in sorted(output.iterdir())]
     for path in (p for match, p in found if match and int(match[1]) <= last_gone and int(match[1]) % (every or 1) == 0):
-        if not state:
-            path.unlink()
-        elif not checkpoint.retire(path):
-            log(f"{path} is kept, because no other state is valid; check the disk")
+        try:
+            if not state:
+                path.unlink()
+            elif not checkpoint.retire(path):
+                log(f"{path} is kept, because no other state is valid; check the disk")
+        except OSError as error:
+            log(f"{path} was not deleted ({error.strerror}); delete it by hand")

@@ -8,7 +8,7 @@ from urllib.parse import quote
 import gradio as gr
 
 from guards import reading
-from runs.paths import ROOT
+from runs.paths import ROOT, START
 from ui import doctor_page, scripts
 from ui.new import form, new_lora
 from ui.run import fleet_page, run_page, view
@@ -98,7 +98,7 @@ UNREAD = (
 
 SKIPPED = gr.skip()
 VERSION = reading.commit(ROOT)
-UPDATED = "Hangproof was updated while this page was served. Restart it: Ctrl-C, then ./start.sh. Runs go on meanwhile."
+UPDATED = f"Hangproof was updated while this page was served. Restart it: Ctrl-C, then {START}. Runs go on meanwhile."
 
 
 class Page(gr.Blocks):

@@ -76,7 +76,7 @@ def launch(folder: Path, how: str = START) -> dict[str, Any]:
     until = time.monotonic() + START_S
     while time.monotonic() < until:
         known = read_json(folder / STATUS) or {}
-        if known.get("keeper_pid") == keeper.pid:
+        if spawned.is_python_of(keeper, known.get("keeper_pid")):
             return {"folder": str(folder), "pid": known["monitor_pid"], "already": False}
         if keeper.poll() is not None:
             if is_held(folder / LOCK):  # started twice at the same moment: the other one watches it

@@ -99,8 +99,9 @@ def _psutil(pid: int, read: Callable[[Any], T]) -> T:
 def _from_psutil(process: Any) -> ProcessInfo:
     with process.oneshot():
         times, state = process.cpu_times(), _STATES.get(process.status(), "S")
+        start = process._ident[1] or process.create_time()  # which macOS moves when somebody sets the clock
         cpu_s = times.user + times.system
-        return ProcessInfo(process.pid, process.create_time(), process.ppid(), state, process.name(), cpu_s, 0)
+        return ProcessInfo(process.pid, start, process.ppid(), state, process.name(), cpu_s, 0)
 
 
 def scan() -> dict[int, ProcessInfo]:
@@ -289,8 +290,8 @@ def reap() -> None:
 
 def detached() -> dict[str, Any]:
     """Keyword arguments for `subprocess.Popen` that put a child into a session of its own."""
-    if sys.platform == "win32":
-        return {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP | subprocess.DETACHED_PROCESS}
+    if sys.platform == "win32":  # without a console, the child's children open windows (python/cpython#85785)
+        return {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP | subprocess.CREATE_NO_WINDOW}
     return {"start_new_session": True}
 
 

@@ -52,7 +52,11 @@ class Tree:
             with contextlib.suppress(OSError):  # it cannot be read now; in the middle of an exec it is empty
                 if not process.dead and platform.environ_of(pid).get(TOKEN) == self.token:
                     ours.add(pid)
-        while children := {p.pid for p in everything.values() if p.ppid in ours} - ours:
+        # A child is the younger: Windows keeps the number of a parent that is gone, which may be one of ours by now.
+        while (
+            children := {p.pid for p in everything.values() if p.ppid in ours and p.start >= everything[p.ppid].start}
+            - ours
+        ):
             ours |= children
         found = [everything[pid] for pid in ours - {os.getpid(), os.getppid(), 0, 1}]
         # Oldest first: a parent is killed before it can replace a killed child.
@@ -196,6 +200,15 @@ def python(module: str, *arguments: str) -> list[str]:
 def helper(command: list[str], out: Stream, stdin: Stream = NULL) -> subprocess.Popen[bytes]:
     """Start a helper, which prints into the file `out`. OSError: it cannot be started."""
     return platform.popen(command, out, stdin, cwd=ROOT, env=helper_environment())
+
+
+def is_python_of(child: subprocess.Popen[bytes], pid: object) -> bool:
+    """Whether `pid` is the Python that was started as `child`.
+
+    The python.exe of a virtual environment on Windows starts the interpreter as its own child (python/cpython#83086).
+    """
+    found = platform.process_info(pid) if platform.WINDOWS and isinstance(pid, int) else None
+    return pid == child.pid or (found is not None and found.ppid == child.pid)
 
 
 class Subjob:

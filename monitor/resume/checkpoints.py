@@ -166,7 +166,7 @@ def memory_folder(run: Path, known: str) -> tuple[str, str]:
     """(the folder for the snapshots of `run`, "") or ("", why there is none). known: the one that is noted already."""
     if known and Path(known).is_dir():
         return known, ""
-    if not memory().is_dir():
+    if not (platform.LINUX and memory().is_dir()):
         return "", f"this system has no file system in memory ({memory()}); a restart resumes from the disk"
     try:
         sweep_memory()

@@ -1,9 +1,12 @@
 """The word in front of every command, and start.bat, as Windows runs them."""
 
 import os
+import shutil
 import signal
+import subprocess
 
 import hangproof
+from runs import paths
 
 
 def test_on_windows_ctrl_c_is_answered_by_the_command_alone(monkeypatch):
@@ -25,3 +28,18 @@ def test_the_window_of_a_double_click_stays_open_after_every_error_and_of_two_st
     assert start.count("call :set_up") == 2 and "if errorlevel 1 goto failed\r\n:run\r\n" in start
     assert "8>&2 2>nul ( 9>.venv.lock ( call :set_up 2>&8 ) )\r\n" in start
     assert set_up.partition(":set_up\r\n")[2].startswith('set "mine=1"\r\ncall :installed && exit /b 0\r\n')
+
+
+def test_git_for_windows_keeps_the_ends_of_lines_that_bash_and_cmd_read():
+    """A checkout there is what WSL and `docker build` read too."""
+    assert (hangproof.ROOT / ".gitattributes").read_text().splitlines()[-1] == "* -text"
+    assert b"\r" not in (hangproof.ROOT / paths.START).read_bytes()
+
+
+def test_in_git_bash_or_wsl_start_sh_leaves_the_environment_of_windows_alone(tmp_path):
+    """It would create it again, empty."""
+    for name in ("start.sh", "setup.sh", "requirements.txt"):
+        shutil.copy(hangproof.ROOT / name, tmp_path)
+    (tmp_path / ".venv/Scripts").mkdir(parents=True)
+    done = subprocess.run(["bash", str(tmp_path / "start.sh"), "status"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "run start.bat" in done.stderr and (tmp_path / ".venv/Scripts").is_dir()

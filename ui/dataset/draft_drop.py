@@ -10,6 +10,7 @@ import os
 import re
 import secrets
 import shutil
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import presets
+from guards.checkpoint import rename
 from monitor.phrases import count
 from presets.steps import weight_of
 from runs import archives, masks
@@ -49,7 +51,7 @@ class Dropped:
     @property
     def stem(self) -> str:
         """What its image or caption is called as well."""
-        return Path(self.name).stem
+        return unicodedata.normalize("NFC", Path(self.name).stem)  # macOS writes é in two ways
 
     @property
     def key(self) -> str:
@@ -205,9 +207,9 @@ def _store(draft_id: str, state: State, work: Path, pictures: list[tuple[Dropped
         stem = unique_stem(file.name, taken.setdefault(file.folder, set()))
         for name in ("images", "thumbs"):
             (draft_store.folder(draft_id) / name).mkdir(exist_ok=True)
-        os.replace(work / f"{found['at']}", draft_store.images_dir(draft_id) / f"{key}{suffix}")
+        rename(work / f"{found['at']}", draft_store.images_dir(draft_id) / f"{key}{suffix}", sync=False)
         thumb = draft_store.folder(draft_id) / "thumbs" / draft_images.picture_name(key)
-        os.replace(work / f"{found['at']}.jpg", thumb)
+        rename(work / f"{found['at']}.jpg", thumb, sync=False)
         text = state["texts"].get(file.key)
         use = bool(text) and (text["drop"] == file.drop or not text["used"])
         if use:

@@ -12,7 +12,7 @@ import gradio as gr
 import presets
 import runs
 from runs.files import RunError
-from runs.paths import CHECKOUTS
+from runs.paths import CHECKOUTS, START
 from ui.html import esc, table
 from ui.new import form
 from ui.run import fold
@@ -23,7 +23,7 @@ TYPES = {"bool": "switch", "int": "whole number", "float": "number", "str": "tex
 LISTS = {"text": "list of words"}
 JAPANESE = re.compile("[\u3040-\u30ff\u4e00-\u9fff]")
 NOT_INSTALLED = (
-    "{label} is not installed, so its options cannot be listed. Run ./start.sh {backend} (or set {variable}_DIR), then "
+    f"{{label}} is not installed, so its options cannot be listed. Run {START} {{backend}} (or set {{variable}}_DIR), then "
     "close and reopen this list."
 )
 

@@ -15,7 +15,7 @@ from presets.estimate import cost, disk, estimate
 from runs import history, weights
 from runs.machine import Machine, free_gb, this_machine
 from runs.manage import size_text
-from runs.paths import CHECKOUTS
+from runs.paths import CHECKOUTS, START
 from runs.spec import RunSpec
 from ui import jobs
 from ui.dataset import draft
@@ -222,7 +222,7 @@ def _next_steps(spec: RunSpec) -> list[str]:
     if spec.backend in CHECKOUTS and not CHECKOUTS[spec.backend].installed():
         lines.append(
             f"{esc(form.BACKENDS[spec.backend])} is not on this machine yet. In a terminal, in the Hangproof folder, "
-            f"run <code>./start.sh {esc(spec.backend)}</code>."
+            f"run <code>{START} {esc(spec.backend)}</code>."
         )
     if repo := weights.needs_login(spec):
         ask, size_gb = _ask_for_licence(repo, "first run"), weights.to_download(spec)[0] / 1e9

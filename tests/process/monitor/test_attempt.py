@@ -66,8 +66,23 @@ def test_one_whose_start_was_not_recorded_is_found_and_killed_and_one_of_the_boo
     wait_for(lambda: "sleep" in {process.name for process in found.tree.refresh().values()})
     assert {process.name for process in found.kill(0.5, 30).killed} >= {"bash", "sleep"}
     wait_for(lambda: observed(first).ended)
-    monkeypatch.setattr(platform, "boot_id", lambda: "another")
-    assert Attempt.adopt(first.folder, first.record) is None
+    for boot, started_s in (("another", first.record.started_s), ("", time.monotonic() + 9)):  # macOS has no name
+        monkeypatch.setattr(platform, "boot_id", lambda boot=boot: boot)
+        assert Attempt.adopt(first.folder, replace(first.record, started_s=started_s)) is None
+
+
+def test_on_windows_cmd_gets_the_name_of_the_script_because_a_folder_may_have_what_it_reads_as_two_words(
+    tmp_path, monkeypatch
+):
+    folder = tmp_path / "hangproof-main (1)" / "R&D"
+    folder.mkdir(parents=True)
+    monkeypatch.setattr(platform, "WINDOWS", True)
+    monkeypatch.setattr(platform, "popen", popen := Mock(return_value=Mock(pid=os.getpid())))
+    made = Attempt.prepare(RunFolder(folder), 2)
+    made.start(folder / "train.attempt-2.bat", folder / "training.log", {}, ())
+    platform.drop_private(made.heartbeats)
+    assert popen.call_args.args[0] == ["cmd", "/c", r".\train.attempt-2.bat"]
+    assert popen.call_args.kwargs["cwd"] == folder
 
 
 END = config.load().end

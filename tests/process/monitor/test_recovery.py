@@ -13,6 +13,7 @@ import psutil
 import pytest
 from monitor_evidence import beat, crash, hang, open_incident, saved_state
 from monitor_helpers import events, finish, monitor, supervise, toy, toy_run, wait_for
+from proc_helpers import linux
 from run_facts import incidents, report, status, step_of
 from runs_helpers import executable, pictures
 from toys import fault_at
@@ -170,6 +171,7 @@ if sys.argv[sys.argv.index("--max_data_loader_n_workers") + 1] != "0":
 
 
 @pytest.mark.slow
+@linux
 def test_a_certain_cause_is_changed_at_the_first_restart_and_the_spec_stays_the_users(tmp_path, monkeypatch):
     (tmp_path / "trainer.py").write_text(toy(fault_at(25, FORK, "True"), steps=40, pace=0.02, every=10))
     # What accelerate would start: it fails as the trainer's flags say it must.

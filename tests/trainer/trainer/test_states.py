@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from trainer_helpers import flags, good, images, make_config, numbers, sha, train, trained
@@ -113,7 +115,7 @@ def test_accumulation_and_workers_resume_in_the_middle_of_an_epoch(work):
     assert sha(killed / "tiny.safetensors") == sha(undisturbed / "tiny.safetensors")
 
 
-def test_old_states_go_by_the_flags_but_never_the_last_good_one(tmp_path):
+def test_old_states_go_by_the_flags_but_never_the_last_good_one(tmp_path, monkeypatch):
     messages: list[str] = []
     for step in (3, 6, 9):
         with checkpoint.writing(tmp_path / f"tiny-step{step:08d}-state", step, 0) as folder:
@@ -132,6 +134,9 @@ def test_old_states_go_by_the_flags_but_never_the_last_good_one(tmp_path):
     states.drop_old(tmp_path, "tiny", "step", 6, True, messages.append)
     assert "6-state" in left()
     assert len(messages) == 1 and "tiny-step00000006-state is kept, because no other state is valid" in messages[0]
+    monkeypatch.setattr(Path, "unlink", Mock(side_effect=PermissionError(13, "Permission denied")))
+    states.drop_old(tmp_path, "tiny", "step", 9, False, messages.append)  # on Windows, a program has it open
+    assert messages[1].endswith("tiny-step00000009.safetensors was not deleted (Permission denied); delete it by hand")
 
 
 # what is done to a state, the flags that change → the message

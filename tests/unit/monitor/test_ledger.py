@@ -172,6 +172,18 @@ def test_another_price_such_as_that_of_the_next_machine_counts_from_then_on():
     assert "cost 10.00 now at 1 per hour" in found.line()
 
 
+@pytest.mark.parametrize(("mono_s", "lost", "failures"), [(-60.0, 0, 0), (1e9, 60, 1)])
+def test_where_no_boot_has_a_name_a_monotonic_clock_that_starts_anew_tells_a_reboot(
+    monkeypatch, mono_s, lost, failures
+):
+    """macOS and Windows: the time in which the machine was off counted as training."""
+    monkeypatch.setattr(ledger.platform, "boot_id", lambda: "")
+    now = ledger.platform.now()
+    found = Ledger(state="training", utc_s=now.wall_s - 60, mono_s=now.mono_s + mono_s, boot="")
+    found.follows(0.0)
+    assert found.seconds["lost"] == pytest.approx(lost, abs=9) and found.failures == failures
+
+
 SECONDS = st.floats(0.1, 500)
 JUMP = st.sampled_from([0.0, 0.0, 0.0, 3600.0, -3600.0, 90_000.0])
 # Each: how an attempt ends, how long it loads, its steps, the clock's jump meanwhile, and two times that its end takes.

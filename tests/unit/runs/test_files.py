@@ -2,10 +2,12 @@
 
 import errno
 import os
+from unittest.mock import DEFAULT, Mock
 
 import pytest
 
 import runs
+from guards import checkpoint
 from runs.files import REASONS, atomic_write, building, checksum, explained, private_folder
 
 
@@ -68,3 +70,12 @@ def test_a_folder_that_is_built_is_whole_or_not_there(tmp_path):
     with pytest.raises(KeyError), building(tmp_path / "in" / "other"):
         raise KeyError
     assert os.listdir(final.parent) == ["run"] and os.listdir(final) == ["a"]
+
+
+def test_on_windows_a_folder_of_which_a_virus_scanner_reads_a_file_is_renamed_a_moment_later(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint.sys, "platform", "win32")
+    replace = Mock(side_effect=[PermissionError, DEFAULT], wraps=os.replace)
+    monkeypatch.setattr(os, "replace", replace)
+    with building(tmp_path / "run"):
+        pass
+    assert (tmp_path / "run").is_dir() and replace.call_count == 2

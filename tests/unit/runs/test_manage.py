@@ -122,14 +122,14 @@ def test_an_interrupted_deletion_leaves_no_half_run_and_is_completed_later(data,
 
 
 def test_a_run_whose_images_cannot_be_deleted_stays_whole(data, monkeypatch):
-    folder, rename = new_run(), os.rename
+    folder, rename = new_run(), os.replace
 
     def busy(old: Path, new: Path) -> None:
         if old.parent == runs.datasets_dir():
             raise OSError(errno.EBUSY, "Device or resource busy")  # a mount, or on Windows an open file
         rename(old, new)
 
-    monkeypatch.setattr("os.rename", busy)
+    monkeypatch.setattr("os.replace", busy)
     with pytest.raises(runs.RunError, match="cannot delete first-light: Device or resource busy"):
         manage.delete("first light", idle, images=True)
     assert runs.list_runs() == [folder] and list(runs.outputs_dir().iterdir()) == [folder]

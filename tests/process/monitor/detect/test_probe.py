@@ -207,6 +207,7 @@ def test_a_process_that_waits_for_a_core_or_whose_bytes_cannot_be_read_is_not_as
     assert compare(sample(0, unknown, stacks=""), sample(2, unknown, stacks="")).stuck == ()
 
 
+@linux
 def test_samples_of_living_processes_tell_a_sleeper_from_a_spinner(spawn):
     ready = "print('ready', flush=True)\n"
     programs = {"sleeps": f"import time\n{ready}time.sleep(600)", "spins": f"{ready}while True: pass"}

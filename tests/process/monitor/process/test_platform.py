@@ -141,6 +141,7 @@ def test_an_environment_that_cannot_be_read_is_not_an_empty_one(monkeypatch, chi
     assert platform.boot_id() == "", "and a boot whose name cannot be read is unknown"
 
 
+@linux
 def test_a_container_that_is_started_again_is_another_boot_of_its_machine(monkeypatch):
     machine, first, names = platform.reading.boot_id(), platform.process_info(os.getpid()), []
     for start in (20, 900_000, 950_000):
@@ -247,6 +248,7 @@ tempfile.tempdir = {str(tmp_path)!r}
 sys.platform = {system!r}
 if sys.platform == "win32":
     sys.modules["fcntl"] = None
+    subprocess.CREATE_NEW_PROCESS_GROUP, subprocess.CREATE_NO_WINDOW = 0x200, 0x8000000
     for name in ("getuid", "sysconf", "killpg", "pidfd_open", "waitpid", "set_blocking"):
         delattr(os, name)
     del signal.SIGKILL, signal.SIGCONT
@@ -257,8 +259,12 @@ print(platform.alive(child.pid, platform.process_info(child.pid).start), platfor
 print(len(spawned.Tree({MARK!r}).refresh()), platform.command_of(child.pid), platform.catches(child.pid, 9))
 platform.Waker().sleep(0.01)
 platform.private_folder("x")
+start = platform.process_info(child.pid).start
+psutil.Process.create_time = lambda self: 7.0  # as macOS says it after somebody has set the clock
+print(platform.alive(child.pid, start), platform.detached())
 os.kill(child.pid, 9)
 """
     run = children.run(code)
     assert run.returncode == 0, run.stderr
-    assert run.stdout.splitlines() == ["True None", "1 sleep 60 True"]
+    options = {"creationflags": 0x8000200} if system == "win32" else {"start_new_session": True}
+    assert run.stdout.splitlines() == ["True None", "1 sleep 60 True", f"True {options}"]

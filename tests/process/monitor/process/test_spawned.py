@@ -221,3 +221,29 @@ def test_helpers_do_not_look_like_processes_of_a_run(monkeypatch):
     shown = run("import os; print(sorted(k for k in os.environ if k.startswith('HANGPROOF_')))").text()
     assert "HANGPROOF_DATA" in shown and not any(n in shown for n in ("TOKEN", "HANGPROOF_RUN", "HEARTBEAT"))
     assert spawned.ROOT == ROOT
+
+
+def test_the_python_of_a_virtual_environment_of_windows_is_the_child_of_what_was_started(monkeypatch, spawn):
+    """Its python.exe is a launcher: a run, or its store, seemed not to start."""
+    launcher = spawn("bash", "-c", "sleep 60 & echo $!; wait")
+    pid = int(launcher.stdout.readline())
+    assert spawned.is_python_of(launcher, launcher.pid) and not spawned.is_python_of(launcher, pid)
+    monkeypatch.setattr(platform, "WINDOWS", True)
+    assert spawned.is_python_of(launcher, launcher.pid) and spawned.is_python_of(launcher, pid)
+    assert not any(spawned.is_python_of(launcher, other) for other in (os.getpid(), 1 << 22, None))
+
+
+def test_on_windows_a_program_whose_dead_parent_had_a_number_of_ours_is_not_killed(monkeypatch):
+    """The desktop's parent is gone since the login, and its number is used again."""
+    rows = {
+        4000: (9.0, 1, "cmd"),
+        4004: (9.0, 4000, "python"),
+        4008: (2.0, 4004, "explorer.exe"),
+        4012: (3.0, 4008, "x"),
+    }
+    found = {
+        pid: platform.ProcessInfo(pid, start, ppid, "R", name, 0.0, 0) for pid, (start, ppid, name) in rows.items()
+    }
+    monkeypatch.setattr(platform, "scan", lambda: found)
+    monkeypatch.setattr(platform, "environ_of", lambda pid: {})
+    assert [*spawned.Tree(MARK, (4000, 9.0)).refresh()] == [4000, 4004]

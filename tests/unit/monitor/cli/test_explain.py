@@ -6,6 +6,7 @@ import signal
 import sys
 
 from hypothesis import given, settings, strategies as st
+from proc_helpers import linux
 from ui_page import until
 
 from monitor.cli import explain
@@ -29,6 +30,7 @@ def says(pid: int, words: str) -> None:
     until(lambda: words in explain.facts(explain.checked(pid))["text"], f"{words} is said", 10)
 
 
+@linux
 def test_a_dead_lock_a_read_and_a_stop_are_explained(spawn):
     code = "import sys, threading; lock = threading.Lock(); lock.acquire(); print('r', flush=True)\n"
     pipe = "import os; r, w = os.pipe(); print('r', flush=True); os.read(r, 1)"

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import tomllib
 from monitor_evidence import LAUNCHER, attempt, beat, crash, frames, hang, known, proc, rank
+from proc_helpers import linux
 
 from guards.heartbeat import stacks_path
 from monitor.detect.probe import Missing
@@ -115,7 +116,7 @@ BROKEN = {
 }
 
 
-@pytest.mark.skipif(not platform.LINUX, reason="Linux only: /proc")
+@linux
 @pytest.mark.parametrize("what", BROKEN)
 def test_evidence_that_cannot_be_read_is_named(what, tmp_path, monkeypatch):
     name, value, sentence = BROKEN[what]
@@ -130,6 +131,7 @@ def test_evidence_that_cannot_be_read_is_named(what, tmp_path, monkeypatch):
     assert found.kernel == [] and json.dumps(asdict(found))
 
 
+@linux
 def test_a_kernel_record_of_a_fault_is_kept_if_it_is_new(tmp_path, monkeypatch):
     record = tmp_path / "kmsg"
     monkeypatch.setattr(causes, "KMSG", str(record))

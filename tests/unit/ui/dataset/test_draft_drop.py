@@ -36,6 +36,15 @@ def test_identical_files_in_two_folders_are_two_images_and_twice_in_one_folder_i
     assert captions(mine) == {"a/2.png": "only a", "b/2.png": ""}
 
 
+def test_a_caption_whose_name_macos_has_written_in_the_other_way_belongs_to_its_image(mine, tmp_path):
+    """é as one character, as browsers write it, and as e with an accent, as the Finder does."""
+    photo(tmp_path / "in" / "caf\u00e9.png")
+    note(tmp_path / "in" / "cafe\u0301.txt", "a coffee")
+    _, messages = drop(mine, *tree(tmp_path / "in"))
+    assert messages == [] and list(captions(mine).values()) == ["a coffee"]
+    assert [one.caption for one in dataset.gather(tmp_path / "in")] == ["a coffee"]
+
+
 def test_two_drops_of_one_file_share_an_upload_and_both_work(data, mine, tmp_path):
     shared, other = upload(photo(tmp_path / "x.png")), draft.new_id()
     assert draft.add(mine, [(shared, "x.png")]) == (1, []) and shared.exists()
