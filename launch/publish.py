@@ -162,7 +162,8 @@ def _chosen(folder: Path, options: dict[str, Any]) -> tuple[results.Lora, model_
     key = options.get("licence") or model_card.licence_of(spec.model)
     known = model_card.licences()
     if key not in known:
-        raise LaunchError(f"Licence: {key[:100]!r} is not one of {', '.join(known)}; choose one")
+        wrong = f"{key[:100]!r} is not one of" if key else "choose one of"
+        raise LaunchError(f"Licence: {wrong} {', '.join(known)} (--licence KEY)")
     base, most = options.get("base_model"), options.get("samples")
     most = SAMPLES if most is None else int(most)
     if not 0 <= most <= 24:
