@@ -126,7 +126,7 @@ def _measured(pictures: Iterable[Dropped], work: Path, link: bool = False) -> li
 
 def _what_was_added(step: draft_store.Step) -> str:
     number = sum(part == "images" and values is None for (part, _), values in step.items())
-    return f"adding of {count(number, 'image')}" if number else "captions from files"
+    return f"addition of {count(number, 'image')}" if number else "captions from files"
 
 
 def expanded(
