@@ -35,8 +35,8 @@ UTC_TIME = re.compile(r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|\+00:00)"
 STATES = {
     "new": ("idle", "Not started", "Press Start to begin training."),
     "queued": ("idle", "Queued", "It starts when a GPU is free."),
-    "opening": ("busy", "Preparing", "The monitor prepares the start."),
-    "starting": ("busy", "Starting", "The trainer is starting."),
+    "opening": ("busy", "Preparing", ""),
+    "starting": ("busy", "Starting", ""),
     "running": ("good", "Training", ""),
     "suspect": ("warn", "No progress", "No progress for longer than usual. The monitor checks whether the run hangs."),
     "slow": ("warn", "Slow", "Training is slower than usual but still makes progress."),
@@ -130,6 +130,7 @@ def head(view: View) -> str:
     colour, label, meaning = describe(view)
     status, running = view.status, view.running
     message = str(status.get("reason") or status.get("message") or "") if view.state != "orphaned" else ""
+    message = message[:1].upper() + message[1:]
     phase = PHASES.get(str(status.get("phase")), str(status.get("phase") or ""))
     if status.get("phase") != "step" and (items := view.number("phase_total")):
         phase += f", {int(view.number('phase_done') or 0):,} of {int(items):,}"

@@ -97,7 +97,7 @@ def test_the_lora_its_card_and_its_samples_are_published_privately_in_one_commit
     [
         ({"lora": "other.safetensors"}, "choose one of: My-cat.safetensors, My-cat-step000020.safetensors"),
         ({"lora": "../My-cat/My-cat.safetensors"}, "has no LoRA"),
-        ({"licence": "nonsense"}, "Licence: 'nonsense' is not one of .*--licence KEY"),
+        ({"licence": "nonsense"}, "Licence: nonsense is not known; choose one of .*--licence KEY"),
         ({"samples": 99}, "from 0 to 24"),
     ],
 )
@@ -125,7 +125,7 @@ def test_a_card_that_somebody_else_wrote_and_a_public_repository_are_left_alone(
     assert (found["title"], found["repo"]) == ("Second light!", "Second-light"), "a label decides"
     assert "# Second light" in publish.preview(folder, NOTHING)
     monkeypatch.setattr(model_card, "licence_of", lambda model: "")  # a base model of one's own
-    with pytest.raises(LaunchError, match="Licence: choose one of .*--licence KEY"):
+    with pytest.raises(LaunchError, match="Licence: that of the base model is not known"):
         publish.preview(folder, NOTHING)
 
 

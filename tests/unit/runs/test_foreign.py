@@ -157,7 +157,7 @@ def test_a_job_of_ai_toolkit_gives_its_length_prompts_and_resolution():
     wanted = {"model": "flux-dev", "rank": "16", "max_train_steps": "2000", "resolution": 1024, "trigger": "p3r5on"}
     assert (wanted | {"learning_rate": "1e-4", "prompts": ["a cat", "a dog"]}).items() <= one.fields.items()
     assert row(one, "train.ema_config").outcome == row(one, "datasets.shuffle_tokens").outcome == "unsupported"
-    assert "built-in trainer keeps an average" in row(one, "train.ema_config").text
+    assert "Built-in trainer only" in row(one, "train.ema_config").text
     assert "encode captions once" in row(one, "datasets.caption_dropout_rate").text
     assert row(one, "datasets.is_reg").value == "/path/to/others" and len(one.folders) == 1
     job = "{trigger_word: p3r5on, network: {rank: 8}, model: {is_flux: true, name_or_path: a/b}, sample: {prompts: ['a [trigger] b']}}"
