@@ -221,7 +221,9 @@ def ledger(view: View) -> str:
         rows.append(("Cost", f"{found.cost:,.2f}", at))
     saved = ""
     if found.failures:
-        saved = f"{found.saved()[:1].upper()}{found.saved()[1:]}. The time in which nobody would have noticed is not counted."
+        saved = (
+            f"{found.saved()}.{' The time until somebody would have noticed is not counted.' * bool(found.recovered)}"
+        )
     bar = [(label, colour, shares[state]) for state, (label, colour, _) in LEDGER.items()]
     title = "Time and money" if found.cost is not None else "Time"
     return CARD("ledger", bar, rows, saved, title, _short(found.wall_s))
