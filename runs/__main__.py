@@ -146,8 +146,7 @@ def show(args: argparse.Namespace) -> dict[str, Any]:
 def estimate(args: argparse.Namespace) -> dict[str, Any]:
     """Print what a run needs: GPU memory, and with its images time, disk space and cost."""
     from presets import estimate as table
-    from runs import dataset, history
-    from runs.manage import size_text
+    from runs import dataset, history, manage
 
     path = Path(args.run)
     folder = path.parent if path.name == "run.toml" and path.is_file() else runs.run_folder(args.run)
@@ -163,14 +162,13 @@ def estimate(args: argparse.Namespace) -> dict[str, Any]:
     steps, disk = runs.planned_steps(spec, images), table.disk(fields, images)
     seconds, source = history.expected(spec, steps)
     cost = table.cost(fields, seconds)
-    parts = ", ".join(f"{name} {size_text(size)}" for name, size in disk.items())
+    parts = ", ".join(f"{name} {manage.size_text(size)}" for name, size in disk.items())
     time = f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{max(seconds / 60, 1):.0f} min"
     print(f"time: about {time} for {steps:,} steps ({source})")
-    print(f"disk: about {size_text(sum(disk.values()))} ({parts})")
+    print(f"disk: about {manage.size_text(sum(disk.values()))} ({parts})")
     if cost is not None:
         print(f"cost: about {cost:.2f} at {spec.price_per_hour:g} per hour")
-    whole = {"steps": steps, "seconds": round(seconds), "time_source": source, "disk_bytes": disk, "cost": cost}
-    return {**found, **whole}
+    return {**found, "steps": steps, "seconds": round(seconds), "time_source": source, "disk_bytes": disk, "cost": cost}
 
 
 def render(args: argparse.Namespace) -> dict[str, Any]:

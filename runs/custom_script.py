@@ -29,7 +29,7 @@ NO_COMMAND = (
     "The script starts no trainer that Hangproof knows, so a restart could not resume it. Keep the command that starts "
     "the training (accelerate launch …)"
 )
-SEVERAL = "The script has {count} training commands, and a run has one. Keep one command; start the others as runs of their own"
+SEVERAL = "The script has {count} training commands, and a run has one. Keep one; start the others as runs of their own"
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,8 @@ def _time(spec: RunSpec, seconds: float, source: str, machine: Machine) -> str:
     toy = presets.models()[spec.model]["generated"]
     known = toy or machine.vram_gb or source.startswith("measured on this machine")
     where = "" if known else "On a GPU of this size: "
-    return f"{where}about {duration(_rounded(seconds))} <span>({esc(source)})</span>"
+    unit = 5 if seconds < 120 else 60 if seconds < 3600 else 600  # as precise as an estimate is
+    return f"{where}about {duration(max(unit, round(seconds / unit) * unit))} <span>({esc(source)})</span>"
 
 
 def _cost(spec: RunSpec, seconds: float) -> str:
@@ -108,12 +109,6 @@ def _cost(spec: RunSpec, seconds: float) -> str:
         return text
     limit = f"The spend limit of {spec.spend_limit:g} ends the run before. Raise the limit, or train fewer steps."
     return f'{text} <span class="hp-warn">{limit}</span>'
-
-
-def _rounded(seconds: float) -> float:
-    """Seconds without a precision that an estimate does not have."""
-    unit = 5 if seconds < 120 else 60 if seconds < 3600 else 600
-    return max(unit, round(seconds / unit) * unit)
 
 
 def _memory(spec: RunSpec, machine: Machine) -> str:
