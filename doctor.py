@@ -96,15 +96,15 @@ def left_over() -> Iterator[Finding]:
     try:
         found = orphans()
     except OSError as error:
-        yield Finding("orphans", NOTE, f"the processes could not be listed: {error.strerror}")
+        yield Finding("left-over trainers", NOTE, f"the processes could not be listed: {error.strerror}")
         return
     if not found:
-        yield Finding("orphans", OK, "no trainer runs without a monitor")
+        yield Finding("left-over trainers", OK, "no trainer runs without a monitor")
     for one in found:
         text = f"{one['name']} (pid {one['pid']}) of the run {one['run']}, {one['age_s'] / 60:.0f} min old, {one['memory_bytes'] / 1e9:.1f} GB"
         run = quote(one["run"])
         fix = f"Watch the run again: python -m monitor start {run}. Or end it: python -m monitor stop {run}."
-        yield Finding("orphans", NOTE, text, fix)
+        yield Finding("left-over trainers", NOTE, text, fix)
 
 
 def orphans() -> list[dict[str, Any]]:
@@ -135,7 +135,7 @@ def end_orphan(pid: object, start: object) -> str:
     """
     listed = [(one, folder) for one, folder in spawned.unwatched() if (one.pid, one.start) == (pid, start)]
     if not listed:
-        raise RunError("This process is not an orphan any more; look again")
+        raise RunError("This process has ended, or a monitor watches it; look again")
     ((process, folder),) = listed
     left = spawned.kill(spawned.Tree("", members={process.pid: process}), END_S / 2, END_S / 2).survivors
     if left:

@@ -23,7 +23,7 @@ ENGINES = ("florence", "tagger", "endpoint")
 def parser() -> argparse.ArgumentParser:
     """The command line. The page stores the same options, by the names in OPTIONS, with the draft."""
     top = argparse.ArgumentParser(
-        prog="captions",
+        prog="python -m captions",
         description="Write captions of images with a model. An image that has a caption keeps it. A job that was stopped "
         "continues where it was.",
     )

@@ -19,7 +19,7 @@ from typing import Any
 from launch.common import LaunchError, Option, report
 from launch.store import lease
 from launch.store.places import Limits, NotFound, Place, StoreError, one_line, open_place
-from monitor.phrases import duration
+from monitor.phrases import count, duration
 from monitor.process import platform
 from monitor.run_folder import read_spec
 from monitor.state import FINAL, State
@@ -193,7 +193,7 @@ def run(args: argparse.Namespace) -> int:
         remove(args.remove)
     found = read_all(args.store or stores())
     for one in found:
-        print(f"{one['store']}: {one['error'] or str(len(one['runs'])) + ' runs'}")
+        print(f"{one['store']}: {one['error'] or count(len(one['runs']), 'run')}")
         for row in one["runs"]:
             print(f"  {describe(row, datetime.now(UTC))}")
     if not found:

@@ -159,10 +159,10 @@ def _chosen(folder: Path, options: dict[str, Any]) -> tuple[results.Lora, model_
     if lora is None:
         what = f"no LoRA {wanted[:100]!r}" if wanted else "no LoRA yet"
         raise LaunchError(f"{folder.name} has {what}; choose one of: {', '.join(o.path.name for o in loras) or 'none'}")
-    key = options.get("licence") or model_card.licence_of(spec.model)
+    key = options.get("licence") or model_card.licence_of(spec.model) or "that of the base model"
     known = model_card.licences()
     if key not in known:
-        raise LaunchError(f"Licence: {key[:100]!r} is not one of {', '.join(known)}; choose one")
+        raise LaunchError(f"Licence: {key[:100]} is not known; choose one of {', '.join(known)} (--licence KEY)")
     base, most = options.get("base_model"), options.get("samples")
     most = SAMPLES if most is None else int(most)
     if not 0 <= most <= 24:

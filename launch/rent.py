@@ -190,7 +190,7 @@ def stop(pod: str, own_key: str) -> str:
 OPTIONS = (
     common.RUN,
     *travel.RENTED,
-    ("--image NAME", ..., "of the Dockerfile, pushed where the machine can pull it, such as docker.io/ME/hangproof:1"),
+    ("--image NAME", ..., "image of the Dockerfile where the machine can pull it, such as docker.io/ME/hangproof:1"),
     ("--volume ID", "", "a network volume; without it, a disk that only this pod has"),
     ("--data-center ID", "", "where the pod is to be, such as that of the volume"),
     ("--stop", ("1", "always", ""), "stop when nothing is left to train; always: also after your stop; empty: never"),

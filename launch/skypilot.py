@@ -94,8 +94,8 @@ OPTIONS = (
     common.RUN,
     ("--infra CLOUD", "", "cloud and region as SkyPilot names them, such as aws/us-east-1; default: your cheapest"),
     *travel.RENTED,
-    ("--image NAME", "", "of the Dockerfile, built with --build-arg USER_ID=0; without it, the job sets itself up"),
-    ("--on-demand", False, "no spot machines"),
+    ("--image NAME", "", "image of the Dockerfile, built with USER_ID=0; without it, the job sets itself up"),
+    ("--on-demand", False, "use machines that cost more and that nobody takes away"),
 )
 
 

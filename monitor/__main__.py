@@ -8,7 +8,7 @@ Decision: a parent that sleeps until its child ends, or until the beat of its ch
 costs next to no processor time; a timer or a lock that is polled does. The child adopts the living training, so a
 restart takes the time of an import. A run that has reached its final state is never started again, whatever ended the
 monitor. If the keeper is killed too, the monitor goes on alone, and `python -m monitor resume-all` or systemd's
-`Restart=` (README) continues a run that has neither.
+`Restart=` (docs/machines.md) continues a run that has neither.
 
 A silent monitor may be stuck on the disk with the run's folder, which its log and its successor need as well. So the
 keeper touches no file of the run: what it has to say is written and sent by processes of their own, and it tries again

@@ -148,7 +148,7 @@ def show(args: argparse.Namespace) -> dict[str, Any]:
 def estimate(args: argparse.Namespace) -> dict[str, Any]:
     """Print what a run needs: GPU memory, and with its images time, disk space and cost."""
     from presets import estimate as table
-    from runs import dataset, history
+    from runs import dataset, history, manage
 
     path = Path(args.run)
     folder = path.parent if path.name == "run.toml" and path.is_file() else runs.run_folder(args.run)
@@ -156,7 +156,7 @@ def estimate(args: argparse.Namespace) -> dict[str, Any]:
     fields, images = spec.model_dump(), dataset.counts(runs.datasets_dir() / spec.slug)
     found = table.estimate(fields)
     for stage, gigabytes in found["stages_gb"].items():
-        print(f"{stage:10} {gigabytes:6.1f} GB" + ("  ← peak" if stage == found["peak_stage"] else ""))
+        print(f"GPU memory, {stage}: {gigabytes:.1f} GB" + (" (the most)" if stage == found["peak_stage"] else ""))
     enough = [tier for tier, is_enough in found["tiers"].items() if is_enough]
     print(f"tiers with enough memory: {', '.join(enough) or 'none'} ({found['note']})")
     if not images:
@@ -164,13 +164,13 @@ def estimate(args: argparse.Namespace) -> dict[str, Any]:
     steps, disk = runs.planned_steps(spec, images), table.disk(fields, images)
     seconds, source = history.expected(spec, steps)
     cost = table.cost(fields, seconds)
-    parts = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in disk.items())
-    print(f"time: about {seconds / 3600:.1f} h for {steps:,} steps ({source})")
-    print(f"disk: about {sum(disk.values()) / 1e9:.2f} GB ({parts})")
+    parts = ", ".join(f"{name} {manage.size_text(size)}" for name, size in disk.items())
+    time = f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{max(seconds / 60, 1):.0f} min"
+    print(f"time: about {time} for {steps:,} steps ({source})")
+    print(f"disk: about {manage.size_text(sum(disk.values()))} ({parts})")
     if cost is not None:
         print(f"cost: about {cost:.2f} at {spec.price_per_hour:g} per hour")
-    whole = {"steps": steps, "seconds": round(seconds), "time_source": source, "disk_bytes": disk, "cost": cost}
-    return {**found, **whole}
+    return {**found, "steps": steps, "seconds": round(seconds), "time_source": source, "disk_bytes": disk, "cost": cost}
 
 
 def render(args: argparse.Namespace) -> dict[str, Any]:

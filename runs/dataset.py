@@ -169,7 +169,12 @@ def folder_names(images: Iterable[tuple[str, int]]) -> list[str]:
 
     @functools.cache
     def name(folder: str, weight: int) -> str:
-        wanted = _subfolder(folder) if weight == 1 else _weighted(weight, name(folder, 1))
+        wanted = _subfolder(folder)
+        if weight != 1:
+            base = name(folder, 1)
+            number, _, rest = base.partition("_") if repeats_of(base) else ("", "", base)
+            stem = f"weight-{weight}" + (f"-{rest}" if rest else "")
+            wanted = f"{int(number) * weight}_{stem}" if number else stem
         return _unique(wanted, taken) if wanted else ""
 
     return [name(*one) for one in images]
@@ -182,13 +187,6 @@ def too_often(images: Iterable[tuple[str, int]]) -> str:
         if weight > 1 and number * weight > MAX_REPEATS:
             return f"{folder}: {number} repeats × weight {weight} is more than {MAX_REPEATS}; lower one of them"
     return ""
-
-
-def _weighted(weight: int, base: str) -> str:
-    """The name of a subfolder for images with a weight; base: that of their folder's images without one."""
-    number, _, rest = base.partition("_") if repeats_of(base) else ("", "", base)
-    stem = f"weight-{weight}" + (f"-{rest}" if rest else "")
-    return f"{int(number) * weight}_{stem}" if number else stem
 
 
 def _subfolder(folder: str) -> str:

@@ -56,12 +56,15 @@ def read(files: Sequence[tuple[str, str]]) -> Settings:
     out = Settings()
     # Scripts before data sets and prompts: they say what the kind is, and the name of the prompts, which have options.
     for name, text in sorted(files, key=lambda one: (DATA_SET.search(one[1]) is not None, one[0].endswith(".txt"))):
+        other = out.kind
         try:
             prompts = file_name((out.flags.get("sample_prompts") or ["sample_prompts.txt"])[0])  # by default as ours
             if file_name(name) == prompts and not name.endswith((".json", ".toml")):  # of tables, for kohya's trainers
                 out.prompts = lines_of(text)
             else:
                 _read_one(out, name, text.lstrip("\ufeff"))
+            if other not in ("", "a config file of sd-scripts", out.kind):
+                raise RunError(f"this is {out.kind}, and {other} was given, too; import one at a time")
         except (RunError, RecursionError) as error:
             why = error if isinstance(error, RunError) else "nested too deeply, so it is no configuration"
             raise RunError(f"{name}: {why}") from error

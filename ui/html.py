@@ -28,10 +28,10 @@ def hub_link(path: str, text: str) -> str:
 
 
 def linked(text: str) -> str:
-    """Text as HTML in which the addresses of the hub's pages are links."""
+    """Text as HTML in which the addresses of the hub's pages are links, and what is between backticks is code."""
     address = re.compile(re.escape(esc(hub.endpoint())) + r"(?:/[\w.-]*\w)+")
     link = r'<a href="\g<0>" target="_blank" rel="noopener noreferrer">\g<0></a>'
-    return address.sub(link, esc(text))
+    return re.sub("`([^`]+)`", r"<code>\1</code>", address.sub(link, esc(text)))
 
 
 def press(text: str, do: str, *, label: str = "", title: str = "", off: bool = False, **data: object) -> str:

@@ -220,8 +220,8 @@ def _current(run_folder: RunFolder) -> Attempt | None:
 def _not_running(folder: Path) -> MonitorError:
     known = read_status(folder) or {}
     said = known.get("reason") or known.get("message") or "no reason is recorded"
-    state = f"{known['state']}: {said}" if known else "never started"
-    return MonitorError(f"{folder.name}: nothing of it runs, and no monitor watches it ({state})")
+    state = f"last state: {known['state']}, {said}" if known else "never started"
+    return MonitorError(f"{folder.name} is not running ({state})")
 
 
 def request(folder: Path, kind: str) -> str:

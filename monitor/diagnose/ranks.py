@@ -299,10 +299,10 @@ class Group:
             state = "did not start" if rank["missing"] else f"at {place(rank)}"
             if rank["outcome"] != "running":
                 state = f"{rank['outcome']}" + (f" ({rank['note']})" if rank["note"] else "")
-            elif rank["alive"] is False:
-                state += ", its process is gone"
             if rank["points"] and not rank["count"] and rank["point_ago_s"] is not None:
                 state += f" for {duration(rank['point_ago_s'])}"
+            if rank["outcome"] == "running" and rank["alive"] is False:
+                state += ", its process is gone"
             waiting = ", waits for the others" if not is_stuck and self.waits(rank) else ""
             out.append(f"Rank {rank['rank']}: {state}{waiting}")
             if is_stuck:

@@ -35,7 +35,7 @@ def test_an_orphan_is_listed_and_ended_with_what_it_started(data, monkeypatch):
             elsewhere.setenv("HANGPROOF_DATA", str(data / "another"))
             left = [one.action for one in left_over() if f"pid {process.pid})" in one.text]
             assert left[0].endswith(f"python -m monitor stop {data / 'outputs' / 'gone'}."), "also a killed rehearsal's"
-        with pytest.raises(RunError, match="not an orphan"):
+        with pytest.raises(RunError, match="has ended, or a monitor watches it"):
             end_orphan(process.pid, found[process.pid]["start"] + 1)
         assert "was ended" in end_orphan(process.pid, found[process.pid]["start"])
         assert process.wait(10) == -signal.SIGTERM and not platform.alive(child, found[child]["start"])

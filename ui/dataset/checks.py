@@ -115,7 +115,8 @@ def of_item(item: Item, slot: Slot | None, word: str) -> dict[str, str]:
         found["dark"] = f"mean brightness {looks['mean']:.0f} of 255"
     if item.changes:
         found["changed"] = item.changes
-    if word and item.caption.strip() and not has_word(item.caption, word):
+    its_own = rf"(?<!\w){re.escape(word)}(?!\w)"  # not a part of another word
+    if word and item.caption.strip() and not re.search(its_own, item.caption, re.IGNORECASE):
         found["no_trigger"] = shortened(item.caption)
     return found
 
@@ -155,11 +156,6 @@ def is_blurred(item: Item) -> bool:
     """Whether a picture is not sharp anywhere; False where that is not known."""
     looks = item.looks
     return bool(looks) and looks["contrast"] >= LEAST_CONTRAST and looks["sharpness"] < LEAST_SHARPNESS
-
-
-def has_word(caption: str, word: str) -> bool:
-    """Whether a caption contains the trigger word as a word of its own, in any case."""
-    return bool(re.search(rf"(?<!\w){re.escape(word)}(?!\w)", caption, re.IGNORECASE))
 
 
 def shortened(text: str, most: int = 80) -> str:

@@ -326,7 +326,7 @@ def clear(draft_id: str) -> None:
 def move(draft_id: str, image_id: str, step: int) -> int:
     """Move an image by `step` places, at most to an end. Returns its place. Raises RunError: it was removed."""
     with draft_store.change(draft_id) as edit:
-        edit.label = f"place of {_entry(edit.state, image_id)['file']}"
+        edit.label = f"move of {_entry(edit.state, image_id)['file']}"
         order = list(edit.state["images"])
         place = min(max(order.index(image_id) + step, 0), len(order) - 1)
         order.remove(image_id)

@@ -109,7 +109,7 @@ def take(draft_id: str, dropped: Iterable[Dropped], drop: str, more: bool, link:
             messages += _store(draft_id, edit.state, work, measured)
             messages += _assign(edit.state, texts, drop, more)
             added = len(edit.state["images"]) - before
-            edit.label = lambda number: f"adding of {count(number, 'image')}" if number else "captions from files"
+            edit.label = lambda number: f"addition of {count(number, 'image')}" if number else "captions from files"
     return added, messages
 
 

@@ -89,6 +89,7 @@ function show(answer) {
   draw();
   trigger("checked");
   trigger("script");
+  hideRefusal();
   hangproof.sync(); // the plan follows the images and their weights
 }
 /** Show what the server has, one request after the other. Resolves to whether it answered. */

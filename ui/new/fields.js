@@ -50,6 +50,7 @@ function note(key, value = shownValue(key)) {
   const kept = hangproof.unsavedText("field", key);
   if (value === undefined || alike(value, kept === undefined ? base[key] : kept)) return;
   hangproof.keep("field", key, value);
+  hideRefusal();
   clearTimeout(typing);
   typing = setTimeout(hangproof.sync, SEND_MS);
 }
@@ -88,6 +89,8 @@ hangproof.sync = () => {
   return syncing;
 };
 hangproof.starting = () => (starting = true);
+/** Settings or images have changed: why the last start was refused is out of date. */
+const hideRefusal = () => document.querySelector("#problem .hp-bad")?.setAttribute("hidden", "");
 async function exchange() {
   const sent = Object.fromEntries(hangproof.unsaved("field"));
   const id = hangproof.draft();

@@ -124,7 +124,7 @@ def build(draft_id: gr.BrowserState, started: gr.State, messages: gr.State) -> N
         step(
             3,
             "Review and start",
-            "Hangproof runs exactly this script. It is saved with the run, and you can also run it yourself.",
+            "Hangproof runs exactly the script below. It is saved with the run, and you can also run it yourself.",
         )
         plan = gr.HTML(elem_id="plan", apply_default_css=False)
         propose = gr.Button(visible=False, elem_id="propose", size="sm")

@@ -96,7 +96,7 @@ def _time(spec: RunSpec, seconds: float, source: str, machine: Machine) -> str:
     toy = presets.models()[spec.model]["generated"]
     known = toy or machine.vram_gb or source.startswith("measured on this machine")
     where = "" if known else "On a GPU of this size: "
-    unit = 5 if seconds < 120 else 60 if seconds < 3600 else 600  # an estimate is not more precise
+    unit = 5 if seconds < 120 else 60 if seconds < 3600 else 600  # as precise as an estimate is
     return f"{where}about {duration(max(unit, round(seconds / unit) * unit))} <span>({esc(source)})</span>"
 
 

@@ -35,8 +35,8 @@ UTC_TIME = re.compile(r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|\+00:00)"
 STATES = {
     "new": ("idle", "Not started", "Press Start to begin training."),
     "queued": ("idle", "Queued", "It starts when a GPU is free."),
-    "opening": ("busy", "Preparing", "The monitor prepares the start."),
-    "starting": ("busy", "Starting", "The trainer is starting."),
+    "opening": ("busy", "Preparing", ""),
+    "starting": ("busy", "Starting", ""),
     "running": ("good", "Training", ""),
     "suspect": ("warn", "No progress", "No progress for longer than usual. The monitor checks whether the run hangs."),
     "slow": ("warn", "Slow", "Training is slower than usual but still makes progress."),
@@ -125,7 +125,7 @@ def head(view: View) -> str:
     """Name, state, progress and figures of the selected run."""
     colour, label, meaning = describe(view)
     status, running = view.status, view.running
-    message = str(status.get("reason") or status.get("message") or "") if view.state != "orphaned" else ""
+    said = str(status.get("reason") or status.get("message") or "") if view.state != "orphaned" else ""
     phase = PHASES.get(str(status.get("phase")), str(status.get("phase") or ""))
     if status.get("phase") != "step" and (items := view.number("phase_total")):
         phase += f", {int(view.number('phase_done') or 0):,} of {int(items):,}"
@@ -135,7 +135,9 @@ def head(view: View) -> str:
     ready = snapshots(view) if running else ""
     old = f"These {view.stale}." if view.stale else ""
     why = slow(view) if running else ""
-    lines = [text for text in (view.problem, old, why, message, meaning, store(view), ready) if text]
+    lines = [
+        text for text in (view.problem, old, why, said[:1].upper() + said[1:], meaning, store(view), ready) if text
+    ]
     used = machine(view) if running else []
     known = facts(view, running) if status.get("state") else []
     phase = phase if running and phase != label.lower() else ""
@@ -216,7 +218,7 @@ def ledger(view: View) -> str:
         rows.append(("Cost", f"{found.cost:,.2f}", at))
     saved = ""
     if found.failures:
-        saved = f"{found.saved()[:1].upper()}{found.saved()[1:]}. The time in which nobody would have noticed is not counted."
+        saved = f"{found.saved()}." + " The time until you would have noticed is not counted." * bool(found.recovered)
     bar = [(label, colour, shares[state]) for state, (label, colour, _) in LEDGER.items()]
     title = "Time and money" if found.cost is not None else "Time"
     return CARD("ledger", bar, rows, saved, title, _short(found.wall_s))

@@ -22,7 +22,7 @@ from runs.dataset import counts
 from runs.paths import outputs_dir
 from ui import jobs, scripts
 from ui.dataset import captioning, draft, images, imports
-from ui.html import box, esc, pressed
+from ui.html import box, linked, pressed
 from ui.new import form, script_editor
 from ui.run import actions, blind_vote, cards, charts, compare, fold, launch_tab, log_view, publish, samples, view
 from ui.run.fold import QUIET
@@ -219,7 +219,7 @@ def newest() -> str:
 
 def notice(lines: list[str], kind: str = "info") -> str:
     """A box of messages; "" without messages."""
-    return box(map(esc, lines), kind)
+    return box(map(linked, lines), kind)
 
 
 def stop(selected: str) -> tuple[str, Any]:

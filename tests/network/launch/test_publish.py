@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 import runs
 from launch import publish
 from launch.common import LaunchError
-from runs import manage
+from runs import manage, model_card
 
 NOTHING = dict.fromkeys(("lora", "title", "description", "licence"), "") | {"base_model": None, "samples": 6}
 
@@ -97,7 +97,7 @@ def test_the_lora_its_card_and_its_samples_are_published_privately_in_one_commit
     [
         ({"lora": "other.safetensors"}, "choose one of: My-cat.safetensors, My-cat-step000020.safetensors"),
         ({"lora": "../My-cat/My-cat.safetensors"}, "has no LoRA"),
-        ({"licence": "nonsense"}, "Licence: 'nonsense' is not one of"),
+        ({"licence": "nonsense"}, "Licence: nonsense is not known; choose one of .*--licence KEY"),
         ({"samples": 99}, "from 0 to 24"),
     ],
 )
@@ -107,7 +107,7 @@ def test_a_wrong_choice_is_refused_before_anything_is_created(hub, folder, optio
     assert not hub.repositories
 
 
-def test_a_card_that_somebody_else_wrote_and_a_public_repository_are_left_alone(hub, folder):
+def test_a_card_that_somebody_else_wrote_and_a_public_repository_are_left_alone(hub, folder, monkeypatch):
     hub.repositories["me/cat"] = Repository(private=True, files={"README.md": b"mine"})
     with pytest.raises(LaunchError, match="has a card that Hangproof did not write"):
         _publish(folder)
@@ -124,6 +124,9 @@ def test_a_card_that_somebody_else_wrote_and_a_public_repository_are_left_alone(
     found = publish.choices(folder)
     assert (found["title"], found["repo"]) == ("Second light!", "Second-light"), "a label decides"
     assert "# Second light" in publish.preview(folder, NOTHING)
+    monkeypatch.setattr(model_card, "licence_of", lambda model: "")  # a base model of one's own
+    with pytest.raises(LaunchError, match="Licence: that of the base model is not known"):
+        publish.preview(folder, NOTHING)
 
 
 def test_an_upload_that_fails_is_tried_again_and_a_refusal_says_what_to_do(hub, folder, monkeypatch):

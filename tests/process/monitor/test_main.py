@@ -71,7 +71,7 @@ def test_nothing_that_a_shell_with_our_variables_started_is_killed_nor_the_keepe
     with spawned.idle(folder) as idle:
         assert idle
     code, _, err = finish(monitor(folder, "stop", **exported))
-    assert code == 1 and "nothing of it runs" in err and foreign.poll() is None
+    assert code == 1 and "is not running" in err and foreign.poll() is None
 
 
 ORPHANS = """

@@ -76,6 +76,10 @@ def test_what_cannot_be_imported_says_why():
         with pytest.raises(RunError) as error:
             imported(("", text))
         assert words in str(error.value)
+    script, job, gui = "python flux_train_network.py --network_dim 4", example("ai_toolkit.yaml"), json.dumps(GUI)
+    for one, other in ((script, job), (job, script), (gui, script), (job, gui)):  # else a run has settings of both
+        with pytest.raises(RunError, match="one at a time"):
+            imported(("", one), ("other", other))
     with pytest.raises(RunError, match="too many"):
         read([("x", "y")] * (MAX_FILES + 1))
 
@@ -155,6 +159,7 @@ def test_a_job_of_ai_toolkit_gives_its_length_prompts_and_resolution():
     wanted = {"model": "flux-dev", "rank": "16", "max_train_steps": "2000", "resolution": 1024, "trigger": "p3r5on"}
     assert (wanted | {"learning_rate": "1e-4", "prompts": ["a cat", "a dog"]}).items() <= one.fields.items()
     assert row(one, "train.ema_config").outcome == row(one, "datasets.shuffle_tokens").outcome == "unsupported"
+    assert "Built-in trainer only" in row(one, "train.ema_config").text
     assert "encode captions once" in row(one, "datasets.caption_dropout_rate").text
     assert row(one, "datasets.is_reg").value == "/path/to/others" and len(one.folders) == 1
     job = "{trigger_word: p3r5on, network: {rank: 8}, model: {is_flux: true, name_or_path: a/b}, sample: {prompts: ['a [trigger] b']}}"

@@ -1,6 +1,7 @@
 """The command `python -m runs` in this process."""
 
 import json
+import re
 from pathlib import Path
 
 from hub_server import Fault, only_hub
@@ -80,7 +81,10 @@ def test_an_estimate_is_of_a_run_by_name_folder_or_file(tmp_path, data):
         found = json.loads(done.stdout.splitlines()[-1])
         assert done.returncode == 0 and found["peak_stage"] == "text" and found["steps"] == 480
         assert found["seconds"] > 480 and found["cost"] > 0 and found["disk_bytes"]["LoRAs"] > 0
-    assert "an estimate" in done.stdout and "cost: about " in done.stdout
+    assert (
+        "an estimate" in done.stdout and "cost: about " in done.stdout and "\nGPU memory, text: " in f"\n{done.stdout}"
+    )
+    assert re.search(r"time: about (\d\d? min|[1-9]\d*\.\d h) for 480 steps", done.stdout), "not 0.0 h"
     (folder / "run.toml").write_text((folder / "run.toml").read_text().replace("resolution = 512", "resolution = -1"))
     done = call("runs", "estimate", "my-run")
     assert done.returncode == 1 and "resolution: Must be a multiple of 32" in done.stderr

@@ -13,6 +13,10 @@ def test_a_report_cannot_carry_links_or_pictures():
     assert "a" not in tags.tags and "img" not in tags.tags and "b" not in tags.tags
 
 
+def test_a_command_in_a_message_is_code_and_nothing_in_it_is_markup():
+    assert html.linked("run `hf <auth> login`") == "run <code>hf &lt;auth&gt; login</code>"
+
+
 def test_time_spans_and_speeds():
     speeds = {None: "–", math.nan: "–", 0.11: "9.1 steps/s", 1.5: "1.5 s/step", 99.9: "99.9 s/step"}
     speeds[1234.5] = "1,234 s/step"

@@ -74,14 +74,16 @@ def test_a_run_is_shown_in_one_line(changed, expected):
 def test_what_is_asked_of_a_run_that_cannot_do_it_is_refused_with_the_reason(tmp_path, monkeypatch):
     monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path))
     year = toy_run(tmp_path / "outputs" / "2026")
-    with pytest.raises(MonitorError, match="2026: nothing of it runs"):  # a run, not the process of that number
+    with pytest.raises(MonitorError, match="2026 is not running"):  # a run, not the process of that number
         commands.diagnose(argparse.Namespace(run=year.name))
     folder = toy_run(tmp_path / "toy")
-    with pytest.raises(MonitorError, match=r"nothing of it runs, and no monitor watches it \(never started\)"):
+    with pytest.raises(MonitorError, match=r"is not running \(never started\)"):
         commands.ask_to_end(folder, {})
     for state in ("stopped", "running"):  # of the latter, the monitor died
         (folder / "status.json").write_text(json.dumps({"state": state}))
-        with pytest.raises(MonitorError, match=rf"watches it \({state}: no reason is recorded\); a checkpoint can"):
+        with pytest.raises(
+            MonitorError, match=rf"is not running \(last state: {state}, no reason is recorded\); a checkpoint can"
+        ):
             commands.request(folder, "save")
     (folder / "status.json").unlink()
     prompts = folder / "sample_prompts.txt"
@@ -90,7 +92,7 @@ def test_what_is_asked_of_a_run_that_cannot_do_it_is_refused_with_the_reason(tmp
     assert lock.acquire()
     try:
         for every, state, kind, why in (
-            (9, "failed", "save", "watches it .failed"), (9, "stopping", "save", "is stopping: so far"),
+            (9, "failed", "save", "is not running .last state: failed"), (9, "stopping", "save", "is stopping: so far"),
             (9, "running", "sample", "no sample images; set prompts in"), (0, "running", "sample", "prompts and sample_every_n_steps"),
         ):  # fmt: skip
             (folder / "run.toml").write_text(f'name = "toy"\nsample_every_n_steps = {every}\n')
@@ -143,7 +145,7 @@ def test_diagnose_explains_a_living_run_and_any_process(folder):
     finish(process)
     assert status(folder)["state"] == "stopped"
     code, _, err = finish(monitor(folder, "diagnose"))
-    assert code == 1 and "nothing of it runs" in err
+    assert code == 1 and "is not running" in err
 
 
 NUMBER = 150

@@ -47,8 +47,8 @@ def test_typing_is_one_step_and_one_drop_is_one_step(mine, tmp_path):
     for end in range(1, 6):
         set_caption(mine, "0.png", "a cat"[:end])
     assert draft.undo(mine) == "Undone: caption of 0.png." and captions(mine)["0.png"] == ""
-    assert draft.history(mine) == ("adding of 3 images", "caption of 0.png")
-    assert draft.undo(mine) == "Undone: adding of 3 images." and captions(mine) == {}
+    assert draft.history(mine) == ("addition of 3 images", "caption of 0.png")
+    assert draft.undo(mine) == "Undone: addition of 3 images." and captions(mine) == {}
     draft.redo(mine), draft.redo(mine)
     assert captions(mine) == {"0.png": "a cat", "1.png": "", "2.png": ""}
     draft.undo(mine)

@@ -87,6 +87,8 @@ def test_a_run_without_a_gpu_does_not_wait_for_one(tmp_path):
     without, waiting = (view.View(tmp_path, "r", {**queued, "devices": devices}) for devices in ([], ["0"]))
     text = cards.head(without) + cards.run_list([without], "")
     assert "GPU" not in text and "Preparing" in text and "when a GPU is free" in cards.head(waiting)
+    stopped = view.View(tmp_path, "r", {"state": "stopped", "message": "stopped at step 4"})
+    assert "Stopped at step 4" in cards.head(stopped), "a sentence"
 
 
 def test_the_list_is_searched_by_name_and_state_and_names_how_many_it_leaves_out(data):
