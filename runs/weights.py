@@ -247,8 +247,7 @@ def fetch_model(model: str, on_progress: Progress = lambda _: None) -> list[Path
         raise RunError(f"{key} is generated on this machine; there is nothing to download")
     if not entry["files"]:
         raise RunError(
-            f"{key} has no model files for kohya's trainers; use the built-in trainer, which downloads {entry['repo']} "
-            "itself"
+            f"{key} has no files for kohya's trainers; use the built-in trainer, which downloads {entry['repo']}"
         )
     sources, wanted = downloads(), []
     for path in missing_files(key):
