@@ -74,6 +74,18 @@ def test_nothing_that_a_shell_with_our_variables_started_is_killed_nor_the_keepe
     assert code == 1 and "nothing of it runs" in err and foreign.poll() is None
 
 
+@linux
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words", [["--keep", "--ended=137", "--checked", "--before=0", "STATE"], ["--child", "0", "--checked"]]
+)
+def test_a_keeper_that_was_started_before_an_update_restarts_the_monitor(folder, words):
+    """After `git pull`, its next monitor is the new program, called as the old one was: nothing watched the training."""
+    code, _, err = finish(monitor(toy_run(folder, **SHORT), "run", *words))
+    assert code == 0, err
+    completed(folder)
+
+
 ORPHANS = """
 def fault(step):
     # A grandchild that outlives its parent for a moment: nobody but the subreaper can wait for it.
