@@ -77,7 +77,10 @@ def _command(words: list[str]) -> int:
             command.add_argument("--json", action="store_true", help="end with one line of JSON")
         return command
 
-    add("run", "supervise a run in the foreground until it ends")
+    run = add("run", "supervise a run in the foreground until it ends")
+    run.add_argument(
+        "--checked", action="store_true", help=argparse.SUPPRESS
+    )  # by a queue or page of an earlier version
     add("start", "supervise a run in the background; a training that is already running is adopted, never doubled")
     status = add("status", "show what a run, or every run, is doing", "[RUN]")
     status.add_argument("--watch", action="store_true", help="keep showing it")
