@@ -408,7 +408,7 @@ def change(draft_id: str, merge: str = "", within_s: float = math.inf) -> Iterat
 
 
 def undo(draft_id: str, back: bool = True) -> str | None:
-    """Undo the last change of images or captions. Returns a sentence about it; None when there is nothing to undo."""
+    """Undo the last change of images or captions, or redo the one undone last; a sentence about it, None for no change."""
     with locked(draft_id) as file:
         number = file.state["done"] + (not back)
         if not (label := file.label(number)):
@@ -417,11 +417,6 @@ def undo(draft_id: str, back: bool = True) -> str | None:
         file.set_step(number, difference(before, after))
         file.store({**after, "done": number - back})
     return f"{'Undone' if back else 'Redone'}: {label}."
-
-
-def redo(draft_id: str) -> str | None:
-    """Make the change again that was undone last. Returns a sentence about it; None when there is none."""
-    return undo(draft_id, back=False)
 
 
 def history(draft_id: str) -> tuple[str, str]:
