@@ -36,7 +36,8 @@ from monitor.state import State, is_abandoned, nothing_left, read_status
 from runs import sweep
 from runs.paths import outputs_dir as outputs
 
-FILE_LOCK, WORKER_LOCK = ".queue.lock", ".queue-worker.lock"  # in outputs/
+# In outputs/. An earlier version's process, which an update leaves unable to start a run, holds `.queue-worker.lock`.
+FILE_LOCK, WORKER_LOCK = ".queue.lock", ".queue-start.lock"
 LOG, LOG_BYTES = ".queue.log", 1 << 20  # in outputs/: errors of the process
 LOCK_S = 10.0  # for others that change the queue
 POLL_S = 1.0  # after an error

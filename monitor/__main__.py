@@ -48,7 +48,8 @@ def main(argv: list[str] | None = None) -> int:
     itself failed."""
     words = sys.argv[1:] if argv is None else argv
     if words[:2] == ["run", "--keep"]:
-        return keep(words[2:])
+        # Options come first where an earlier version, whose keeper was a shell, started this run: a monitor has ended.
+        return become(words[-1]) if words[2].startswith("--") else keep(words[2:])
     if words[:2] == ["run", "--child"]:
         return _child(words[2:])
     if words[:1] == ["queue"]:  # of many runs, and of a room above
@@ -76,7 +77,8 @@ def _command(words: list[str]) -> int:
             command.add_argument("--json", action="store_true", help="end with one line of JSON")
         return command
 
-    add("run", "supervise a run in the foreground until it ends")
+    run = add("run", "supervise a run in the foreground until it ends")
+    run.add_argument("--checked", action="store_true", help=argparse.SUPPRESS)  # from an earlier version's queue or page
     add("start", "supervise a run in the background; a training that is already running is adopted, never doubled")
     status = add("status", "show what a run, or every run, is doing", "[RUN]")
     status.add_argument("--watch", action="store_true", help="keep showing it")
@@ -142,10 +144,9 @@ def _child(words: list[str]) -> int:
         echo = "HANGPROOF_QUIET" not in os.environ
         from monitor.supervisor import supervise
 
+        outputs = known.get("--outputs") or os.path.dirname(folder)  # a keeper of an earlier version does not name it
         received = [int(word.partition("=")[2]) for word in options if word.startswith("--received=")]
-        return supervise(
-            Path(folder), Path(known["--outputs"]), echo, int(parent_pid), "--restarted" in known, received
-        )
+        return supervise(Path(folder), Path(outputs), echo, int(parent_pid), "--restarted" in known, received)
     except (MonitorError, platform.NoLocks) as error:
         print(f"monitor: {error}", file=sys.stderr)
         # An earlier start did succeed: the keeper tries again, unless somebody has started another monitor meanwhile.

@@ -282,14 +282,16 @@ class RunSpec(BaseModel):
 
     @field_validator("extra")
     @classmethod
-    def _extra(cls, extra: dict[str, Value]) -> dict[str, Value]:
+    def _extra(cls, extra: dict[str, Value], info: Any) -> dict[str, Value]:
         for flag, value in extra.items():
             if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", flag):
                 raise ValueError(
                     f"{flag!r} is not the name of a flag; write it without dashes, for example guidance_scale"
                 )
-            if flag in ALIASES or flag in cls.model_fields:
-                raise ValueError(f"{flag}: Set the field {ALIASES.get(flag, flag)} instead")
+            field = ALIASES.get(flag, flag)
+            # A field that this trainer refuses was a flag in earlier versions, and stays one.
+            if field in cls.model_fields and info.data.get("backend") not in about(field).get("refused", {}):
+                raise ValueError(f"{flag}: Set the field {field} instead")
             if flag in RESERVED_FLAGS:
                 raise ValueError(f"{flag}: The run's folder determines this flag; remove it")
             values = value if isinstance(value, list) else [value]

@@ -97,7 +97,7 @@ def status(args: argparse.Namespace) -> Answer:
         print(f"no runs in {outputs_dir()}")
     for folder, values in found:
         print(line(folder, values))
-    if args.run and (values := found[0][1]) is not None:
+    if args.run and "ledger" in (values := found[0][1] or {}):
         print(f"  {Ledger.of(values).line()}")
     for text in spawned.orphans() if not args.run else []:
         print(text)

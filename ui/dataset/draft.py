@@ -40,14 +40,13 @@ from ui.dataset.draft_store import (
     masks_dir,
     new_id,
     plain_text,
-    redo,
     undo,
     uploads_dir,
 )
 from ui.html import duration
 
 # For the rest of the page.
-__all__ = ["OUT_OF_DATE", "add", "copy_dataset", "history", "is_id", "new_id", "redo", "undo", "uploads_dir"]
+__all__ = ["OUT_OF_DATE", "add", "copy_dataset", "history", "is_id", "new_id", "undo", "uploads_dir"]
 UPLOAD_EXPIRES_S = 24 * 3600
 DRAFT_EXPIRES_S = 60 * 24 * 3600  # counted from the last time a page opened the draft
 RECENT = 8  # drafts to choose from

@@ -46,15 +46,22 @@ FIELDS: dict[str, Any] = {"crop": None, "mask": None, "weight": 1, "caption_by":
 # What a user sees of an image. A change of other fields, such as where it came from, is stored without a step.
 SHOWN = {"caption", "turn", "file", "folder", "crop", "mask", "weight", "position"}
 VERSION = 3
-OLDER = (0, 2)  # a new file, and one that had its steps as rows of `content`: these are dropped, all else is kept
+# A new file, and two that are converted: one with its steps as rows of `content`, and one with a table for each part.
+# Their steps are dropped, all else is kept.
+OLDER = (0, 2, 1)
 SCHEMA = f"""
-BEGIN IMMEDIATE;
 CREATE TABLE IF NOT EXISTS content (part TEXT, key TEXT, value TEXT NOT NULL, PRIMARY KEY (part, key));
 CREATE TABLE IF NOT EXISTS steps (number INTEGER PRIMARY KEY, label TEXT, merge TEXT, at REAL);
 CREATE TABLE IF NOT EXISTS undo (step INTEGER, part TEXT, key TEXT, value TEXT NOT NULL, PRIMARY KEY (step, part, key));
 DELETE FROM content WHERE part = 'history';
 PRAGMA user_version = {VERSION};
-COMMIT;
+"""
+FROM_1 = f"""
+DROP TABLE steps; {SCHEMA}
+INSERT INTO content SELECT 'images', key, json_set(value, '$.position', position) FROM images;
+INSERT INTO content SELECT 'texts', key, json_set(value, '$.position', position) FROM texts;
+INSERT INTO content SELECT 'meta', key, value FROM meta WHERE key IN ('form', 'kept', 'refused');
+DROP TABLE images; DROP TABLE texts; DROP TABLE meta;
 """
 OUT_OF_DATE = "This page is out of date; reload it"
 MAX_CAPTION = 20_000  # characters
@@ -92,7 +99,7 @@ class DraftFile:
                 if found not in (*OLDER, VERSION):
                     raise sqlite3.DatabaseError("another version of Hangproof wrote it")
                 if found in OLDER:
-                    self.db.executescript(SCHEMA)
+                    self.db.executescript(f"BEGIN IMMEDIATE; {FROM_1 if found == 1 else SCHEMA} COMMIT;")
             self.inode = path.stat().st_ino
             self.refresh()
         except BaseException:
@@ -414,7 +421,7 @@ def change(draft_id: str, merge: str = "", within_s: float = math.inf) -> Iterat
 
 
 def undo(draft_id: str, back: bool = True) -> str | None:
-    """Undo the last change of images or captions. Returns a sentence about it; None when there is nothing to undo."""
+    """Undo the last change of images or captions, or redo the one undone last; a sentence about it, None for no change."""
     with locked(draft_id) as file:
         number = file.state["done"] + (not back)
         if not (label := file.label(number)):
@@ -424,11 +431,6 @@ def undo(draft_id: str, back: bool = True) -> str | None:
         file.set_step(number, step, difference(before, after))
         file.store({**after, "done": number - back})
     return f"{'Undone' if back else 'Redone'}: {label}."
-
-
-def redo(draft_id: str) -> str | None:
-    """Make the change again that was undone last. Returns a sentence about it; None when there is none."""
-    return undo(draft_id, back=False)
 
 
 def history(draft_id: str) -> tuple[str, str]:

@@ -286,7 +286,7 @@ CHANGES: dict[str, Callable[..., dict[str, Any] | None]] = {
     "insert_trigger": draft.insert_trigger,
     "move_image": move_image,
     "undo": lambda draft_id: {"message": draft.undo(draft_id) or "There is nothing to undo."},
-    "redo": lambda draft_id: {"message": draft.redo(draft_id) or "There is nothing to redo."},
+    "redo": lambda draft_id: {"message": draft.undo(draft_id, back=False) or "There is nothing to redo."},
     "add_images": add_images,
     **image_edit.EDITS,
 }

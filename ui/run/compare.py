@@ -70,7 +70,7 @@ def facts(one: "view.View") -> dict[str, str]:
         "State": cards.describe(one)[1],
         "Steps": cards.steps(one) or "–",
         "Last loss": number(one.number("loss"), 3),
-        "Time": duration(ledger.wall_s),
+        "Time": duration(ledger.wall_s or one.number("elapsed_s") or 0.0),  # an earlier version kept no ledger
         "Speed": per_step(one.number("step_s")),
         "Peak GPU memory": f"{peak / 1e9:.1f} GB" if peak else "–",
         "Restarts": f"{one.number('restarts') or 0:.0f}",

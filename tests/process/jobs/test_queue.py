@@ -127,11 +127,14 @@ def test_what_was_started_before_a_kill_is_not_started_again(data):
     (run / "run.safetensors").unlink()  # so that a second start would train again
     command("queue", "work")  # the process that took it was killed here
     assert not queue.read().entries and len(starts(run)) == 1
-    # Taken, and killed before the start: it is started now.
+    # Taken, and not started, by a process that was killed or, with its lock, is left from before an update: it is now.
     (other,) = made(data, "other")
     queue.insert(other)
     assert queue._take() == "other"
+    older = Lock(data / "outputs" / ".queue-worker.lock")
+    assert older.acquire()
     command("queue", "work")
+    older.release()
     wait_for(lambda: ended(other), what="the other run")
     assert len(starts(other)) == 1
 

@@ -74,6 +74,16 @@ def test_nothing_that_a_shell_with_our_variables_started_is_killed_nor_the_keepe
     assert code == 1 and "is not running" in err and foreign.poll() is None
 
 
+@linux
+@pytest.mark.slow
+@pytest.mark.parametrize("words", ["--keep --ended=137 --checked --before=0 STATE", "--child 0 --checked", "--checked"])
+def test_what_was_started_before_an_update_still_starts_a_monitor(folder, words):
+    """The keepers and the queue of the version before: nothing watched the training then, or started the next one."""
+    code, _, err = finish(monitor(toy_run(folder, **SHORT), "run", *words.split()))
+    assert code == 0, err
+    completed(folder)
+
+
 ORPHANS = """
 def fault(step):
     # A grandchild that outlives its parent for a moment: nobody but the subreaper can wait for it.

@@ -8,6 +8,7 @@ from runs_helpers import spec
 from seeds import ANY_VALUE
 
 import runs
+from runs.job import resolve
 from runs.spec import NUL, NUMBER, UNKNOWN, VALUE, WHOLE, RunSpec, may_be_none
 
 PYDANTIC = re.compile(
@@ -30,6 +31,7 @@ def test_a_value_is_refused_in_one_line_and_each_wrong_field_has_its_own():
         ({"extra": {"sdpa": None}}, f"extra: sdpa: {VALUE}"),
         ({"extra": {"network_dim": 3}}, "extra: network_dim: Set the field rank instead"),
         ({"extra": {"rank": 3}}, "extra: rank: Set the field rank instead"),
+        ({"extra": {"caption_dropout_rate": 0.1}}, "extra: caption_dropout_rate: Set the field caption_dropout instead"),
         ({"extra": {"output_dir": "x"}}, "extra: output_dir: The run's folder determines this flag; remove it"),
         ({"xyz": 1}, "xyz: Unknown field; remove it"),
         ({"rankk": 1, "rank": 3.5}, f"rank: {WHOLE}\nrankk: Unknown field; did you mean rank?"),
@@ -91,6 +93,12 @@ def test_any_spec_survives_its_file(tmp_path_factory, name, trigger, prompts, ex
     runs.save(folder, made)
     assert runs.load(folder) == made
     assert made.slug.isascii() and 0 < len(made.slug) <= 80 and "/" not in made.slug
+
+
+def test_a_flag_of_an_earlier_version_stays_one_where_the_trainer_refuses_the_field_that_it_became(tmp_path):
+    """SD 1.5 trains its text encoder, so that sd-scripts can drop captions: such a run could not be shown or resumed."""
+    made = spec(model="sd15", backend="sd-scripts", extra={"caption_dropout_rate": 0.1})
+    assert resolve(made, tmp_path).flags["caption_dropout_rate"] == 0.1
 
 
 def test_an_invalid_run_toml_is_refused_with_its_line_or_field(tmp_path):
