@@ -78,7 +78,7 @@ def _command(words: list[str]) -> int:
         return command
 
     run = add("run", "supervise a run in the foreground until it ends")
-    run.add_argument("--checked", action="store_true", help=argparse.SUPPRESS)  # from an earlier version's queue or page
+    run.add_argument("--checked", action="store_true", help=argparse.SUPPRESS)  # from an earlier queue
     add("start", "supervise a run in the background; a training that is already running is adopted, never doubled")
     status = add("status", "show what a run, or every run, is doing", "[RUN]")
     status.add_argument("--watch", action="store_true", help="keep showing it")

@@ -5,7 +5,7 @@ state, so a second resume repeats steps; it silently starts a state without its 
 of the batches. Related reports: kohya_ss#2771, sd-scripts#1999, #2248, #2407.
 
 `train()` keeps all of that in local variables, out of reach of a wrapper. So statements are inserted into its syntax
-tree (`rewrite`) that pass these variables to `Run` and take values from it. Each place is found by the source of a
+tree (train_loop.py) that pass these variables to `Run` and take values from it. Each place is found by the source of a
 statement, and the patch is refused when that statement is not there exactly once. `Run` follows the run, writes a
 `TrainerState` (trainer_state.py) into each state folder, and restores it.
 
@@ -19,7 +19,6 @@ and shuffled tags.
 
 from __future__ import annotations
 
-import ast
 import glob
 import logging
 import math
@@ -28,27 +27,20 @@ from pathlib import Path
 from typing import Any
 
 from sd_scripts_patches import (
-    ast_utils,
     batch_seeds,
     data_order,
     hooks,
     legacy_state,
     session,
     snapshots,
+    train_loop,
     trainer_state,
 )
-from sd_scripts_patches.patch import Patch, around, find_function, function
+from sd_scripts_patches.patch import Patch, around, function
 from sd_scripts_patches.trainer_state import ResumeError, TrainerState
 
 MODULE = "train_network"
 UTIL = "library.train_util"
-AT_FIRST = "self.sample_images(accelerator, args, 0, global_step"
-LOCALS = (
-    *("args", "accelerator", "train_dataloader", "skipped_dataloader", "loss_recorder", "progress_bar"),
-    *("steps_from_state", "current_epoch", "current_step", "epoch_to_start", "num_train_epochs", "initial_step"),
-    *("global_step", "epoch", "step", "batch", "loss"),
-)
-"""The local variables of `train()` that the inserted statements use."""
 logger = logging.getLogger(__name__)
 
 
@@ -437,54 +429,6 @@ def _unwrap_compiled(original: Callable, self: Any, model: Any, *rest: Any, **kw
     return original(self, model, *rest, **{"keep_torch_compile": False, **kwargs})
 
 
-def rewrite(tree: ast.Module) -> ast.Module:
-    """Insert the calls to `run` into `train()`. Raises Incompatible when a statement is not there exactly once."""
-    train = find_function(tree, "NetworkTrainer.train")
-    ast_utils.require_variables(train, LOCALS)
-    find, insert = ast_utils.find_statement, ast_utils.insert
-    resume = ast_utils.find_call(train, "resume_from_local_or_hf_if_specified")
-    at_first = find(train, ast.Expr, AT_FIRST, prefix=True)
-    insert(
-        train,
-        resume,
-        before="_hangproof_run.register_hooks(accelerator)",
-        after="steps_from_state = _hangproof_run.after_load(args, steps_from_state, train_dataloader)",
-    )
-    assert isinstance(at_first.value, ast.Call)
-    at_first.value.args[2:4] = [
-        ast.Starred(ast_utils.parse_expression("_hangproof_run.missing_samples(args)"), ast.Load())
-    ]
-    # Else a schedule-free optimizer converts its weights there and back, which rounds them.
-    body = ast_utils.enclosing_body(train, at_first)
-    place = body.index(at_first)
-    for call, needless in ((body[place - 1], "args.resume"), (body[place + 1], "_hangproof_run.finished(args)")):
-        text = ast.unparse(call)
-        if isinstance(call, ast.Expr) and text in ("optimizer_eval_fn()", "optimizer_train_fn()"):
-            call.value = ast_utils.parse_expression(f"{needless} or {text}")
-    rewrite_loops(train, "skipped_dataloader or train_dataloader", "current_step")
-    ast_utils.insert_import(tree, "from sd_scripts_patches.resume import run as _hangproof_run")
-    return tree
-
-
-def rewrite_loops(function: ast.FunctionDef, loader: str, current_step: str, before: str = "") -> None:
-    """Insert the calls to `run` into the loops over epochs and batches of `loader`. before: statements before them."""
-    find, insert = ast_utils.find_statement, ast_utils.insert
-    epochs = find(function, ast.For, "for epoch in range(epoch_to_start, num_train_epochs)")
-    batches = find(epochs, ast.For, f"for (step, batch) in enumerate({loader})")
-    count = find(batches, ast.AugAssign, "global_step += 1")
-    record = find(batches, ast.Expr, "loss_recorder.add(", prefix=True)
-    insert(
-        function,
-        epochs,
-        before=f"{before}epoch_to_start, global_step = _hangproof_run.begin_training("
-        f"args, train_dataloader, loss_recorder, progress_bar, {current_step}, epoch_to_start, global_step)",
-    )
-    insert(function, batches, after="_hangproof_run.epoch_over = True")
-    insert(function, count, after="_hangproof_run.after_step(global_step, epoch, step, loss)")
-    insert(function, record, after="_hangproof_run.after_loss_recorded()")
-    batches.iter = ast_utils.parse_expression(f"_hangproof_run.iterate_batches({loader}, epoch)")
-
-
 _TRAIN = function(MODULE, "NetworkTrainer.train(self, args)", _check_state_first)
 
 PATCH = Patch(
@@ -506,5 +450,5 @@ PATCH = Patch(
             _unwrap_compiled,
         ),
     ),
-    rewrites=((_TRAIN, rewrite),),
+    rewrites=((_TRAIN, train_loop.rewrite),),
 )

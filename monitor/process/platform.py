@@ -59,7 +59,6 @@ class ProcessInfo:
 
     @property
     def dead(self) -> bool:
-        """It has ended, collected or not."""
         return self.state in ("Z", "X", "x")
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from sd_scripts_patches import ast_utils, legacy_state, resume, session, trainer_state
+from sd_scripts_patches import ast_utils, legacy_state, resume, session, train_loop, trainer_state
 from sd_scripts_patches.musubi import BASE, DATASET, LOOP, TRAIN_UTILS
 from sd_scripts_patches.patch import Patch, Target, around, find_function, function, with_names
 from sd_scripts_patches.trainer_state import ResumeError, TrainerState
@@ -127,7 +127,7 @@ def rewrite(tree: ast.Module) -> ast.Module:
     find, insert = ast_utils.find_statement, ast_utils.insert
     first = find(loop, ast.Assign, "epoch_to_start = 0")
     insert(loop, first, before="_hangproof_run.find_position(args, train_dataloader)")
-    resume.rewrite_loops(
+    train_loop.rewrite_loops(
         loop,
         "train_dataloader",
         "_hangproof_run.no_count",

@@ -112,6 +112,7 @@ TESTED_TOGETHER = {
     "sd_scripts_patches/patch.py": "tests/process/sd_scripts_patches/test_hooks.py",
     "sd_scripts_patches/registry.py": "tests/unit/sd_scripts_patches/test_shapes.py",
     "sd_scripts_patches/timeouts.py": "tests/unit/sd_scripts_patches/test_main.py",
+    "sd_scripts_patches/train_loop.py": "tests/upstream/sd_scripts_patches/test_resume.py",
     "sd_scripts_patches/trainers.py": "tests/unit/sd_scripts_patches/test_shapes.py",
 }
 SMALL = 45  # lines
