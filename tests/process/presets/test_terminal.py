@@ -19,11 +19,10 @@ PRINTS = "import sys; from presets import terminal; sys.exit(terminal.command({}
 def test_an_encoding_that_lacks_characters_loses_no_line(tmp_path, data):
     folder = runs.create(spec(name="my run", prompts=["写真"]), pictures(tmp_path / "in"))
     environment = {**os.environ, "PYTHONIOENCODING": "cp1252"}
-    for words, shown in ((("presets", "estimate", folder), b"\\u2190 peak"), (("runs", "show", folder), b"\\u5199")):
-        command = [sys.executable, "-m", *map(str, words), "--json"]
-        done = run(command, cwd=ROOT, env=environment, capture_output=True, timeout=60, check=False)
-        assert done.returncode == 0 and shown in done.stdout, done.stderr
-        assert json.loads(done.stdout.splitlines()[-1])
+    command = [sys.executable, "-m", "runs", "show", str(folder), "--json"]
+    done = run(command, cwd=ROOT, env=environment, capture_output=True, timeout=60, check=False)
+    assert done.returncode == 0 and b"\\u5199" in done.stdout, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.mark.parametrize(
