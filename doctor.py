@@ -237,7 +237,10 @@ def gpu() -> Iterator[Finding]:
     elif here.vram_gb:
         yield Finding("GPU", OK, f"{here.gpu_name}, {here.vram_gb:g} GB")
     else:
-        yield Finding("GPU", NOTE, "no NVIDIA GPU found: only the toy model can be trained on this machine")
+        text = "no NVIDIA GPU found: only the toy model can be trained on this machine"
+        if sys.platform == "darwin":
+            text = "an Apple GPU (MPS): the built-in trainer uses it, without quantized weights"
+        yield Finding("GPU", NOTE, text)
     if not here.vram_gb:
         return
     found = ask([sys.executable, "-c", ASK_DRIVER], 20.0)

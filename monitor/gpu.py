@@ -285,7 +285,8 @@ def devices(spec: dict[str, Any]) -> list[str]:
     named = os.environ.get("HANGPROOF_GPUS", os.environ.get("CUDA_VISIBLE_DEVICES"))
     gpu_count = int(spec.get("gpus", 1))
     if named is None:
-        return [str(i) for i in range(gpu_count)] if present() else []
+        apple = ["MPS"] * (sys.platform == "darwin")  # a Mac's one GPU, which no driver lists
+        return [str(i) for i in range(gpu_count)] if present() else apple
     visible = [name.strip() for name in named.split(",") if name.strip() not in ("", "-1")]
     return visible if "HANGPROOF_GPUS" in os.environ else visible[:gpu_count]
 

@@ -19,7 +19,7 @@ import presets
 from presets import steps
 from presets.steps import Images, weight_of
 from runs import dataset, env_file, masks, mitigate, pictures, pin, staging, weights
-from runs.command import direct, samples
+from runs.command import direct, flags, samples
 from runs.files import Fault, RunError, atomic_write, building, checksum, explained
 from runs.job import Job, made, resolve, respecified
 from runs.paths import CHECKOUTS, backend_venv, datasets_dir, entries, outputs_dir, script_name, venv_program
@@ -280,6 +280,9 @@ def problems(spec: "RunSpec", platform: str = sys.platform, ask: bool = False) -
         found.append(Fault("backend", f"{checkout.name} is not installed at {checkout.path()}; {fix}"))
     elif not _launcher_found(spec, platform):
         found.append(Fault("backend", f"no accelerate for the {spec.backend} backend; {INSTALL[spec.backend]}"))
+    if platform == "darwin" and (kind := flags(spec, outputs_dir() / spec.slug, platform=platform).get("quantize")):
+        text = f"Apple's GPUs cannot train with quantize={kind}, as this choice does; choose more GPU memory"
+        found.append(Fault("tier", text))
     own = checkout is None and not any(map(os.environ.get, ("TRAINER_PYTHON", "ACCELERATE")))
     if own and spec.trackers in ("tensorboard", "wandb") and importlib.util.find_spec(spec.trackers) is None:
         fix = f"run {sys.executable} -m pip install {spec.trackers}, or choose none"

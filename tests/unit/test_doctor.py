@@ -4,7 +4,9 @@ import sys
 
 from runs_helpers import executable
 
-from doctor import ask, installed, python_versions
+import doctor
+from doctor import ask, gpu, installed, python_versions
+from runs.machine import Machine
 from sd_scripts_patches.trainers import TRAINERS
 
 
@@ -19,6 +21,13 @@ def test_what_is_not_installed_is_a_note_and_what_is_half_installed_a_failure_wi
     python = executable(tmp_path / "python", """#!/bin/sh\necho '{"python": "3.12.1", "start": "fork"}'\n""")
     _, lacks = python_versions("musubi", python, "Delete it.")
     assert (lacks.status, lacks.text, lacks.action) == ("failed", "PyTorch is not installed", "Delete it.")
+
+
+def test_what_a_machine_without_an_nvidia_gpu_can_train(monkeypatch):
+    monkeypatch.setattr(doctor, "this_machine", lambda: Machine("", None, False, 16.0, 100.0))
+    for system, text in (("linux", "only the toy model can be trained"), ("darwin", "an Apple GPU (MPS)")):
+        monkeypatch.setattr(sys, "platform", system)
+        assert [text in one.text for one in gpu()] == [True]
 
 
 def test_every_question_to_a_process_has_an_answer():

@@ -178,6 +178,8 @@ def test_the_gpus_of_a_run_come_from_the_environment_and_its_spec(monkeypatch, o
         monkeypatch.setenv(name, value) if value else monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(gpu, "present", lambda: present)
     assert (gpu.devices({}), gpu.devices({"gpus": 2})) == (of_one, of_two)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert gpu.devices({}) == (of_one or ["MPS"] * (cuda is None)), "a Mac trains one run at a time"
 
 
 @pytest.fixture
