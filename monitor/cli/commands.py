@@ -120,7 +120,8 @@ def _about(values: dict[str, Any]) -> str:
     state = values["state"] + (" (not watched; start it again)" if is_abandoned(values) else "")
     state += f" ({values['stale']})" if values.get("stale") else ""
     if values["state"] in FINAL:
-        return f"{state}. {values['message']}"
+        message = values["message"]  # such as "stopped at step 20"
+        return message if message.startswith(state) else f"{state}. {message}"
     steps = f"step {values['step']}" + (f" of {values['planned_steps']}" if values["planned_steps"] else "")
     phase = f" ({PHASES[values['phase']]})" if values.get("phase") else ""
     eta = f", {duration(values['eta_s'])} left" if values.get("eta_s") else ""

@@ -42,6 +42,7 @@ RING = {"step": 40, "bytes": 3 * 10**9, "every": 1}
         ({"alive": False}, "running (not watched; start it again) (training), step 12 of 100, 44.0 s left, 1 restart"),
         ({"stale": "old"}, "running (old) (training), step 12 of 100, 44.0 s left, 1 restart"),
         ({"state": "failed", "message": "no GPU", "snapshots": RING}, "failed. no GPU"),
+        ({"state": "paused", "message": "paused at step 3"}, ": paused at step 3"),
         ({"message": "so far"}, "44.0 s left, 1 restart. so far"),
         ({"store": {"step": 0, "error": "no answer"}}, ", 1 restart, step 0 in the store, store: no answer"),
         ({"snapshots": RING}, ", 1 restart, snapshot of step 40 in memory (3.0 GB, at every step)"),
