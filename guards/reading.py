@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES if os.name == "nt" else errno.EAGAIN)
+SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, *[errno.EACCES] * (os.name == "nt"))
 TRIES_COUNT = 3
 PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 _UNLIMITED = 1 << 60  # cgroup v1 writes about 2^63 for "no limit"

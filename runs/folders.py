@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import presets
+from guards.checkpoint import writing_file
 from presets import steps
 from presets.steps import Images, weight_of
 from runs import dataset, env_file, masks, mitigate, pictures, pin, staging, weights
@@ -240,7 +241,8 @@ def train_longer(folder: Path, total: int) -> "RunSpec":
     others = folder.glob(f"{glob.escape(folder.name)}-*.safetensors")
     with explained(f"change {folder.name}"):
         if total > now and lora.is_file() and lora.stat().st_mtime_ns not in {p.stat().st_mtime_ns for p in others}:
-            shutil.copy2(lora, kept)  # once, though the length may be raised again before the run goes on
+            with writing_file(kept) as temporary:  # once, though the length may be raised again before it goes on
+                shutil.copy2(lora, temporary)
         pin.write(folder, longer_job)
         save(folder, spec)
     return spec
@@ -281,7 +283,7 @@ def problems(spec: "RunSpec", platform: str = sys.platform, ask: bool = False) -
     elif not _launcher_found(spec, platform):
         found.append(Fault("backend", f"no accelerate for the {spec.backend} backend; {INSTALL[spec.backend]}"))
     if platform == "darwin" and (kind := flags(spec, outputs_dir() / spec.slug, platform=platform).get("quantize")):
-        text = f"Apple's GPUs cannot train with quantize={kind}, as this choice does; choose more GPU memory"
+        text = f"this choice quantizes the base model ({kind}), which Apple's GPUs cannot train; choose more GPU memory"
         found.append(Fault("tier", text))
     own = checkout is None and not any(map(os.environ.get, ("TRAINER_PYTHON", "ACCELERATE")))
     if own and spec.trackers in ("tensorboard", "wandb") and importlib.util.find_spec(spec.trackers) is None:

@@ -143,9 +143,9 @@ def connect(scheme: str, options: dict[str, Any]) -> Any:
     return fsspec.filesystem(scheme, **arguments)
 
 
-def _check_listing(parsed: dict[str, Any], **more: Any) -> None:
-    """OSError where the answer is no listing: botocore finds no files in a page of HTML, and raises nothing."""
-    if "IsTruncated" not in parsed:
+def _check_listing(http_response: Any, parsed: dict[str, Any], **more: Any) -> None:
+    """OSError for a page of HTML in place of a listing, in which botocore finds no files. It raises errors itself."""
+    if http_response.status_code < 300 and "IsTruncated" not in parsed:
         raise OSError("the answer is no listing of S3; a proxy or a login page may stand in between")
 
 

@@ -63,8 +63,9 @@ def restore(
         try:
             return Restored(place, folder, on_progress).go()
         finally:
+            with contextlib.suppress(OSError):  # while it is held, as others check it; Windows keeps the file
+                lock.path.unlink()
             lock.release()
-            lock.path.unlink(missing_ok=True)
 
 
 class Restored:
@@ -72,8 +73,7 @@ class Restored:
 
     def __init__(self, place: Place, folder: Path, on_progress: Callable[[int, int], None]):
         self.place, self.run, self.folder, self.data = place, folder.name, folder, datasets_dir() / folder.name
-        self.on_progress = on_progress
-        self.staging = folder.parent / f".restore-{self.run}"
+        self.on_progress, self.staging = on_progress, folder.parent / f".restore-{folder.name}"
         self.memory = Memory(folder)
         self.manifest: Manifest | None = None  # None: the store has none that is complete
         self.step = -1  # of the newest state in the folder now; -1 without one

@@ -52,11 +52,12 @@ class Tree:
             with contextlib.suppress(OSError):  # it cannot be read now; in the middle of an exec it is empty
                 if not process.dead and platform.environ_of(pid).get(TOKEN) == self.token:
                     ours.add(pid)
-        # A child is the younger: Windows keeps the number of a parent that is gone, which may be one of ours by now.
-        while (
-            children := {p.pid for p in everything.values() if p.ppid in ours and p.start >= everything[p.ppid].start}
-            - ours
-        ):
+
+        def is_child(process: ProcessInfo) -> bool:
+            """Windows keeps the number of a parent that is gone: one of ours that has it now is the younger."""
+            return process.ppid in ours and process.start >= everything[process.ppid].start
+
+        while children := {p.pid for p in everything.values() if is_child(p)} - ours:
             ours |= children
         found = [everything[pid] for pid in ours - {os.getpid(), os.getppid(), 0, 1}]
         # Oldest first: a parent is killed before it can replace a killed child.

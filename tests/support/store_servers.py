@@ -112,12 +112,12 @@ class S3:
 
         self.app, self.faults = DomainDispatcherApplication(create_backend_app), faults
         self.conditional = True  # False: If-None-Match is ignored, as by some servers that speak S3
-        self.page = b""  # the answer of a proxy to everything
+        self.page, self.page_status = b"", "200 OK"  # the answer of a proxy to everything
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         body = wrappers.Request(environ).get_data()
         if self.page:
-            start_response("200 OK", [("Content-Type", "text/html")])
+            start_response(self.page_status, [("Content-Type", "text/html")])
             return [self.page]
         environ |= {"wsgi.input": io.BytesIO(body), "CONTENT_LENGTH": str(len(body))}
         if not self.conditional:

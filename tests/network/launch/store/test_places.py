@@ -112,6 +112,10 @@ def test_a_store_that_always_fails_is_unavailable_after_its_tries_and_one_that_d
         server.s3.page = b"<html><body>Sign in</body></html>"
         with pytest.raises(Unavailable, match="no listing of S3"):
             place.list()
+        server.s3.page_status = "403 Forbidden"
+        server.s3.page = b"<?xml version='1.0'?><Error><Code>AccessDenied</Code><Message>no</Message></Error>"
+        with pytest.raises(Refused, match="no permission"):
+            place.list()
 
 
 def test_bytes_per_second_are_limited(server, tmp_path):
