@@ -10,8 +10,8 @@ stale, and then it is rendered again.
 
 `Standby` starts that script. Starting Python and importing a trainer's libraries takes seconds and is the same for each
 attempt: once a run makes steps, the next attempt waits at the gate (guards/gate.py) with everything imported. When the
-attempt that trains fails, it gets the state in a message and goes on; when the failure changes the script, or it is not
-at the gate yet, a cold start follows.
+attempt that trains fails, it gets the state in a message and goes on, at the latest when it has imported everything;
+when the failure changes the script, a cold start follows.
 
 Decision: the standby is an `Attempt` from the beginning, so that everything that watches, adopts and kills attempts
 works for it once it is released. Until then only this file knows it. It holds the reading end of a pipe whose writing
@@ -273,22 +273,29 @@ class Standby:
             return f"it cannot be started: {error.strerror or error}"
 
     def release(self, script: Path, resume: Path | None, more: Mapping[str, str]) -> Attempt | None:
-        """Let it train if it waits for exactly this script; else, and where it does not answer, it is killed.
+        """Let it train if it was started for exactly this script; else, and where it does not answer, it is killed.
 
-        more: of its environment. OSError: it cannot be killed.
+        Its imports are waited for: a cold start would begin them only now. more: of its environment.
+
+        OSError: it cannot be killed. What `run.pause` raises leaves here.
         """
         attempt, limits, folder = self.attempt, self.run.config.standby, self.run.folder.folder
         self._next_s = 0.0  # the next one need not wait
         if attempt is None:
             return None
-        waits_for = with_state(read_text(attempt.heartbeats / script.name), folder, resume).rstrip()
-        reasons = {
-            "the training starts over": lambda: resume is None,
-            "Hangproof was updated": lambda: self._version != reading.commit(ROOT),  # later imports would not fit
-            "the failure changes the script": lambda: not waits_for or waits_for != read_text(script).rstrip(),
-            "it has not imported everything yet": lambda: not (self.ready and self.pids()),
-        }
-        reason = next((reason for reason, applies in reasons.items() if applies()), "")
+        waits_for, reason = with_state(read_text(attempt.heartbeats / script.name), folder, resume).rstrip(), ""
+        if resume is None:
+            reason = "the training starts over"
+        elif self._version != reading.commit(ROOT):  # later imports would not fit
+            reason = "Hangproof was updated"
+        elif not waits_for or waits_for != read_text(script).rstrip():
+            reason = "the failure changes the script"
+        else:
+            until_s = time.monotonic() + limits.imports_s
+            while not self.ready and attempt.script_alive() and time.monotonic() < until_s:
+                self.run.pause(0.05)
+            if not (self.ready and self.pids()):
+                reason = "it has not imported everything yet"
         if not reason:
             attempt.begins_now()
             self.run.record(attempt)

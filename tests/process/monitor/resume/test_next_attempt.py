@@ -20,6 +20,7 @@ from run_facts import status
 from runs_helpers import folder_of
 from standby_helpers import Run
 
+from guards import gate
 from monitor import config
 from monitor.attempt import Attempt
 from monitor.process import platform
@@ -99,6 +100,32 @@ def test_it_is_dropped_where_it_would_train_something_else_and_when_memory_becom
     standby.tick(view, trains)
     assert standby.summary()["state"] == "none" and "memory is short" in standby.summary()["reason"]
     assert pids and not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids)
+
+
+def test_a_restart_waits_for_imports_under_way_and_not_for_imports_that_never_end(alone, monkeypatch):
+    standby, _ = alone
+    standby.run.pause, standby.run.record = time.sleep, Mock()
+    text, folder = standby.run.prewarm.found["text"], standby.run.folder.folder
+    state, script = folder / "toy-step00000010-state", folder / "train.attempt-2.sh"
+    script.write_text(text.replace(str(folder / STAND_IN), str(state)))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(standby.run.config.standby, "imports_s", 0.3)
+        patch.setattr(Standby, "ready", False)
+        standby._begin(2, text)
+        stuck = standby.pids()
+        assert standby.release(script, state, {}) is None
+    assert standby.off == "it has not imported everything yet"
+    assert stuck and not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in stuck)
+
+    standby._begin(2, text)
+    assert not standby.ready
+    begun = standby.attempt
+    attempt = standby.release(script, state, {})
+    assert attempt is begun and (attempt.heartbeats / gate.PASSED).exists()
+    standby.run.record.assert_called_once_with(attempt)
+    attempt.kill(0.0, 5.0)
+    attempt.close()
 
 
 def test_while_it_waits_the_machine_is_not_searched_for_its_processes_but_its_end_is_noticed(alone, monkeypatch):
