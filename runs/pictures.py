@@ -86,14 +86,7 @@ def opened(path: Path | io.BytesIO, name: str, formats: Sequence[str] = FORMATS)
 Crop = Sequence[float]  # left, top, right, bottom as fractions of the image's width and height
 
 
-def decoded(
-    path: Path,
-    name: str = "",
-    turn: int = 0,
-    crop: Crop | None = None,
-    mask: "Image.Image | None" = None,
-    masked: bool = False,
-):
+def decoded(path: Path, name="", turn=0, crop: Crop | None = None, mask: "Image.Image | None" = None, masked=False):
     """The decoded image, upright and opaque; the suffix to save it with; what was changed ("" if nothing).
 
     Args:
