@@ -81,10 +81,7 @@ def png(mask: "Image.Image") -> bytes:
 
 
 def opened(path: Path, name: str = "") -> "Image.Image":
-    """A mask that `read` has checked, or the alpha channel of an image of a data set, greyscale.
-
-    RunError: the file is gone or damaged; it names the image `name`.
-    """
+    """A mask that `read` has checked, or an image's alpha channel. RunError, which names `name`: it cannot be read."""
     from PIL import Image
 
     try:

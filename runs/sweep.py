@@ -146,9 +146,8 @@ def create(
     from runs import folders
 
     with explained(f"create the sweep {base}"):
-        for spec in specs:
-            if fault := folders.name_fault(spec):
-                raise RunError([fault])
+        if faults := list(filter(None, map(folders.name_fault, specs))):
+            raise RunError(faults)
         with contextlib.ExitStack() as undo:
             for spec in specs:
                 own = datasets_dir() / spec.slug
@@ -197,15 +196,13 @@ def share_caches(run: str) -> int:
 
     Only runs with its resolution and its images share them: a new run can have the name of a deleted one of the sweep.
     """
-    count, outputs, datasets = 0, outputs_dir(), datasets_dir()
+    count, outputs, datasets, own = 0, outputs_dir(), datasets_dir(), _files(datasets_dir() / run)
     for sweep in all_sweeps():
         made_for = {name: values.get("resolution") for name, values in sweep.runs}
         for other in made_for:
             if run in made_for and other != run and made_for[other] == made_for[run]:
                 with contextlib.suppress(OSError):  # such as of an image that the other run does not have
-                    if all(
-                        _stamp(path) == _stamp(datasets / other / inside) for inside, path in _files(datasets / run)
-                    ):
+                    if all(_stamp(path) == _stamp(datasets / other / inside) for inside, path in own):
                         count += link_tree(datasets / other, datasets / run, _is_cache)
                         count += link_tree(outputs / other / "cache", outputs / run / "cache", lambda path: True)
     return count
