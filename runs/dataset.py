@@ -80,9 +80,7 @@ def read_caption(path: Path, name: str = "") -> str:
         return one_line(text)
     except UnicodeDecodeError as error:
         kind = "UTF-16" if utf16 else "UTF-8"
-        raise RunError(
-            f"{name}: the caption is not {kind} text (byte {error.start}); save the file as UTF-8"
-        ) from error
+        raise RunError(f"{name}: the caption is not {kind} (byte {error.start}); save the file as UTF-8") from error
 
 
 def one_line(text: str) -> str:
