@@ -43,7 +43,7 @@ def test_the_page_plans_and_makes_a_sweep_of_the_draft(base, tmp_path, monkeypat
         patch.setattr("runs.sweep.link_tree", full)  # for the second run
         page_sweep.start(draft_id, values)
     assert [folder.name for folder in runs.list_runs()] == ["cat"] and draft.images_not_in_a_run(draft_id) == 2
-    assert [path.name for path in runs.datasets_dir().iterdir()] == ["cat"]
+    assert [path.name for path in runs.datasets_dir().glob("[!.]*")] == ["cat"]
     made = page_sweep.start(draft_id, values)
     assert not draft.images_not_in_a_run(draft_id)
     assert (made.name, [run for run, _ in made.runs]) == ("bird-sweep", ["bird-r2-seed1", "bird-r4-seed1"])
