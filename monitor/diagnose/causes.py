@@ -318,9 +318,7 @@ def facts(evidence: Evidence) -> set[str]:
         "oom_killed": evidence.host.get("oom_kills", 0) > 0
         or any("ut of memory" in line or "oom-kill" in line for line in evidence.kernel),
         "gpu_lost": not xids.isdisjoint(LOST_XID),
-        "gpu_busy": any(
-            (gpu.get("utilization") or 0) >= BUSY and ours & set(gpu.get("pids", ())) for gpu in evidence.gpu
-        ),
+        "gpu_busy": any((g.get("utilization") or 0) >= BUSY and ours & set(g.get("pids", ())) for g in evidence.gpu),
         "late_rank": late is not None,
         "trainer_stopped": any(p["state"] in ("T", "t") for p in trainers),
         "worker_stopped": any(p["state"] in ("T", "t") for p in workers),
