@@ -129,7 +129,7 @@ def make_sweep(args: argparse.Namespace) -> int:
         base, values = runs.load(runs.run_folder(args.run)), sweep.parse(args.set)
         made = sweep.create(base.name, sweep.combinations(base, values), values, runs.datasets_dir() / base.slug)
         if not args.no_queue:
-            queue.add_sweep(made.name, [run for run, _ in made.runs])
+            queue.add_sweep(made)
             queue.ensure_worker()
     else:
         made = sweep.find(args.run)

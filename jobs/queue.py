@@ -173,9 +173,17 @@ def _is_here(folder: Path) -> bool:
     return (outputs() / folder.name).resolve() == folder.resolve()
 
 
-def add_sweep(name: str, runs: list[str]) -> int:
-    """Put the runs of a sweep into the queue as one entry; its position, from 1. Raises as `insert`."""
-    return _insert(Entry(name, platform.now().utc, tuple(runs), len(runs)))
+def add_sweep(made: sweep.Sweep) -> int:
+    """Put the runs of a sweep into the queue as one entry; its position, from 1.
+
+    Raises MonitorError: they are not in the queue, and how to add them.
+    """
+    names = tuple(run for run, _ in made.runs)
+    try:
+        return _insert(Entry(made.name, platform.now().utc, names, len(names)))
+    except (MonitorError, OSError) as error:
+        how = f"Add each on its page, or with `python -m jobs queue add RUN`: {', '.join(names)}"
+        raise MonitorError(f"{len(names)} runs are made, but not in the queue: {error}. {how}") from error
 
 
 def _insert(entry: Entry) -> int:

@@ -74,7 +74,7 @@ class Attempt:
         return attempt
 
     def begins_now(self) -> None:
-        """It was started early, and trains from now on."""
+        """A standby attempt trains from now on: its time, its log and kills for lack of memory count from here."""
         log_start, now_s = self.folder.log_size(), platform.now().mono_s
         self.record = replace(self.record, log_start=log_start, started_s=now_s, oom_kills=platform.oom_kills())
 

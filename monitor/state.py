@@ -254,7 +254,7 @@ class Shutdown:
 
 @dataclass
 class RunState:
-    """Plain values only."""
+    """What a later monitor must know of a run: all of monitor.json. Plain values only."""
 
     state: State = State.OPENING
     attempt: int = 0  # the last attempt that was started

@@ -145,7 +145,7 @@ def shut_down(loop: Loop, shutdown: Shutdown) -> Transition:
     if shutdown.ending != "changed":
         loop.standby.close()
     if loop.attempt is None:
-        return left(loop)
+        return after_stop(loop)
     if loop.at.state is State.RECOVERING:  # nothing is left to save: kill what is left
         return Transition(State.STOPPING, "stopping the recovery", now_s)
     wait_s = 0.0 if shutdown.now else end.stop_save_s
@@ -166,7 +166,7 @@ def shut_down(loop: Loop, shutdown: Shutdown) -> Transition:
 def stopping(loop: Loop) -> Transition:
     """Wait for the checkpoint; a hang, the deadline or the end of the training ends the wait."""
     if loop.attempt is None:
-        return left(loop)
+        return after_stop(loop)
     view = loop.observe(loop.attempt)
     waits = not view.ended and time.monotonic() < loop.at.due_s
     if waits and judge(loop, view).kind not in (HUNG, SLOW, OVER):
@@ -177,11 +177,11 @@ def stopping(loop: Loop) -> Transition:
     status = loop.attempt.exit_status(loop.observe(loop.attempt, fresh=True).beats)
     if status.done(loop.folder.foreign, killed=bool(killed.killed)) and not recovery.complete(loop):
         return completed(loop)
-    return left(loop)
+    return after_stop(loop)
 
 
-def left(loop: Loop) -> Transition:
-    """Stopped or preempted, with what is kept."""
+def after_stop(loop: Loop) -> Transition:
+    """The state after a stop or a preemption: the final one, with what is kept, or a restart with other changes."""
     shutdown = loop.state.shutdown or Shutdown("stopped")
     if shutdown.ending == "changed":
         if loop.attempt is not None:
@@ -238,7 +238,7 @@ def opening(loop: Loop) -> Transition:
             return Transition(State.RECOVERING, "continuing the recovery")
         return Transition(State.RUNNING, "adopted after the monitor had been killed")
     if state.shutdown is not None and not fresh:
-        return left(loop)
+        return after_stop(loop)
     if fresh:
         state.renew(spec_hash(loop.folder.folder))
         kept = max(checkpoints.states(loop.state_folders()).values(), default=0)

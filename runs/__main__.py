@@ -96,7 +96,7 @@ def new(args: argparse.Namespace) -> dict[str, Any]:
 
     An impossible value creates nothing, as on the page.
     """
-    from runs import dataset
+    from runs import dataset, masks
     from runs.command import samples
     from runs.flags import settings
     from runs.machine import this_machine
@@ -121,8 +121,9 @@ def new(args: argparse.Namespace) -> dict[str, Any]:
     findings = judge(spec, images, this_machine(spec.backend))
     if impossible := [finding for finding in findings if finding.severity == IMPOSSIBLE]:
         raise runs.RunError(impossible)
-    for finding in findings:
-        print(f"warning: {finding}", file=sys.stderr)
+    ignored = masks.ignored_note(spec.backend, sum(one.mask is not None for one in sources))
+    for text in (*findings, *filter(None, [ignored])):
+        print(f"warning: {text}", file=sys.stderr)
     folder = runs.create(spec, sources or args.images, on_note=lambda text: print(f"note: {text}", file=sys.stderr))
     if spec.prompts and not samples(spec):
         print("note: sample images are turned off; turn them on with --set sample_every_n_steps=N", file=sys.stderr)

@@ -148,9 +148,7 @@ def flags(spec: "RunSpec", folder: Path, resume: Path | None = None, platform: s
     out |= {"save_precision": SAVE_PRECISION[spec.mixed_precision]}
     out |= presets.backends()[spec.backend]["flags"]
     if spec.mixed_precision == "no":
-        out |= {
-            flag: False for flag in FP8 if flag in out
-        }  # kohya's trainers refuse fp8 weights with float32 computation
+        out |= {flag: False for flag in FP8 if flag in out}  # kohya's trainers refuse them with float32 computation
     if every:
         out |= {"save_every_n_steps": every}
         # sd-scripts keeps the state of the current step and those of the N steps before it

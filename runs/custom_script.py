@@ -74,9 +74,7 @@ def merged(mine: str, base: str, now: str, platform: str = sys.platform) -> tupl
         return mine, []
     if (base.lstrip().lower().startswith("@echo off")) != platform.startswith("win"):
         system = "Windows" if not platform.startswith("win") else "Linux or macOS"
-        raise RunError(
-            f"the edited script is for {system}; remove the table [edited] from run.toml to use the generated one"
-        )
+        raise RunError(f"the edited script is for {system}; remove [edited] from run.toml to use the generated one")
     try:
         old, new = only(base, platform), only(now, platform)
         before, after = flags(old), flags(new)

@@ -44,7 +44,8 @@ class Source:
     """An image to copy: its path, its name, its caption; the folder it came from; quarter turns clockwise.
 
     crop: the part to keep of the turned image, as fractions. mask: a PNG that runs/masks.py has checked, of the image
-    before it is turned. weight: how often the image is repeated compared with the others, 1 to MAX_WEIGHT.
+    before it is turned, or `path` itself, in another data set: its alpha channel. weight: how often the image is
+    repeated compared with the others, 1 to MAX_WEIGHT.
     """
 
     path: Path
@@ -79,9 +80,7 @@ def read_caption(path: Path, name: str = "") -> str:
         return one_line(text)
     except UnicodeDecodeError as error:
         kind = "UTF-16" if utf16 else "UTF-8"
-        raise RunError(
-            f"{name}: the caption is not {kind} text (byte {error.start}); save the file as UTF-8"
-        ) from error
+        raise RunError(f"{name}: the caption is not {kind} (byte {error.start}); save the file as UTF-8") from error
 
 
 def one_line(text: str) -> str:
@@ -112,7 +111,8 @@ def gather(images: Path | Sequence[Source], trigger: str = "") -> list[Source]:
 
 def _in_folder(folder: Path) -> list[Source]:
     """The images of a folder and its subfolders, with the captions in the files beside them; hidden ones and other
-    files are left out. The repeats that the folder's own name sets count, too; of another run's data set, its weights.
+    files are left out. The repeats that the folder's own name sets count, too; of another run's data set, its weights
+    and masks.
 
     Raises:
         RunError: it is no folder, or a caption is not UTF-8; one line for each.
@@ -136,7 +136,8 @@ def _in_folder(folder: Path) -> list[Source]:
     found = []
     for path in filter(is_image_name, files):
         weight, inside = weight_of(_inside(path, seen_from)) if ours else (1, _inside(path, seen_from))
-        found.append(Source(path, path.name, captions.get(_pair(path), ""), inside, weight=weight))
+        mask = masks.of(folder, path) if ours else None
+        found.append(Source(path, path.name, captions.get(_pair(path), ""), inside, mask=mask, weight=weight))
     return found
 
 
@@ -240,8 +241,8 @@ def ingest(
         """What was changed of an image, and what is wrong with it."""
         try:
             mask = masks.opened(source.mask, source.name) if source.mask else None
-            used = mask if with_masks else None
-            image, suffix, why = decoded(source.path, source.name, source.turn, source.crop, used)
+            used, own = mask if with_masks else None, source.mask == source.path
+            image, suffix, why = decoded(source.path, source.name, source.turn, source.crop, used, own)
         except RunError as error:
             return "", str(error)
         target = folder / inside / f"{stem}{suffix}"

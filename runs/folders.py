@@ -29,6 +29,10 @@ from runs.scripts import INSTALL, rendered
 if TYPE_CHECKING:
     from runs.spec import RunSpec
 
+# Characters of a path in Windows, and of the longest one of a run beside the folder of runs and twice the name:
+# OUTPUTS\NAME\.NAME-step00000000-state.1234567.tmp\.hangproof.json.1234567.tmp
+MAX_PATH, DEEP = 259, 62
+
 
 def create(
     spec: "RunSpec",
@@ -89,13 +93,19 @@ def create(
 
 
 def name_fault(spec: "RunSpec", own_data: Path | None = None) -> Fault | None:
-    """Why the name of a new run cannot be used: a run or a data set has it; None when it is free.
+    """Why the name of a new run cannot be used: a run or a data set has it, or it is too long; None when it is free.
 
     Names that differ only in case are the same folder on Windows and macOS, so they are refused everywhere.
 
     Args:
         own_data: a data set that may have the name, because the run uses it.
     """
+    if (over := len(str(outputs_dir())) + 2 * len(spec.slug) + DEEP - MAX_PATH) > 0 and sys.platform == "win32":
+        import ctypes
+
+        if not ctypes.windll.ntdll.RtlAreLongPathsEnabled() & 0xFF:  # a BOOLEAN
+            how = f"shorten the name by {-(-over // 2)} letters, or switch long paths on in Windows"
+            return Fault("name", f"Windows takes {MAX_PATH} characters in a path, too few for its checkpoints; {how}")
     for kind, parent in (("run", outputs_dir()), ("data set", datasets_dir())):
         for taken in entries(parent):
             if taken.casefold() == spec.slug.casefold() and parent / taken != own_data:

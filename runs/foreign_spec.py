@@ -24,6 +24,7 @@ from runs.files import RunError
 from runs.flags import flag_faults, flag_value, known_flags
 from runs.foreign_settings import TABLES, Row, Settings, number, shown
 from runs.paths import CHECKOUTS, outputs_dir
+from runs.scripts import INSTALL
 from runs.spec import ALIASES, RESERVED_FLAGS, RunSpec, make
 
 WORDS = {**LABELS, "keep_tokens": "keep_tokens"}
@@ -346,9 +347,10 @@ def _extra(out: Settings, given: set[str]) -> None:
         elif flag not in (*KEPT, *given) and not _equal([number(usual)], ours[flag]):
             extra[flag] = False
             out.rows.append(Row(f"--{flag}", "" if usual is None else shown(usual), "same", DEFAULT))
-    if extra and not known:
-        label = CHECKOUTS[basic.backend].name
-        out.notes.append(f"{label} is not installed, so its extra options cannot be checked yet.")
+    if not known:
+        label, several = CHECKOUTS[basic.backend].name, len(presets.backends_of(basic.model)) > 1
+        how = f"before you press Start, {INSTALL[basic.backend]}{', or choose another trainer' * several}"
+        out.notes.append(f"{label} is not on this machine yet, so its options are not checked: {how}.")
 
 
 def _refused(out: Settings, flag: str, value: object, known: bool) -> str:

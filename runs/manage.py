@@ -116,16 +116,10 @@ def delete(name: str | Path, idle: Idle, images: bool = False) -> int:
         staging.sweep()
         for parent in (outputs_dir(), datasets_dir()):
             _remove(parent / trash)
-    empty_trash()
+            for left in parent.glob(f"{TRASH}*"):  # of a deletion that was interrupted
+                with contextlib.suppress(OSError):  # tried again by the next one
+                    _remove(left)
     return freed
-
-
-def empty_trash() -> None:
-    """Complete the deletions that were interrupted."""
-    for parent in (outputs_dir(), datasets_dir()):
-        for trash in parent.glob(f"{TRASH}*"):
-            with contextlib.suppress(OSError):  # tried again by the next deletion
-                _remove(trash)
 
 
 def _remove(trash: Path) -> None:

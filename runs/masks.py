@@ -25,6 +25,7 @@ MAX_SIDE = 1024  # pixels: trainers scale a mask down to latents, an eighth of t
 MAX_BYTES = 20_000_000  # of a mask that is uploaded
 FOLDER = ".masks"
 WITHOUT = ("musubi",)  # trainers that have no masked loss (musubi-tuner v0.3.4: no argument and no key of dataset.toml)
+ALPHA = ("LA", "RGBA")  # modes of an image that has its mask in it
 SHAPE_TOLERANCE = 0.02  # by which the sides of a mask and of its image may differ
 
 
@@ -80,12 +81,12 @@ def png(mask: "Image.Image") -> bytes:
 
 
 def opened(path: Path, name: str = "") -> "Image.Image":
-    """A mask that `read` has checked, greyscale. RunError: the file is gone or damaged; it names the image `name`."""
+    """A mask that `read` has checked, or an image's alpha channel. RunError, which names `name`: it cannot be read."""
     from PIL import Image
 
     try:
         with Image.open(path, formats=("PNG",)) as image:
-            return image.convert("L")
+            return image.convert("RGBA").getchannel("A") if image.mode in ALPHA else image.convert("L")
     except DAMAGE as error:
         raise RunError(f"{name or path}: the mask cannot be read ({error}); draw it again or clear it") from error
 
@@ -98,7 +99,7 @@ def has_mask(path: Path) -> bool:
         return False
     try:
         with Image.open(path, formats=("PNG",)) as image:
-            return image.mode in ("LA", "RGBA")
+            return image.mode in ALPHA
     except DAMAGE:
         return False
 
@@ -106,6 +107,12 @@ def has_mask(path: Path) -> bool:
 def aside(folder: Path, image: Path) -> Path:
     """Where a data set keeps the mask of an image whose trainer has no masked loss."""
     return folder / FOLDER / image.relative_to(folder).parent / f"{image.name}.png"
+
+
+def of(folder: Path, image: Path) -> Path | None:
+    """The file with the mask of an image of a data set, which can be the image itself; None for none."""
+    beside = aside(folder, image)
+    return beside if beside.is_file() else image if has_mask(image) else None
 
 
 def put_aside(folder: Path, image: Path, mask: "Image.Image", turn: int, crop: pictures.Crop | None) -> None:
@@ -124,11 +131,6 @@ def split(folder: Path, image: Path, target: Path) -> "Image.Image | None":
     Raises:
         RunError: the image is damaged. OSError: `target` cannot be written.
     """
-    if (beside := aside(folder, image)).is_file():
-        return opened(beside)
-    if not has_mask(image):
-        return None
-    with pictures.opened(image, image.name) as picture:
-        whole = picture.convert("RGBA")
-    whole.convert("RGB").save(target, "PNG", compress_level=3)
-    return whole.getchannel("A")
+    if (mask := of(folder, image)) == image:
+        pictures.decoded(image, masked=True)[0].save(target, "PNG", compress_level=3)
+    return opened(mask, image.name) if mask else None

@@ -82,9 +82,7 @@ def readme(spec: RunSpec, lora: Lora, weight_name: str, card: Card, images: int)
     from huggingface_hub import ModelCard, ModelCardData
 
     if card.base_model and not re.fullmatch(r"[\w.-]{1,96}/[\w.-]{1,96}", card.base_model):
-        raise RunError(
-            f"Base model: {card.base_model[:100]!r} is not a Hugging Face id; write OWNER/NAME or leave it empty"
-        )
+        raise RunError(f"Base model: {card.base_model[:100]!r} is not a Hugging Face id; write OWNER/NAME or nothing")
     widget = [
         {"text": _line(text) or "-", "output": {"url": sample_name(number, path)}}
         for number, (path, text) in enumerate(card.samples, 1)

@@ -86,12 +86,13 @@ def opened(path: Path | io.BytesIO, name: str, formats: Sequence[str] = FORMATS)
 Crop = Sequence[float]  # left, top, right, bottom as fractions of the image's width and height
 
 
-def decoded(path: Path, name: str = "", turn: int = 0, crop: Crop | None = None, mask: "Image.Image | None" = None):
+def decoded(path: Path, name="", turn=0, crop: Crop | None = None, mask: "Image.Image | None" = None, masked=False):
     """The decoded image, upright and opaque; the suffix to save it with; what was changed ("" if nothing).
 
     Args:
         name: in messages; by default that of the file. turn: quarter turns clockwise. crop: the part to keep of the
-            turned image. mask: of the image before it is turned; it becomes the alpha channel (runs/masks.py).
+            turned image. mask: of the image before it is turned; it becomes the alpha channel (runs/masks.py). masked:
+            the alpha channel is a mask already, so the colours under it stay.
 
     Raises:
         RunError: as `opened`.
@@ -100,7 +101,7 @@ def decoded(path: Path, name: str = "", turn: int = 0, crop: Crop | None = None,
 
     with opened(path, name or path.name) as image:
         suffix = ".jpg" if image.format in PHOTO_FORMATS else KEPT.get(image.format, ".png")
-        image, reasons = _normal(image)
+        image, reasons = (image.convert("RGB"), ["mask apart"] * (mask is None)) if masked else _normal(image)
         if mask is not None:
             image, suffix = image.convert("RGB"), ".png"
             image.putalpha(mask.resize(image.size, Image.Resampling.BILINEAR))  # the colours under it stay

@@ -28,9 +28,7 @@ from runs.scripts import rendered, script
 from runs.spec import ALIASES, RESERVED_FLAGS, RunSpec, load as load_spec
 
 EDITED = "train.sh was edited by hand; every attempt now trains what it says"
-UNREADABLE = (
-    "train.sh starts no trainer that Hangproof knows: the first attempt runs it, later ones run what job.json says"
-)
+UNREADABLE = "train.sh starts no trainer that Hangproof knows: attempt 1 runs it, later ones run what job.json says"
 OLDER = "the run was made by an earlier version: what its train.sh trains is kept in job.json, which every attempt runs"
 
 # Fields that dataset.toml has, so that a flag of the script does not change them.

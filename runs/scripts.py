@@ -26,9 +26,7 @@ if TYPE_CHECKING:
 
 MISSING = "no {program} for the {backend} backend: {path} does not exist and PATH has none; {install}"
 NO_NODE = "{name} is not set: this run trains on {nodes} machines, and the variable holds {what}"
-NOT_COPIED = (
-    "error: some results could not be copied from {local} to {final}; free some space there and copy them by hand"
-)
+NOT_COPIED = "error: results could not be copied from {local} to {final}; free some space there and copy them by hand"
 INSTALL = {"diffusers": f"run {START} once"} | {name: f"run {START} {name}" for name in CHECKOUTS}
 UNGUARDED = "-m {} adds a limit to every wait. Without it: accelerate launch {} and the flags below"
 TOGETHER = "{} processes train together{}: each on its own GPU (NCCL), or on the processor (gloo) where there is none."

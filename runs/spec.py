@@ -260,9 +260,7 @@ class RunSpec(BaseModel):
     @classmethod
     def _store_holds_no_secret(cls, store: str) -> str:
         if env_file.is_secret("", store):
-            raise ValueError(
-                "An address with a password or key would be shown and saved; set variables, or log in there"
-            )
+            raise ValueError("An address with a password or key would be saved; set variables, or log in there")
         return store
 
     @field_validator("prompts")
@@ -275,9 +273,7 @@ class RunSpec(BaseModel):
     def _environment(cls, environment: dict[str, str] | list[str]) -> dict[str, str] | list[str]:
         for name in environment:
             if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or name in RESERVED_VARIABLES:
-                raise ValueError(
-                    f"{name!r} cannot be set; use letters, digits and _, and no variable that Hangproof sets"
-                )
+                raise ValueError(f"{name!r} cannot be set; use letters, digits and _, and no variable of Hangproof")
         return environment
 
     @field_validator("extra")
@@ -285,9 +281,7 @@ class RunSpec(BaseModel):
     def _extra(cls, extra: dict[str, Value], info: Any) -> dict[str, Value]:
         for flag, value in extra.items():
             if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", flag):
-                raise ValueError(
-                    f"{flag!r} is not the name of a flag; write it without dashes, for example guidance_scale"
-                )
+                raise ValueError(f"{flag!r} is no name of a flag; write it without dashes, such as guidance_scale")
             field = ALIASES.get(flag, flag)
             # A field that this trainer refuses was a flag in earlier versions, and stays one.
             if field in cls.model_fields and info.data.get("backend") not in about(field).get("refused", {}):

@@ -25,6 +25,7 @@ from runs.growing import count_of, json_objects
 from runs.paths import SWEEPS, datasets_dir, free_name, outputs_dir, slug
 
 if TYPE_CHECKING:
+    from runs.dataset import Source
     from runs.spec import RunSpec
 
 MOST = 24  # runs of a sweep
@@ -132,29 +133,32 @@ def number_text(number: float) -> str:
 
 
 def create(
-    base: str, specs: Sequence["RunSpec"], values: Mapping[str, Sequence[float]], data: Path, made: Sequence[Path] = ()
+    base: str, specs: Sequence["RunSpec"], values: Mapping[str, Sequence[float]], images: Path | Sequence["Source"]
 ) -> Sweep:
-    """Create the runs of a sweep: all of them, or none beside `made`.
+    """Create the runs of a sweep: all of them, or none.
 
     Args:
-        data: the data set whose images they share. made: runs of `specs` that exist already, the first ones.
+        images: what they share: a data set, or images with their captions.
 
     Raises:
-        RunError: a name is taken, a spec is invalid, or the disk is full.
+        RunError: a name is taken, an image or a spec is invalid, or the disk is full.
     """
     from runs import folders
 
     with explained(f"create the sweep {base}"):
-        for spec in specs[len(made) :]:
-            if fault := folders.name_fault(spec):
-                raise RunError([fault])
+        if faults := list(filter(None, map(folders.name_fault, specs))):
+            raise RunError(faults)
         with contextlib.ExitStack() as undo:
-            for spec in specs[len(made) :]:
+            for spec in specs:
                 own = datasets_dir() / spec.slug
-                with building(own) as new:
-                    link_tree(data, new, lambda path: CACHE not in path.parts)
+                if isinstance(images, Path):
+                    with building(own) as new:
+                        link_tree(images, new, lambda path: CACHE not in path.parts)
+                    undo.callback(shutil.rmtree, own, ignore_errors=True)
+                    images = own
+                undo.callback(shutil.rmtree, folders.create(spec, images), ignore_errors=True)
                 undo.callback(shutil.rmtree, own, ignore_errors=True)
-                undo.callback(shutil.rmtree, folders.create(spec, own), ignore_errors=True)
+                images = own
             chosen = tuple((spec.slug, {key: getattr(spec, key) for key in values}) for spec in specs)
             sweep = Sweep(slug(free_name(f"{base[:60]} sweep")), base, tuple(values), chosen, utc_now())
             (outputs_dir() / SWEEPS).mkdir(parents=True, exist_ok=True)
@@ -192,15 +196,13 @@ def share_caches(run: str) -> int:
 
     Only runs with its resolution and its images share them: a new run can have the name of a deleted one of the sweep.
     """
-    count, outputs, datasets = 0, outputs_dir(), datasets_dir()
+    count, outputs, datasets, own = 0, outputs_dir(), datasets_dir(), _files(datasets_dir() / run)
     for sweep in all_sweeps():
         made_for = {name: values.get("resolution") for name, values in sweep.runs}
         for other in made_for:
             if run in made_for and other != run and made_for[other] == made_for[run]:
                 with contextlib.suppress(OSError):  # such as of an image that the other run does not have
-                    if all(
-                        _stamp(path) == _stamp(datasets / other / inside) for inside, path in _files(datasets / run)
-                    ):
+                    if all(_stamp(path) == _stamp(datasets / other / inside) for inside, path in own):
                         count += link_tree(datasets / other, datasets / run, _is_cache)
                         count += link_tree(outputs / other / "cache", outputs / run / "cache", lambda path: True)
     return count

@@ -246,9 +246,7 @@ def fetch_model(model: str, on_progress: Progress = lambda _: None) -> list[Path
     if entry["generated"]:
         raise RunError(f"{key} is generated on this machine; there is nothing to download")
     if not entry["files"]:
-        raise RunError(
-            f"{key} has no files for kohya's trainers; use the built-in trainer, which downloads {entry['repo']}"
-        )
+        raise RunError(f"{key} has no files for kohya's trainers; use the built-in one, which loads {entry['repo']}")
     sources, wanted = downloads(), []
     for path in missing_files(key):
         where = sources.get(path.name)

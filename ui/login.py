@@ -326,9 +326,7 @@ def _own_query(text: str) -> str:
 
 def same(given: str, expected: str) -> bool:
     """Compare in a time that depends on neither text nor length."""
-    return hmac.compare_digest(
-        *(hashlib.sha256(text.encode("utf-8", "replace")).digest() for text in (given, expected))
-    )
+    return hmac.compare_digest(*(hashlib.sha256(one.encode("utf-8", "replace")).digest() for one in (given, expected)))
 
 
 def page(

@@ -280,18 +280,20 @@ save, pause, resume = sample, stop, start  # the commands of these names
 
 
 def resume_all(args: argparse.Namespace) -> Answer:
-    """Start every run that was interrupted. One that cannot be started does not keep the others from it."""
+    """Start every run that was interrupted, some at once. One that cannot be started keeps no other one from it."""
+    from concurrent.futures import ThreadPoolExecutor
+
     started, failed = [], 0
-    for folder in all_folders():
-        if not is_abandoned(read_status(folder)):
-            continue
-        try:
-            started.append(launch(folder, "resume"))
-            print(f"{folder.name}: watched by process {started[-1]['pid']}")
-        except (MonitorError, OSError) as error:
-            failed += 1
-            print(f"monitor: {error}", file=sys.stderr)
-    if not started and not failed:
+    folders = [folder for folder in all_folders() if is_abandoned(read_status(folder))]
+    with ThreadPoolExecutor(8) as pool:  # more wait for the processor longer than START_S
+        for folder, answer in [(folder, pool.submit(launch, folder, "resume")) for folder in folders]:
+            try:
+                started.append(answer.result())
+                print(f"{folder.name}: watched by process {started[-1]['pid']}")
+            except (MonitorError, OSError) as error:
+                failed += 1
+                print(f"monitor: {error}", file=sys.stderr)
+    if not folders:
         print("no interrupted run")
     if wake_queue(outputs_dir()):
         print("the queue goes on")

@@ -149,7 +149,7 @@ class _Rank:
 
 @dataclass
 class Watch:
-    """Follows one attempt. known: what `learned()` returned in earlier attempts or runs."""
+    """Judges the progress of one attempt, and learns its usual durations. known: what an earlier `learned()` returned."""
 
     config: Config
     known: dict[str, dict[str, float]] = field(default_factory=dict)

@@ -104,7 +104,7 @@ def of_hang(
     found.phase, found.rank, found.step = verdict.phase, verdict.rank, verdict.step or found.step
     found.signs, found.stacks, found.outcome = [*verdict.evidence, *slow], stacks, status.outcome
     found.stalled_s, found.budget_s = verdict.stalled_s, verdict.budget_s
-    _complete(found, attempt)
+    _add_common(found, attempt)
     found.note = status.note or next((r["note"] for r in found.ranks if r["rank"] == found.rank), "")
     silent = [r for r in found.ranks if r["pid"] in attempt.tree.members and r["pid"] not in stacks]
     found.missing += [f"stack of rank {r['rank']} (pid {r['pid']})" for r in silent]
@@ -126,7 +126,7 @@ def of_crash(found: Evidence, attempt: Attempt, status: ExitStatus) -> Evidence:
         found.phase, found.step, found.rank = first.phase, first.step, first.rank
     fatal = {b.pid: probe.fatal_dump(attempt.heartbeats, b.pid) for b in attempt.beats}
     found.stacks = {pid: text for pid, text in fatal.items() if text}
-    return _complete(found, attempt)
+    return _add_common(found, attempt)
 
 
 def of_process(found: Evidence, attempt: Attempt, signs: tuple[str, ...], stacks: dict[int, str]) -> Evidence:
@@ -136,11 +136,11 @@ def of_process(found: Evidence, attempt: Attempt, signs: tuple[str, ...], stacks
     for beat in attempt.beats[:1]:
         found.phase, found.step, found.note = beat.phase, beat.step, beat.note
         found.stalled_s = platform.now().mono_s - max(beat.step_s, beat.phase_s)
-    return _complete(found, attempt)
+    return _add_common(found, attempt)
 
 
-def _complete(found: Evidence, attempt: Attempt) -> Evidence:
-    """Add what every kind of evidence has."""
+def _add_common(found: Evidence, attempt: Attempt) -> Evidence:
+    """Add to `found` what every kind has: ranks, processes, memory, disk, kernel log; the late rank of a group decides."""
     now, beats = platform.now(), attempt.beats
     found.planned = max([found.planned, *(b.planned for b in beats)])
     found.outcome = "" if found.outcome == "running" else found.outcome
@@ -318,9 +318,7 @@ def facts(evidence: Evidence) -> set[str]:
         "oom_killed": evidence.host.get("oom_kills", 0) > 0
         or any("ut of memory" in line or "oom-kill" in line for line in evidence.kernel),
         "gpu_lost": not xids.isdisjoint(LOST_XID),
-        "gpu_busy": any(
-            (gpu.get("utilization") or 0) >= BUSY and ours & set(gpu.get("pids", ())) for gpu in evidence.gpu
-        ),
+        "gpu_busy": any((g.get("utilization") or 0) >= BUSY and ours & set(g.get("pids", ())) for g in evidence.gpu),
         "late_rank": late is not None,
         "trainer_stopped": any(p["state"] in ("T", "t") for p in trainers),
         "worker_stopped": any(p["state"] in ("T", "t") for p in workers),

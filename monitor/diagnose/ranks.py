@@ -263,9 +263,7 @@ class Group:
             (rest, "is", "are", f"at {_and(sorted({place(r) for r in rest}))}"),
             (done, "has", "have", "ended"),
         )
-        parts = [
-            f"{_names(some)} {one if len(some) == 1 else many} {what}" for some, one, many, what in clauses if some
-        ]
+        parts = [f"{_names(who)} {one if len(who) == 1 else many} {what}" for who, one, many, what in clauses if who]
         return f"{never}{', while ' if never else '; '}{_and(parts)}."
 
     def _in_what(self, waiting: list[Rank]) -> str:

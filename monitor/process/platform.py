@@ -98,7 +98,7 @@ def _psutil(pid: int, read: Callable[[Any], T]) -> T:
 def _from_psutil(process: Any) -> ProcessInfo:
     with process.oneshot():
         times, state = process.cpu_times(), _STATES.get(process.status(), "S")
-        start = process._ident[1] or process.create_time()  # the latter moves with macOS's clock: psutil#2582
+        start = process._ident[1] or process.create_time()  # the public one moves with macOS's clock: psutil#2582
         cpu_s = times.user + times.system
         return ProcessInfo(process.pid, start, process.ppid(), state, process.name(), cpu_s, 0)
 

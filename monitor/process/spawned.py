@@ -140,7 +140,7 @@ def unwatched() -> list[tuple[ProcessInfo, Path]]:
 
     Not those of a container, whose folder has another path here.
     """
-    found, here = [(process, Path(folder)) for process, folder in _values(RUN) if folder], platform.namespace()
+    found, here = [(process, Path(folder)) for process, folder in _with_variable(RUN) if folder], platform.namespace()
     known = [one for one in found if one[1].is_dir() or platform.namespace(pid=one[0].pid) == here]
     return [one for one in known if not is_held(one[1] / LOCK)]
 
@@ -160,10 +160,10 @@ def idle(folder: Path) -> Iterator[bool]:
 
 def with_environment(name: str, value: str) -> list[ProcessInfo]:
     """Every living process but us whose environment has `name` with that value. OSError: one cannot be read now."""
-    return [process for process, found in _values(name) if found == value]
+    return [process for process, found in _with_variable(name) if found == value]
 
 
-def _values(name: str) -> list[tuple[ProcessInfo, str]]:
+def _with_variable(name: str) -> list[tuple[ProcessInfo, str]]:
     """(process, value) of every living process but us whose environment has `name`.
 
     Under RUN only what an attempt has started counts, which has a random token besides: a shell may export the other,

@@ -189,7 +189,7 @@ class Prewarm:
 # ---- the standby ----
 
 
-def never(folder: RunFolder, limits: config.Section) -> str:
+def why_no_standby(folder: RunFolder, limits: config.Section) -> str:
     """Why this run has no standby attempt; "" when it can have one, if its script can start early (`alone`)."""
     spec = folder.spec
     reasons = {
@@ -210,7 +210,7 @@ class Standby:
     """The standby attempt of one run. `off`: why there is none."""
 
     def __init__(self, run: Run):
-        self.run, self.off = run, never(run.folder, run.config.standby)
+        self.run, self.off = run, why_no_standby(run.folder, run.config.standby)
         self.attempt: Attempt | None = None
         self._tries = 0 if self.off else run.config.standby.tries_count  # starts that may fail in a row
         self._gate: BinaryIO = io.BytesIO()

@@ -144,9 +144,7 @@ FIELDS: dict[tuple[str, str], tuple[str, str, dict[str, Any]]] = {
     ("", "suffix"): ("Textbox", "Text after each caption", {}),
 }
 FIELDS["endpoint", "url"][2]["placeholder"] = "http://127.0.0.1:11434/v1"
-FIELDS["endpoint", "key_variable"][2]["info"] = (
-    "The name of an environment variable that Hangproof was started with. Empty: no key"
-)
+FIELDS["endpoint", "key_variable"][2]["info"] = "Name of a variable that Hangproof was started with. Empty: no key"
 DEFAULTS = vars(parser().parse_args(["."]))
 
 

@@ -43,20 +43,19 @@ def stored(draft_id: str) -> Stored | None:
         raise RunError(f"{path} cannot be read ({error}); move it to another folder, then reload the page") from error
 
 
-def save(draft_id: str, text: Text) -> None:
-    """Store an edited script. RunError: it is too large, or the settings give no script to compare it with."""
+def save(draft_id: str, text: Text, base: Text = "") -> None:
+    """Store an edited script. base: the script that the page showed when the edit began, of which the first one counts.
+
+    RunError: it is too large, or the settings give no script to compare it with.
+    """
     now = _generated(draft_id)
     if len(text.encode("utf-8", "replace")) > custom_script.MAX_BYTES:
         raise RunError(f"The script is larger than {custom_script.MAX_BYTES // 1000} kB; shorten it")
     with _lock:
         known = stored(draft_id)
         if known or text != now:
-            # The text can have the run's name of before. Of a first edit, more lines say so than a person has changed.
-            before = known["generated"] if known else custom_script.follow(now, now, text)
-            if not known and sum(map(str.__ne__, before.splitlines(), now.splitlines())) < 3:
-                before = now
-            texts = (custom_script.follow(one, before, now) for one in (text, before))
-            _write(draft_id, *texts)
+            before = known["generated"] if known else base or now
+            _write(draft_id, *(custom_script.follow(one, before, now) for one in (text, before)))  # the name of now
 
 
 def _write(draft_id: str, script: str, generated: str) -> None:
@@ -190,11 +189,16 @@ def _generated(draft_id: str) -> str:
 
 MOST_PROBLEMS = 50
 DISCARD, SURE = "Use the generated script", "Discard your script? Press again"
-# What ui/new/fields.js does with the editor. An editor with a text that is not stored yet keeps it.
-TYPED = "(text) => { if (typeof text === 'string') hangproof.typed('script', 'text', text); return []; }"
-IN_EDITOR = "(text, ...rest) => [hangproof.unsaved('script').length ? null : text, ...rest]"
+# What ui/new/fields.js does with the editor. An editor with a text that is not stored yet keeps it; it is sent with the
+# script that was shown before.
+TYPED = """(text) => {
+  if (typeof text === 'string') hangproof.typed('script', 'text', { text, base: hangproof.script });
+  return [];
+}"""
+IN_EDITOR = "(text, ...rest) => [hangproof.unsaved('script').length ? null : (hangproof.script = text), ...rest]"
 # A script is not shown where another text was typed since it was asked for. That text is sent, and shown then.
-ARRIVED = "(late, text) => late.now === null || late.of !== text ? { __type__: 'update' } : late.now"
+ARRIVED = """(late, text) =>
+  late.now === null || late.of !== text ? { __type__: 'update' } : (hangproof.script = late.now)"""
 # The second press forgets what was typed, once nothing of it is on its way to the server.
 FORGET = (
     f"async (label) => {{ if (label === '{SURE}') {{ await hangproof.send(); hangproof.forget('script', 'text'); }}"
@@ -278,7 +282,7 @@ def draw(draft_id: str, images: Any, more: Callable[[str], None]) -> None:
         more_of: dict[str, Any] = {"trigger_mode": "always_last", "key": key, **QUIET}
         late_script = event(act, [code, editing], [late, *parts], js=IN_EDITOR, **more_of)
         late_script.then(None, [late, code], code, js=ARRIVED, **QUIET)
-    edit.click(lambda: draw(None, True), None, parts, **QUIET)
+    edit.click(lambda _: draw(None, True), code, parts, js=IN_EDITOR, **QUIET)
     for event in (
         keep.click(lambda: acted(follow, False), None, changed, js=form.FLUSH, **QUIET),
         merge.click(lambda: acted(follow, True), None, changed, js=form.FLUSH, **QUIET),

@@ -47,10 +47,10 @@ def plan(draft_id: str, texts: dict[str, str]) -> dict[str, Any]:
 
 
 def start(draft_id: str, texts: dict[str, str]) -> Sweep:
-    """Make the runs and put them into the queue; what Start asks first, this asks too (run_starts.ask).
+    """Make the runs, all or none, and put them into the queue; what Start asks first, this asks too (run_starts.ask).
 
     Raises:
-        RunError: a field, a value or an image is wrong, or a name is taken.
+        RunError: a field, a value or an image is wrong, or a name is taken; or they are made, but not in the queue.
     """
     from jobs import queue
     from monitor.run_folder import MonitorError
@@ -58,19 +58,16 @@ def start(draft_id: str, texts: dict[str, str]) -> Sweep:
 
     specs, values = _specs(draft_id, texts)
     specs = [env_file.filled(spec, draft.folder(draft_id)) for spec in specs]
-    for spec in specs:
-        if fault := runs.folders.name_fault(spec):
-            raise RunError([fault])
     base, _ = run_starts.checked(draft_id)
     run_starts.ask(draft_id, base)
     specs = [spec.changed(prompts=base.prompts) for spec in specs]  # all draw the same, also where that is a caption
-    first, _ = run_starts.create(draft_id, specs[0])
-    data = runs.datasets_dir() / first.name
-    made = sweep.create(base.name, specs, values, data, [first])
+    given = draft.digest(draft_id)
+    made = sweep.create(base.name, specs, values, draft.sources(draft_id))
+    draft.mark_in_a_run(draft_id, given)
     try:
-        queue.add_sweep(made.name, [run for run, _ in made.runs])
-    except (MonitorError, OSError) as error:
-        raise RunError(f"{len(specs)} runs are made, but not in the queue: {error}. Add them one by one") from error
+        queue.add_sweep(made)
+    except MonitorError as error:
+        raise RunError(str(error)) from error
     queue.ensure_worker()
     return made
 

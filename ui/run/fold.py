@@ -47,8 +47,6 @@ def build(title: str, elem_id: str, selected: gr.State, draw: Callable[[Path], N
 
     def drawn(name: str) -> None:
         gr.HTML(f'<i data-drawn-for="{esc(name)}"></i>', visible="hidden")
-        if not name:
-            raise RunError("Choose a run in the list.")
         draw(view.folder_of(name))
 
     return opened(selected, title, elem_id, drawn)

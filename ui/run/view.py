@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import tomllib
 
 import runs
+from guards.reading import read_bytes
 from monitor.process.platform import LOCK, is_held
 from monitor.run_folder import METRICS, STATUS, STOP
 from monitor.state import FINAL, with_age
@@ -168,7 +169,7 @@ def _read(folder: Path) -> View:
     except (OSError, ValueError, RunError) as error:
         problem = f"{folder / 'run.toml'} cannot be read: {error}"
     try:
-        value = json.loads((folder / STATUS).read_text(encoding="utf-8"))
+        value = json.loads(read_bytes(folder / STATUS))
         now = value if isinstance(value, dict) else {}
     except (FileNotFoundError, ValueError):
         pass  # never started; or incomplete: it is replaced within a second

@@ -193,7 +193,7 @@ def test_a_run_without_a_gpu_starts_at_once_and_one_with_a_gpu_waits(data, monke
 
 def test_cancelling_a_sweep_removes_what_is_left(base):
     made = make(base, rank=[4, 8])
-    queue.add_sweep(made.name, [run for run, _ in made.runs])
+    queue.add_sweep(made)
     assert queue.cancel(made.name) == [] and not queue.read().entries
     with pytest.raises(MonitorError, match="none of its runs waits or trains"):
         queue.cancel(made.name)

@@ -174,17 +174,17 @@ def test_a_stop_waits_for_a_checkpoint(make_loop, trained, monkeypatch, shutdown
 def test_a_stopped_run_says_where_and_with_which_checkpoint(make_loop, trained):
     run = make_loop("price_per_hour = 1\nspend_limit = 2\n")
     run.state.best_step = 20
-    assert supervisor.left(run) == Transition(State.STOPPED, "stopped at step 20, without a checkpoint")
+    assert supervisor.after_stop(run) == Transition(State.STOPPED, "stopped at step 20, without a checkpoint")
     saved_state(run.folder.folder, 20)
     where = "at step 20; checkpoint: toy-step00000020-state"
     run.state.shutdown = Shutdown("paused")
-    assert supervisor.left(run) == Transition(State.PAUSED, f"paused {where}")
+    assert supervisor.after_stop(run) == Transition(State.PAUSED, f"paused {where}")
     run.state.shutdown = Shutdown("spent")
     spent = f"the spend limit was reached. Stopped {where}"
-    assert supervisor.left(run) == Transition(State.FAILED, spent, code=4)
+    assert supervisor.after_stop(run) == Transition(State.FAILED, spent, code=4)
     run.state.shutdown, run.attempt = Shutdown("changed"), trained(run)
     heartbeats = run.attempt.heartbeats
-    assert supervisor.left(run).state is State.BACKOFF and not heartbeats.exists()
+    assert supervisor.after_stop(run).state is State.BACKOFF and not heartbeats.exists()
     assert run.attempt is run.state.shutdown is run.state.current is None
     run.at = Transition(State.RUNNING)
     run.state.ledger.seconds["training"] = 3 * 3600.0

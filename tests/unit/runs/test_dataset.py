@@ -100,7 +100,7 @@ def test_captions_come_from_the_image_or_the_text_file_then_the_trigger_then_the
     read = {t.stem: t.read_text(encoding="utf-8") for t in folder.glob("*.txt")}
     assert read == {"0": "from the file\n", "1": "zwölf Boxkämpfer 🥊\n", "2": "ohwx\n"}
     (images / "0.txt").write_bytes("caf\xe9".encode("latin-1"))
-    assert refused(images) == "0.txt: the caption is not UTF-8 text (byte 3); save the file as UTF-8"
+    assert refused(images) == "0.txt: the caption is not UTF-8 (byte 3); save the file as UTF-8"
     in_a_folder = dataset.Source(images / "1.png", "a.png", "", "5_dog")
     given = [*sources([images / "2.png"], {"2.png": "of\nthe image"}), in_a_folder]
     assert [one.caption for one in dataset.gather(given)] == ["of the image", "dog"]
@@ -131,9 +131,9 @@ def test_a_caption_is_text_in_utf8_or_utf16_of_a_captions_size(tmp_path, monkeyp
         path.write_bytes(content)
         assert dataset.read_caption(path) == "ü x"
     path.write_bytes(b"\xff\xfea")
-    with pytest.raises(runs.RunError, match=r"^a\.txt: the caption is not UTF-16 text \(byte 2\)"):
+    with pytest.raises(runs.RunError, match=r"^a\.txt: the caption is not UTF-16 \(byte 2\)"):
         dataset.read_caption(path)
-    refused = r"^a\.txt: the caption is not UTF-(8|16) text \(byte \d\); save the file"
+    refused = r"^a\.txt: the caption is not UTF-(8|16) \(byte \d\); save the file"
     for encoding in ("utf-16-le", "utf-16-be", "utf-32", "utf-32-le"):
         path.write_bytes("a cat".encode(encoding))
         with pytest.raises(runs.RunError, match=refused):

@@ -1,10 +1,13 @@
 """A run is created completely or not at all, errors say what is wrong, and the same spec gives the same bytes."""
 
+import ctypes
 import os
 import shutil
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -13,6 +16,8 @@ from runs_helpers import contents, picture, pictures, sources, spec
 from ui_helpers import small_disk
 
 import runs
+from guards import checkpoint
+from runs import folders
 
 
 def test_a_run_has_its_files_and_render_writes_them_again(tmp_path, data):
@@ -85,6 +90,24 @@ def test_a_name_that_exists_is_refused_and_the_old_run_untouched(tmp_path, data)
         runs.read_captions("another")
     again = runs.create(spec(name="a b"), data / "datasets/a-b")
     assert again.is_dir() and {k: v for k, v in contents(data).items() if k in before} == before
+
+
+def test_a_name_whose_checkpoints_windows_cannot_write_is_refused_there(tmp_path, data, monkeypatch):
+    outputs = Path(r"C:\Users\Somebody\Documents\hangproof\outputs")
+    made = checkpoint.writing(outputs / "cat" / "cat-step00000008-state", 8, 1)
+    monkeypatch.chdir(tmp_path)
+    with made as temporary:
+        longest = temporary / f".{checkpoint.GUARD}.{os.getpid()}.tmp"
+    assert len(str(longest)) + len("1234567") * 2 - len(str(os.getpid())) * 2 == len(str(outputs)) + 6 + folders.DEEP
+    monkeypatch.setattr(folders, "outputs_dir", lambda: outputs)
+    windows, on = spec(name="c" * 80), SimpleNamespace(RtlAreLongPathsEnabled=lambda: 1)
+    assert folders.name_fault(windows) is None, "here"
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setattr(ctypes, "windll", SimpleNamespace(ntdll=on), raising=False)
+    assert folders.name_fault(windows) is None
+    on.RtlAreLongPathsEnabled = lambda: 0xFF00  # a BOOLEAN: the rest of the register says nothing
+    assert "shorten the name by 4 letters" in folders.name_fault(windows).message
+    assert folders.name_fault(spec(name="c" * 76)) is None
 
 
 @pytest.mark.parametrize("given", ["{}/fast", "fast", "~/fast"])

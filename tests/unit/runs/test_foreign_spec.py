@@ -17,6 +17,7 @@ import runs
 from runs.files import RunError
 from runs.foreign import CHECKBOXES, read
 from runs.foreign_spec import convert
+from runs.paths import START
 
 
 @pytest.mark.parametrize("tier", ["12G", "16G", "20G"])
@@ -74,6 +75,15 @@ def test_a_run_of_hangproof_comes_back_as_it_was(tmp_path):
     same = ("model", "backend", "tier", "rank", "alpha", "learning_rate", "epochs", "seed", "workers", "resolution")
     assert [getattr(back, key) for key in same] == [getattr(spec, key) for key in same]
     assert float(back.extra["noise_offset"]) == 0.1 and set(back.extra) == {"noise_offset"}
+
+
+def test_a_file_for_a_trainer_that_is_not_here_says_how_to_get_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("SD_SCRIPTS_DIR", str(tmp_path))
+    first = "sd-scripts is not on this machine yet, so its options are not checked: before you press Start, run "
+    notes = imported(("train.sh", fluxgym("20G"))).notes
+    assert f"{first}{START} sd-scripts, or choose another trainer." in notes
+    job = {"training_method": "LORA", "model_type": "STABLE_DIFFUSION_15"}
+    assert f"{first}{START} sd-scripts." in imported(("x.json", json.dumps(job))).notes, "no other one trains it"
 
 
 def toml(table: dict) -> str:

@@ -116,7 +116,8 @@ def test_an_interrupted_deletion_leaves_no_half_run_and_is_completed_later(data,
         with pytest.raises(KeyboardInterrupt):
             manage.delete("first light", idle, images)
     assert runs.list_runs() == []
-    manage.empty_trash()
+    new_run("another")
+    manage.delete("another", idle, True)
     assert list(runs.outputs_dir().iterdir()) == []
     assert {p.name for p in runs.datasets_dir().iterdir()} == {"light", *(["first-light"] * (not images))}
 

@@ -153,3 +153,27 @@ def test_every_trainer_reads_masks_and_weights_as_it_can(tmp_path, monkeypatch, 
     assert [row["num_repeats"] for row in rows] == [7, 30]
     note = masks.ignored_note(backend, 2)
     assert "cannot use masks" in note if backend == "musubi" else note == ""
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("second", [True, False])
+def test_a_data_set_made_from_another_one_has_its_masks_and_the_colours_below_them(
+    tmp_path, monkeypatch, first, second
+):
+    """first, second: whether the trainer of each uses masks."""
+    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path))
+    data, notes = runs.datasets_dir(), []
+    for name in ("one", "two"):
+        (data / name).mkdir(parents=True)
+    picture, mask = gradient(tmp_path / "a.png"), left_half(tmp_path / "m.png")
+    sources = [Source(picture, "a.png", "a cat", mask=mask, weight=2), Source(picture, "b.png", "a dog")]
+    dataset.ingest(sources, data / "one", with_masks=first)
+    dataset.ingest(dataset.gather(data / "one"), data / "two", notes.append, with_masks=second)
+    assert runs.read_captions("two") == {"b.png": "a dog", "weight-2/a.png": "a cat"}
+    masked = data / "two" / "weight-2" / "a.png"
+    assert masks.has_mask(masked) is second and not masks.has_mask(data / "two" / "b.png")
+    before, found = (masks.split(data / one, data / one / "weight-2/a.png", tmp_path / one) for one in ("one", "two"))
+    assert np.array_equal(np.asarray(found), np.asarray(before))
+    with Image.open(masked) as image, Image.open(picture) as given:
+        assert image.convert("RGB").tobytes() == given.tobytes()
+    assert notes == [] if second is first is False else notes == [f"a.png: mask {'added' if second else 'apart'}"]

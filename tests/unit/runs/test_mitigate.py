@@ -201,7 +201,7 @@ def test_a_copy_that_fails_is_an_error_even_where_the_training_succeeded(saved_l
     path = with_copy(tmp_path, "#!/bin/sh\necho 'cp: No space left on device' >&2\nexit 1\n")
     before = contents(folder)
     done = run_script(script, launcher, PATH=path)
-    assert done.returncode == 1 and b"some results could not be copied" in done.stderr
+    assert done.returncode == 1 and b"error: results could not be copied" in done.stderr
     assert run_script(script, launcher, PATH=path, CODE="9").returncode == 9
     assert contents(folder) == before
 

@@ -17,7 +17,7 @@ PYDANTIC = re.compile(
 )
 
 
-TAKEN = "cannot be set; use letters, digits and _, and no variable that Hangproof sets"
+TAKEN = "cannot be set; use letters, digits and _, and no variable of Hangproof"
 EMPTY = "captions once; leave this empty"
 OWN = "You can add your own to models.toml"
 DASH = "A value in a list cannot start with a dash; change"
@@ -38,7 +38,7 @@ def test_a_value_is_refused_in_one_line_and_each_wrong_field_has_its_own():
         ({"tier": "9g+"}, "tier: Must be one of 8G, 12G, 16G, 20G"),
         ({"validation_split": 0.75}, "validation_split: Must be 0.5 or less"),
         ({"alpha": 0}, "alpha: Must be more than 0"),
-        ({"store": "s3://me:sesame@bucket/x"}, "store: An address with a password or key would be shown and saved; "
+        ({"store": "s3://me:sesame@bucket/x"}, "store: An address with a password or key would be saved; "
          "set variables, or log in there"),
         ({"backend": "kohya"}, "backend: Must be one of sd-scripts, diffusers, musubi"),
         ({"environment": {"PYTHONPATH": "1"}}, f"environment: 'PYTHONPATH' {TAKEN}"),
@@ -60,7 +60,7 @@ def test_a_value_is_refused_in_one_line_and_each_wrong_field_has_its_own():
         ({"environment": {"A": "a\0b"}}, f"environment: A: {NUL}"),
         ({"extra": {"b": ["a\0b"]}}, f"extra: b: {NUL}"),
         ({"extra": {"--bad": 1}},
-         "extra: '--bad' is not the name of a flag; write it without dashes, for example guidance_scale"),
+         "extra: '--bad' is no name of a flag; write it without dashes, such as guidance_scale"),
     ):  # fmt: skip
         with pytest.raises(runs.RunError) as shown:
             runs.make({"name": "x", "backend": "diffusers", **fields})

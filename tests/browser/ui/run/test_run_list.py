@@ -1,7 +1,7 @@
 """The list of runs beside the run: with many runs and a queue, all of it stays in sight in low and wide windows."""
 
 from ui_helpers import serving, write_run
-from ui_page import a_tab, has_focus, show_run, until
+from ui_page import a_tab, has_focus, open_page, show_run, until
 
 from jobs import queue
 from runs import slug
@@ -18,12 +18,17 @@ def box(page, selector: str) -> dict[str, float]:
 
 
 def test_search_queue_and_list_are_all_there_with_30_runs(browser, data):
-    for number in range(NUMBER):
-        write_run(data, f"cat {number:02}", state="completed", step=100)
-    for name in WAITING:
-        queue.insert(data / "outputs" / slug(name))
     with serving(data) as server, a_tab(browser) as page:
+        open_page(page, server)
+        page.get_by_role("tab", name="Runs").click()
+        page.locator("#run-head").get_by_text("No run selected").wait_for()
+        assert page.locator("#log-fold").count() == 1 and not page.locator("[id$='-fold']:visible").count()
+        for number in range(NUMBER):
+            write_run(data, f"cat {number:02}", state="completed", step=100)
+        for name in WAITING:
+            queue.insert(data / "outputs" / slug(name))
         show_run(page, server, slug("cat 00"))
+        page.locator("#log-fold").wait_for()
         page.locator(".hp-queue ol > li").first.wait_for()
         for width in (1024, 1440, 1920):
             page.set_viewport_size({"width": width, "height": 768})

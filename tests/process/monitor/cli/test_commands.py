@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections import Counter
 from pathlib import Path
 
@@ -195,3 +196,26 @@ def test_a_command_shows_every_run_and_opens_each_file_once(many, words, opened,
     assert Counter(Path(path).name for path in files) == opened and len(files) == len({*files})
     answer = json.loads(done.stdout.splitlines()[-1])
     assert len(answer["runs"] if words == "runs show" else answer) == shown
+
+
+def test_interrupted_runs_are_started_at_once_and_one_that_cannot_be_keeps_no_other_from_it(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path))
+    for name in ("a", "b", "c"):
+        (write_run(tmp_path, name, state="running") / "train.sh").touch()
+    write_run(tmp_path, "done", state="completed")
+    together = threading.Barrier(3)
+
+    def launch(folder: Path, how: str):
+        together.wait(60)
+        if folder.name == "b":
+            raise MonitorError("b: the monitor ended at once")
+        return {"folder": str(folder), "pid": 7, "already": False}
+
+    monkeypatch.setattr(commands, "launch", launch)
+    code, started = commands.resume_all(argparse.Namespace())
+    assert code == 1 and [Path(one["folder"]).name for one in started] == ["a", "c"]
+    said = capsys.readouterr()
+    assert said.out == "a: watched by process 7\nc: watched by process 7\n"
+    assert said.err == "monitor: b: the monitor ended at once\n"

@@ -34,6 +34,18 @@ def test_a_process_is_known_by_number_and_start(child):
     assert platform.process_info(child.pid) is None
 
 
+def test_off_linux_a_process_is_the_same_when_the_clock_is_set(child, monkeypatch):
+    """psutil's public create_time moves with macOS's clock. A psutil without its monotonic one must fail here."""
+    monkeypatch.setattr(platform, "LINUX", False)
+    start = start_of(child)
+    monkeypatch.setattr("psutil.Process.create_time", lambda process: time.time())
+    assert platform.alive(child.pid, start) and platform.process_info(child.pid).ppid == os.getpid()
+    assert platform.scan()[child.pid].start == start
+    child.kill()
+    child.wait()
+    assert platform.process_info(child.pid) is None
+
+
 FIRST_THREAD_ENDS = """
 import ctypes, threading, time
 threading.Thread(target=lambda: time.sleep(60)).start()

@@ -24,6 +24,7 @@ from benchmarks import toy_loop
 from guards import checkpoint, snapshot_files
 from guards.checkpoint import VerifyResult
 from guards.snapshots import Snapshots
+from monitor.process import platform
 from monitor.resume import checkpoints
 from monitor.state import History, ResumePoint
 
@@ -280,10 +281,13 @@ def test_the_snapshots_of_another_container_that_shares_the_memory_stay(run):
     assert not ring.exists()
 
 
-def test_without_a_file_system_in_memory_the_reason_is_in_the_status(run, monkeypatch):
-    monkeypatch.setenv(checkpoints.PLACE, "/nowhere")
+@pytest.mark.parametrize("linux", [True, False])
+def test_without_a_file_system_in_memory_the_reason_is_in_the_status(run, tmp_path, monkeypatch, linux):
+    """Off Linux there is none, whatever folder the variable names."""
+    monkeypatch.setattr(platform, "LINUX", linux)
+    monkeypatch.setenv(checkpoints.PLACE, place := str(tmp_path / "nowhere" if linux else tmp_path))
     folder, why = checkpoints.memory_folder(run, "")
-    assert folder == "" and "no file system in memory" in why
+    assert folder == "" and f"no file system in memory ({place})" in why and os.listdir(tmp_path) == ["outputs"]
     assert checkpoints.memory_summary("", why)["off"] == why and checkpoints.memory_summary("", "") is None
 
 

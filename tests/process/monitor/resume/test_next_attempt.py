@@ -25,7 +25,7 @@ from monitor import config
 from monitor.attempt import Attempt
 from monitor.process import platform
 from monitor.resume import next_attempt
-from monitor.resume.next_attempt import LOOK_S, REST_S, STAND_IN, Prewarm, Rendered, Standby, message, never
+from monitor.resume.next_attempt import LOOK_S, REST_S, STAND_IN, Prewarm, Rendered, Standby, message, why_no_standby
 from monitor.run_folder import MonitorError, RunFolder
 
 pytestmark = pytest.mark.skipif(not platform.LINUX, reason="the standby attempt needs Linux")
@@ -182,11 +182,11 @@ def test_one_that_cannot_be_started_costs_the_run_nothing_and_says_why(alone, mo
 
 def test_what_a_run_must_be_like_to_have_one(tmp_path):
     folder, limits = RunFolder(tmp_path), config.load().standby
-    assert "not one of Hangproof's" in never(folder, limits)
+    assert "not one of Hangproof's" in why_no_standby(folder, limits)
     for folder.spec in ({"gpus": 2}, {"nodes": 2}):
-        assert "several" in never(folder, limits)
+        assert "several" in why_no_standby(folder, limits)
     folder.spec = {"name": "x"}
-    assert never(folder, limits) == ""
+    assert why_no_standby(folder, limits) == ""
 
 
 def test_the_message_is_written_at_once_or_not_at_all():

@@ -59,14 +59,23 @@ def test_a_script_that_is_discarded_leaves_no_secret_to_the_next_one(filled):
 
 @pytest.mark.parametrize("edited", [True, False])
 def test_the_name_of_the_run_follows_the_form(filled, edited):
-    text = edit(text_of())
+    base = text_of()
+    text = edit(base)
     if edited:
-        script_editor.save(DRAFT, text)
+        script_editor.save(DRAFT, text, base)
     draft.save_fields(DRAFT, {"name": "dog"})
-    script_editor.save(DRAFT, f"{text}# more\n")  # typed before the page showed the new name
+    script_editor.save(DRAFT, f"{text}# more\n", base)  # typed before the page showed the new name
     spec = script_editor.for_run(DRAFT, spec_of())
     text = runs.script(spec, runs.outputs_dir() / "dog")
     assert "--output_name dog" in text and "# mine" in text and "# more" in text and "/cat" not in text
+
+
+def test_names_that_a_first_edit_changes_stay_as_they_were_typed(filled):
+    base = text_of()
+    text = base.replace("cat", "dog")
+    script_editor.save(DRAFT, text, base)
+    assert text_of() == text and not script_editor.shown(DRAFT).changed
+    assert {problem.level for problem in script_editor.shown(DRAFT).problems} == {"error"}, "Start refuses it"
 
 
 def test_problems_come_with_a_line_and_a_fix(filled):

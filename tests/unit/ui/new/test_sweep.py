@@ -1,5 +1,7 @@
 """A sweep of a draft."""
 
+import errno
+
 import pytest
 from draft_helpers import drop, photo
 
@@ -33,7 +35,17 @@ def test_the_page_plans_and_makes_a_sweep_of_the_draft(base, tmp_path, monkeypat
     with monkeypatch.context() as patch, pytest.raises(RunError, match="Captions are still being written"):
         patch.setattr("ui.dataset.captioning.running", lambda _: True)
         page_sweep.start(draft_id, values)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch, pytest.raises(RunError, match="the disk is full"):
+        patch.setattr("runs.sweep.link_tree", full)  # for the second run
+        page_sweep.start(draft_id, values)
+    assert [folder.name for folder in runs.list_runs()] == ["cat"] and draft.images_not_in_a_run(draft_id) == 2
+    assert [path.name for path in runs.datasets_dir().glob("[!.]*")] == ["cat"]
     made = page_sweep.start(draft_id, values)
+    assert not draft.images_not_in_a_run(draft_id)
     assert (made.name, [run for run, _ in made.runs]) == ("bird-sweep", ["bird-r2-seed1", "bird-r4-seed1"])
     (entry,) = queue.read().entries
     assert (entry.run, entry.sweep, entry.total) == ("bird-sweep", ("bird-r2-seed1", "bird-r4-seed1"), 2)

@@ -4,11 +4,12 @@ import json
 import re
 
 import pytest
-from ui_helpers import a_run, write_run
+from ui_helpers import a_run, write_history, write_run
 
 import runs
 from ui.api.runs import run_status
-from ui.run import compare
+from ui.html import duration
+from ui.run import compare, view
 
 
 def test_runs_side_by_side(data):
@@ -40,6 +41,14 @@ def test_runs_without_anything_can_be_compared(data):
     views = compare.chosen_runs(["bare", "broken"])
     assert compare.samples(views) == [] == [point for one in views for point in compare.losses(one)]
     assert "All settings are the same" in compare.tables(views)
+
+
+def test_the_time_of_a_run_is_that_of_its_ledger_or_of_an_earlier_version_its_elapsed_time(data):
+    folder = write_run(data, "old", state="completed", elapsed_s=125.0)
+    assert compare.facts(view.read(folder))["Time"] == duration(125)
+    write_history(folder)
+    assert compare.facts(view.read(folder))["Time"] == duration(1100)
+    assert compare.facts(view.read(write_run(data, "bare")))["Time"] == duration(0)
 
 
 def test_texts_of_runs_stay_texts_and_their_keys_are_not_compared(data):

@@ -1,5 +1,8 @@
 """The run page shows a run's folder. Hostile text stays text, and a broken file affects only its own part."""
 
+import builtins
+import errno
+import io
 import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
@@ -8,6 +11,8 @@ import pytest
 from ui_helpers import lora_file, write_incident, write_run
 from ui_markup import HOSTILE, harmless, sample
 
+from guards import reading
+from monitor.state import read_status
 from ui import served
 from ui.api.runs import run_samples
 from ui.run import cards, run_page, samples, view
@@ -55,6 +60,25 @@ def test_a_run_whose_monitor_is_gone_is_not_shown_as_running(data):
     assert "run.toml cannot be read" in cards.head(view.read(folder))
     shown = view.read(write_run(data, "failed", state="failed", checkpoint=None, reason="out of memory"))
     assert shown.start_label == "Start again" and "press Start again to start over" in cards.head(shown)
+
+
+def test_a_status_that_is_being_replaced_on_windows_is_read_again(data, monkeypatch):
+    folder, tries = write_run(data, state="completed"), []
+
+    def refused(path, *more, **options):
+        if str(path).endswith("status.json") and len(tries) < 2:
+            tries.append(path)
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return original(path, *more, **options)
+
+    original = open
+    monkeypatch.setattr(reading, "SHORTAGES", (errno.EACCES,))
+    for module in (builtins, io):
+        monkeypatch.setattr(module, "open", refused)
+    shown = view.read(folder)
+    assert (shown.state, shown.problem, len(tries)) == ("completed", "", 2)
+    tries.clear()
+    assert read_status(folder)["state"] == "completed" and len(tries) == 2, "the monitor's commands, too"
 
 
 def lora_cards(folder) -> str:
