@@ -74,7 +74,7 @@ def call(own_key: str, method: str, path: str, body: dict[str, Any] | None = Non
         status, why = reply.status_code, " ".join(reply.text.replace(own_key or "\0", "…").split())[:500]
         what = {
             401: "RunPod does not accept the key; make a new one in its console",
-            402: "RunPod: the balance of the account is too low",
+            402: "RunPod: the balance of the account is too low; add credit in its console",
             403: f"RunPod: the key may not do this ({method} {path}); make one with write access",
             429: "RunPod: too many requests; try again in a minute",
         }.get(status, f"RunPod refused {method} {path}")
@@ -190,7 +190,7 @@ def stop(pod: str, own_key: str) -> str:
 OPTIONS = (
     common.RUN,
     *travel.RENTED,
-    ("--image NAME", ..., "image of the Dockerfile where the machine can pull it, such as docker.io/ME/hangproof:1"),
+    ("--image NAME", ..., "the Dockerfile's image (USER_ID=0), where a pod can pull it: docker.io/ME/hangproof:1"),
     ("--volume ID", "", "a network volume; without it, a disk that only this pod has"),
     ("--data-center ID", "", "where the pod is to be, such as that of the volume"),
     ("--stop", ("1", "always", ""), "stop when nothing is left to train; always: also after your stop; empty: never"),
@@ -218,12 +218,14 @@ def run(args: argparse.Namespace) -> int:
     path = folder / FILE
     atomic_write(path, json.dumps(body(spec, args, names[0]), ensure_ascii=False, indent=2) + "\n")
     made, secrets = None, ["HANGPROOF_AUTH", *travel.secrets(spec, args)]
-    said = f"{path}\nMake these secrets in RunPod's console first: {', '.join(secrets)}"
+    about = "HANGPROOF_AUTH is USER:PASSWORD, the login of its page"
+    said = f"{path}\nMake these secrets in RunPod's console first: {', '.join(secrets)} ({about})"
     if args.submit:
         account = key()
-        print(travel.upload(folder))
+        print(said, travel.upload(folder), sep="\n")
         rented = create(account, spec, args, names)
-        made, cost = rented["id"], f"{rented.get('cost', '?')} USD an hour (price_per_hour of a spend limit)"
-        said = f"pod {made}: {cost}; its page: https://{made}-7860.proxy.runpod.net"
+        made, cost = rented["id"], f"costs {rented.get('cost', '?')} USD an hour"
+        ends = "it stops itself after the run" if args.stop else "it costs that until you stop it"
+        said = f"pod {made} {cost}; {ends}. Its page, in some minutes: https://{made}-7860.proxy.runpod.net"
     value = {"file": str(path), "secrets": secrets, "gpus": names, "submitted": args.submit, "pod": made}
     return common.report(args, said, value)

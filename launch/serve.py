@@ -115,14 +115,17 @@ class Container:
         self.signals: list[int] = []
 
     def serve(self) -> int:
-        """Run until SIGTERM or SIGINT. Exit code 0 when every run is saved."""
+        """Run until SIGTERM or SIGINT. Exit code 0 when every run is saved; 1 also where no data can be written."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda got, _frame: self.signals.append(got))
         try:
             check_folders()
         except RunError as error:
             fix = f"This is user {os.getuid()}: chown the volume, or build the image with --build-arg USER_ID=NUMBER"
-            raise LaunchError(f"{error}. {fix}") from error
+            say(f"{error}. {fix}")
+            if self.idle.rule and self.pod is not None:  # RunPod would start the container again, for ever
+                say(rent.stop(*self.pod))
+            return 1
         if self.idle.rule and self.pod is None:
             say(f"{STOP_POD} is set, but this is no pod of RunPod; the machine is not stopped")
         subprocess.run(python("monitor", "resume-all"), cwd=ROOT, env=self.quiet, check=False)
@@ -156,12 +159,12 @@ class Container:
         """
         if not self.run_name:
             return
-        self.idle.failed = f"{self.run_name} cannot start"  # also after an error that nobody expected
+        self.idle.failed = f"{self.run_name} cannot be started"  # also after an error that nobody expected
         known = (outputs_dir() / slug(self.run_name) / "run.toml").is_file()
         tasks = [  # its name, how often it is tried, the command
-            ("fetch", TRIES, python("launch", "store", "restore", self.store, self.run_name)),
-            ("prepare", TRIES, python("launch", "train", "--prepare", self.run_name)),
-            ("start", 1, python("monitor", "start", self.run_name)),
+            ("fetched", TRIES, python("launch", "store", "restore", self.store, self.run_name)),
+            ("prepared", TRIES, python("launch", "train", "--prepare", self.run_name)),
+            ("started", 1, python("monitor", "start", self.run_name)),
         ]
         for name, tries, command in tasks[known or not self.store :]:
             began_s = time.monotonic()
@@ -176,7 +179,7 @@ class Container:
                 time.sleep(PAUSE_S * (number < tries))
             if code:
                 tried = f", tried {number} times in {took_s / 60:.0f} minutes" * (number > 1)
-                self.idle.failed = f"{self.run_name} cannot {name}{tried}"
+                self.idle.failed = f"{self.run_name} cannot be {name}{tried}"
                 say(f"{self.idle.failed}; see the message above")
                 return
         self.idle.failed = ""

@@ -107,11 +107,12 @@ def run(args: argparse.Namespace) -> int:
     spec = runs.load(folder)
     if args.infra.partition("/")[0] == "vast":
         travel.one_machine(spec, "Vast.ai")
-    path, secrets = folder / FILE, travel.secrets(spec, args)
+    path, secrets, name = folder / FILE, travel.secrets(spec, args), travel.name_there(spec)
     named = "".join(f"--secret {name} " for name in secrets)
     head = HEAD.format(name=spec.slug, secrets=named, path=quote(str(path)))
     travel.write_yaml(path, head, document(spec, args))
+    said = str(path)
     if args.submit:
-        submit(path, travel.name_there(spec), secrets)
-    said = f"submitted {path}" if args.submit else f"{path}"
+        submit(path, name, secrets)
+        said = f"submitted {path}. `sky jobs queue` shows it, `sky jobs cancel -n {name}` ends it"
     return common.report(args, said, {"file": str(path), "secrets": secrets, "submitted": args.submit})

@@ -95,7 +95,11 @@ def render(folder: Path, spec: RunSpec | None, args: argparse.Namespace) -> str:
         "signal": f"B:TERM@{NOTICE_S}",
         "dependency": "singleton",
     }
-    lines = [f"#SBATCH --{name}={_value(name, value)}" for name, value in options.items() if value]
+    for name, value in options.items():
+        if any(ord(c) < 32 or ord(c) == 127 for c in value):
+            raise LaunchError(f"--{name}: {value!r} contains a line break or control character; remove it")
+    # sbatch reads quotes as a shell does, but no escapes
+    lines = [f"#SBATCH --{name}={quote(value)}" for name, value in options.items() if value]
     return fill(
         "slurm.sbatch",
         "several" if args.nodes > 1 else "one",
@@ -155,10 +159,3 @@ def submit(folder: Path, spec: RunSpec | None) -> tuple[str, bool]:
     environment = {name: value for name, value in os.environ.items() if name not in PRIVATE}
     answer = ask("sbatch", "--parsable", script, environment=environment)
     return answer.strip().partition(";")[0], False
-
-
-def _value(name: str, value: str) -> str:
-    """A value quoted for a line #SBATCH, where sbatch reads quotes as a shell, but no escapes. Raises LaunchError."""
-    if any(ord(c) < 32 or ord(c) == 127 for c in value):
-        raise LaunchError(f"--{name}: {value!r} contains a line break or control character; remove it")
-    return quote(value)

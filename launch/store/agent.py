@@ -30,7 +30,7 @@ from launch.store import lease
 from launch.store.copies import Copier, NotHeld
 from launch.store.lease import Lease
 from launch.store.manifest import result_folders
-from launch.store.places import Limits, NotFound, Place, StoreError, Unavailable, open_place
+from launch.store.places import Limits, NotFound, Place, Refused, StoreError, Unavailable, open_place
 from launch.store.restore import restore
 from monitor import config
 from monitor.process import platform
@@ -136,11 +136,9 @@ class Agent:
         self.wake.set()
         copying.join(max(0.0, until_s - time.monotonic()))
         self.released.set()
-        if self.lease.valid():
+        for last in (self.send_status, self.lease.release):
             with contextlib.suppress(StoreError):
-                self.send_status()
-        with contextlib.suppress(StoreError):
-            self.lease.release()
+                last()
         self.report.set(lease=LeaseState.CONNECTING, message="the lease was given back")
 
     # ---- the lease ----
@@ -340,11 +338,12 @@ def run(folder: Path, adopted: bool) -> int:
     report = Report(folder, owner.id)
     address = str(read_spec(folder).get("store") or "")
     limits = config.load().store
+    passing = (Unavailable, NotFound, *[Refused] * adopted)  # beside a training a refusal, too: a login is renewed
     try:
         place = open_place(address, Limits(bytes_per_s=limits.bandwidth_bytes)).under(folder.name)
         small = place.limited(**SMALL)
         small.list(lease.FOLDER)
-    except (Unavailable, NotFound) as error:  # perhaps it answers later: `keep_lease` goes on
+    except passing as error:  # perhaps it answers later: `keep_lease` goes on
         report.set(error=str(error))
     except StoreError as error:  # the address or the permissions are wrong: wait for the monitor to read that
         report.set(lease=LeaseState.UNUSABLE, message=str(error), error=str(error))

@@ -9,6 +9,7 @@ from launch.common import report
 from launch.store.lease import current, take_away
 from launch.store.places import Place, StoreError, open_place
 from monitor.process.platform import LOCK, is_held
+from monitor.run_folder import read_spec
 from runs.paths import outputs_dir, slug
 
 
@@ -55,6 +56,10 @@ def _restore(args: argparse.Namespace, place: Place, name: str) -> int:
         print(f"store: {note}", file=sys.stderr)
     if found.manifest is None:
         raise StoreError(f"{place.address} has no complete copy of {name}; start the run where its data set is")
+    own, moved = str(read_spec(folder).get("store") or ""), place.address.rpartition("/")[0]
+    if own.rstrip("/") not in (args.store.rstrip("/"), moved):
+        why = f"`monitor run` uses {own or 'no store'}, as run.toml says. To go on with this one, set store = {moved!r}"
+        print(f"store: {why} in {folder / 'run.toml'} first", file=sys.stderr)
     step = max(0, found.step)
     what = f"restored {found.files} files" if found.files else "nothing is newer in the store"
     text = f"{folder}: {what}; continues from step {step}. Now: python -m monitor run {name}"

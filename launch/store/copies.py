@@ -10,26 +10,12 @@ the store before the push began, so nothing that another writer is just sending.
 
 import contextlib
 import hashlib
-import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from launch.store.lease import Lease
-from launch.store.manifest import (
-    FILES,
-    MANIFESTS,
-    MAX_BYTES,
-    Contents,
-    Item,
-    Local,
-    Manifest,
-    Memory,
-    contents,
-    key_of,
-    order_of,
-    parse,
-)
+from launch.store.manifest import FILES, MANIFESTS, Contents, Item, Local, Manifest, Memory, contents, order_of, parse
 from launch.store.places import Place, Refused, StoreError, Unavailable
 from monitor.process import platform
 from runs.paths import datasets_dir
@@ -58,7 +44,7 @@ def each_manifest(place: Place, run: str) -> Iterator[tuple[str, Manifest | None
     files = place.list(FILES) if names else {}
     for name in names:
         try:
-            manifest = parse(place.read(name, MAX_BYTES), name, run)
+            manifest = parse(place.read(name), name, run)
         except (Unavailable, Refused):
             raise
         except StoreError as error:
@@ -197,7 +183,7 @@ class Copier:
             return now
         self.place.put(local.blob, local.path)
         with contextlib.suppress(FileNotFoundError):
-            if key_of(os.lstat(local.path)) == local.key:
+            if local.is_unchanged():
                 return local
         self.place.delete([local.blob])
         raise OSError("it changed while it was sent; the next copy has it")

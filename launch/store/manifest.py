@@ -28,7 +28,6 @@ from runs.files import atomic_write
 
 MANIFESTS, FILES = "manifests", "files"
 NAME = re.compile(r"manifests/(\d{6,12})-(\d{6,12})\.json")
-MAX_BYTES = 64 << 20  # of a manifest
 MEMORY = ".store-files.json"  # in the run's folder: hashes, and the store that the folder belongs to
 LAST_S = 4e9  # Unix time; every file system can store it
 RACE_S = 2.0  # a file that changed so recently may change again within the same tick of its clock
@@ -180,6 +179,10 @@ class Local(Member):
 
     path: Path = Path()
     key: tuple[int, int, int] = (0, 0, 0)
+
+    def is_unchanged(self) -> bool:
+        """Whether the file is still the one that was hashed. Raises OSError."""
+        return key_of(os.lstat(self.path)) == self.key
 
 
 def key_of(status: os.stat_result) -> tuple[int, int, int]:

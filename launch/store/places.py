@@ -94,11 +94,10 @@ class Place:
         """This place with other limits of time and repetition (fields of `Limits`)."""
         place = copy.copy(self)
         place.limits = replace(self.limits, **limits)  # type: ignore[arg-type]
-        if "bytes_per_s" in limits:
-            place._pace = Pace(place.limits.bytes_per_s)
+        place._pace = Pace(place.limits.bytes_per_s)
         return place
 
-    def read(self, name: str, most_bytes: int = 16 << 20) -> bytes:
+    def read(self, name: str, most_bytes: int = 64 << 20) -> bytes:
         """The contents of a small file.
 
         Raises NotFound, Refused, Unavailable; StoreError: it is larger than `most_bytes`.

@@ -33,8 +33,7 @@ from runs.files import atomic_write, explained
 from runs.paths import datasets_dir, outputs_dir
 from runs.pictures import is_image_name
 
-SPEC, JOB = "run/run.toml", "run/job.json"
-MONITOR = "run/monitor.json"
+SPEC, JOB, MONITOR = "run/run.toml", "run/job.json", "run/monitor.json"
 FORGOTTEN = ("current", "failing", "shutdown")  # of monitor.json: processes and clocks of another machine
 ENDED = ("completed", "failed", "stopped", "paused", "preempted")  # states of monitor.json that stay as they are
 MAY_DIFFER = (  # fields of a spec that may differ between two copies of one run
@@ -100,20 +99,24 @@ class Restored:
     # Choose and fetch ------------------------------------------------------------------------------------------------
 
     def _fetch_newest(self, has_run: bool) -> tuple[Manifest | None, dict[str, Member]]:
-        """The newest manifest whose contents arrive undamaged, and its files that are to be written."""
-        for _, manifest, why in each_manifest(self.place, self.run):
-            if manifest and not why:
-                try:
-                    self._check_same_run(manifest, has_run)
-                    wanted = self._wanted(manifest, has_run)
-                    self._fetch(wanted)
-                    self._check_states(manifest, wanted)
-                    return manifest, wanted
-                except (Unavailable, Refused, _Conflict):
-                    raise
-                except StoreError as error:
-                    why = str(error)
-            self.notes.append(why)
+        """The newest manifest whose contents arrive undamaged, and its files that are to be written. The store is listed
+        again for newer ones: a machine that trains meanwhile deletes those that were found."""
+        tried = set[str]()
+        while new := [one for one in each_manifest(self.place, self.run) if one[0] not in tried]:
+            for name, manifest, why in new:
+                tried.add(name)
+                if manifest and not why:
+                    try:
+                        self._check_same_run(manifest, has_run)
+                        wanted = self._wanted(manifest, has_run)
+                        self._fetch(wanted)
+                        self._check_states(manifest, wanted)
+                        return manifest, wanted
+                    except (Unavailable, Refused, _Conflict):
+                        raise
+                    except StoreError as error:
+                        why = str(error)
+                self.notes.append(why)
         return None, {}
 
     def _check_same_run(self, manifest: Manifest, has_run: bool) -> None:

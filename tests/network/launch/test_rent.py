@@ -85,7 +85,10 @@ def test_a_pod_is_created_as_runpod_documents(remote, monkeypatch, capsys):
     assert body["env"]["HANGPROOF_STOP_POD"] == "1" and body["env"]["HANGPROOF_NEEDS_GPU"] == "1"
     assert body["env"]["HANGPROOF_DATA"].startswith("/workspace/") and body["env"]["HF_HOME"].startswith("/workspace/")
     out = capsys.readouterr().out
-    assert json.loads(out.splitlines()[-1])["pod"] == "7h9k2m4n6p" and "0.44" in out and KEY not in out
+    assert json.loads(out.splitlines()[-1])["pod"] == "7h9k2m4n6p" and KEY not in out
+    assert (
+        "costs 0.44 USD an hour; it stops itself" in out and "secrets in RunPod's console first: HANGPROOF_AUTH" in out
+    )
     written = (remote / "runpod.json").read_text()
     assert json.loads(written) == {**body, "name": f"hangproof-{remote.name.lower()}"} and KEY not in written
 

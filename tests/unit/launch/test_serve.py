@@ -54,10 +54,10 @@ def test_when_a_pod_stops(rule, moments, stops):
 
 
 def test_a_pod_waits_for_its_run_and_stops_a_minute_after_it_could_not_be_started():
-    idle = Idle("1", failed="cat cannot start")
+    idle = Idle("1", failed="cat cannot be started")
     assert not idle.reason(*runs(), 0.0, True) and not idle.reason(*runs(), -1e6, True)
     assert not idle.reason(*runs(), 0.0, False)
-    assert "cat cannot start" in idle.reason(*runs(), GRACE_S + 1, False)
+    assert "cat cannot be started" in idle.reason(*runs(), GRACE_S + 1, False)
 
 
 def test_a_run_whose_monitor_and_keeper_are_gone_is_continued_after_a_minute_and_again(data, monkeypatch, capsys):
@@ -106,6 +106,16 @@ def test_a_signal_ends_the_loop_of_the_container_and_no_error_does(data, monkeyp
     assert set(handlers) == {signal.SIGTERM, signal.SIGINT}
 
 
+@pytest.mark.parametrize("rule", ["1", ""])
+def test_a_pod_whose_disk_cannot_be_written_stops_itself(data, monkeypatch, capsys, rule):
+    (data / "outputs").write_text("in place of the folder")
+    monkeypatch.setattr(serve.signal, "signal", lambda *given: None)
+    monkeypatch.setattr(serve.rent, "stop", lambda pod, key: f"pod {pod} stops")
+    assert Container(1, {"RUNPOD_POD_ID": "p1", "RUNPOD_API_KEY": "k", serve.STOP_POD: rule}).serve() == 1
+    said = capsys.readouterr().err
+    assert "--build-arg USER_ID=NUMBER" in said and ("pod p1 stops" in said) == bool(rule)
+
+
 def command(log, **codes):
     """In place of `python -m WORDS`: writes its words to `log`, and exits with the code of the first that is named."""
 
@@ -124,14 +134,14 @@ PREPARE, START = "launch train --prepare cat", "monitor start cat"
     [
         (False, "s3://b/x", {}, ["launch store restore s3://b/x cat", PREPARE, START], ""),
         (True, "s3://b/x", {}, [PREPARE, START], ""),
-        (False, "", {"start": 1}, [PREPARE, START], "cat cannot start"),
-        (True, "", {"train": 1}, [PREPARE] * 5, "cat cannot prepare, tried 5 times in 0 minutes"),
+        (False, "", {"start": 1}, [PREPARE, START], "cat cannot be started"),
+        (True, "", {"train": 1}, [PREPARE] * 5, "cat cannot be prepared, tried 5 times in 0 minutes"),
         (
             False,
             "hang",
             {"store": 1},
             ["launch store restore hang cat"] * 3,
-            "cat cannot fetch, tried 3 times in 15 minutes",
+            "cat cannot be fetched, tried 3 times in 15 minutes",
         ),
     ],
 )
@@ -157,7 +167,7 @@ def test_a_run_is_started_and_what_fails_is_tried_again(data, monkeypatch, capsy
     wrong = Container(1, {serve.STARTED: "!"})
     with pytest.raises(RunError):
         wrong._bring()
-    assert wrong.idle.failed == "! cannot start", "the pod stops after a minute"
+    assert wrong.idle.failed == "! cannot be started", "the pod stops after a minute"
 
 
 def test_the_page_listens_with_a_password_only_and_is_started_again(data, monkeypatch, capsys):

@@ -83,7 +83,7 @@ exit "${SKY_CODE:-0}"
 """
 
 
-def test_skypilot_is_submitted_once_the_run_is_in_its_store(data, tmp_path, clean, quick, monkeypatch):
+def test_skypilot_is_submitted_once_the_run_is_in_its_store(data, tmp_path, clean, quick, monkeypatch, capsys):
     store = tmp_path / "store"
     folder = a_run(data, store=str(store))
     monkeypatch.setattr(travel, "address", lambda made: str(store))
@@ -95,7 +95,7 @@ def test_skypilot_is_submitted_once_the_run_is_in_its_store(data, tmp_path, clea
         skypilot.run(args)
     assert not store.exists(), "that is said before the run is copied"
     monkeypatch.setenv("HF_TOKEN", "hf_sesame")
-    assert skypilot.run(args) == 0
+    assert skypilot.run(args) == 0 and "`sky jobs cancel -n hangproof-" in capsys.readouterr().out
     job = yaml.safe_load((folder / "skypilot.yaml").read_text())
     assert job["resources"]["infra"] == "vast" and job["resources"]["accelerators"] == {"L4": 1}
     words = (tmp_path / "words").read_text().splitlines()

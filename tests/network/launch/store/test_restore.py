@@ -163,6 +163,23 @@ def test_the_same_spec_takes_the_stores_checkpoint_and_another_run_of_its_name_i
     assert not (mine / "run.toml").exists()
 
 
+def test_a_restore_beside_a_machine_that_trains_takes_what_that_wrote_meanwhile(run, place, copier, other, monkeypatch):
+    get = place.get
+
+    def late(*given):
+        monkeypatch.setattr(place, "get", get)
+        other("home")
+        for step in (20, 30, 40):
+            shutil.rmtree(run / f"{run.name}-step{step - 10:08}-state")
+            add_state(run, step), copier.push(), copier.prune()
+        other()
+        return get(*given)
+
+    other()
+    monkeypatch.setattr(place, "get", late)
+    assert restore(place, run.name).step == 40
+
+
 @pytest.mark.parametrize("own", [False, True])
 def test_another_machine_trains_what_the_run_trained_whatever_its_tables_say(run, place, other, own):
     """Also where its own run.toml asks for one process less at a time: only that differs."""

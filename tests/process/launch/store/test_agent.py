@@ -155,11 +155,17 @@ def test_a_store_that_fails_during_the_training_does_not_stop_it_and_a_second_st
 
 @pytest.mark.slow
 def test_killed_agents_and_monitors_are_replaced_and_the_run_stays_one(machine, address):
-    training = Toy(200, EVERY, step_s=0.03)
+    training = Toy(400, EVERY, step_s=0.03)
     one = copied(running(machine, address, training))
     killed = agent_of(one)
+    os.rename(address, f"{address}-gone")
+    Path(address).write_text("a store that refuses, as one whose login has expired")
     psutil.Process(killed).kill()
-    one.until(lambda: agent_of(one) not in (0, killed), "another agent")
+    values = lambda: json.loads((one.folder / store.STORE).read_text())  # noqa: E731
+    one.until(lambda: values()["pid"] != killed and values()["error"], "another agent, which is refused")
+    os.unlink(address)
+    os.rename(f"{address}-gone", address)
+    one.until(lambda: agent_of(one) not in (0, killed), "its lease")
     monitor = one.status()["monitor_pid"]
     second = agent_of(one)
     psutil.Process(monitor).kill()
@@ -169,7 +175,7 @@ def test_killed_agents_and_monitors_are_replaced_and_the_run_stays_one(machine, 
     assert one.wait(120) == 0, one.output()
     trained = training.trained(one.data)
     assert trained == sorted(set(trained)), "the training went on all the time"
-    assert finished(address, 200).lease == 1, "each agent takes on the claim of the one before"
+    assert finished(address, 400).lease == 1, "each agent takes on the claim of the one before"
 
 
 def test_what_a_training_saves_while_nobody_watches_reaches_the_store(machine, address):

@@ -19,7 +19,8 @@ def test_a_run_is_shown_released_and_restored(data, tmp_path, monkeypatch, capsy
         parser = argparse.ArgumentParser()
         commands.add_arguments(parser)
         assert commands.run(parser.parse_args([action, address, folder.name, "--json"])) == 0
-        return json.loads(capsys.readouterr().out.splitlines()[-1])
+        text = capsys.readouterr()
+        return {**json.loads(text.out.splitlines()[-1]), "error": text.err}
 
     for action, message in (("status", "holds no run"), ("restore", "has no complete copy of")):
         with pytest.raises(StoreError, match=message):
@@ -35,9 +36,15 @@ def test_a_run_is_shown_released_and_restored(data, tmp_path, monkeypatch, capsy
     monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path / "another machine"))
     restored = said("restore")
     assert restored["step"] == 10 and restored["files"] > 0
-    assert (tmp_path / "another machine" / "outputs" / folder.name / "run.toml").is_file()
-    assert said("restore")["files"] == 0
-    lock = Lock(tmp_path / "another machine" / "outputs" / folder.name / LOCK)
+    there = tmp_path / "another machine" / "outputs" / folder.name
+    assert (
+        f"uses no store, as run.toml says. To go on with this one, set store = {address!r} in {there}"
+        in restored["error"]
+    )
+    (there / "run.toml").write_text((there / "run.toml").read_text().replace('store = ""', f'store = "{address}/"'))
+    again = said("restore")
+    assert (again["files"], again["error"]) == (0, "")
+    lock = Lock(there / LOCK)
     assert lock.acquire()
     with pytest.raises(StoreError, match="trains on this machine; stop it first"):
         said("restore")
