@@ -25,8 +25,9 @@ KOHYA = "lora_unet_"
 BASE_VERSIONS = {"flux": "flux1", "sdxl": "sdxl_base_v1-0", "sd3": "sd3m"}  # what sd-scripts calls them
 IN_METADATA = """
 output_name gradient_accumulation_steps gradient_checkpointing learning_rate unet_lr lr_scheduler lr_warmup_steps
-max_grad_norm mixed_precision seed loss_type timestep_sampling discrete_flow_shift sigmoid_scale model_prediction_type
-weighting_scheme guidance_scale apply_t5_attn_mask training_comment
+max_grad_norm mixed_precision seed loss_type huber_schedule huber_c huber_scale min_snr_gamma zero_terminal_snr
+timestep_sampling discrete_flow_shift sigmoid_scale model_prediction_type weighting_scheme guidance_scale
+apply_t5_attn_mask network_dropout training_comment
 """
 TEXTS = ("author", "description", "license", "tags", "usage_hint", "trigger_phrase")  # of --metadata_…
 DTYPES = {"float": "F32", "fp16": "F16", "bf16": "BF16"}
@@ -49,7 +50,7 @@ def add(model, *, rank: int, alpha: float, blocks: str, dropout: float, seed: in
     from peft import LoraConfig, inject_adapter_in_model
 
     targets = layers(model, blocks)
-    config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=targets, init_lora_weights=True)
+    config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets, init_lora_weights=True)
     with hidden(*HIDDEN):  # peft searches for layers of bitsandbytes, which are not used
         inject_adapter_in_model(config, model)
     parameters = {}
@@ -64,9 +65,11 @@ def add(model, *, rank: int, alpha: float, blocks: str, dropout: float, seed: in
             fresh.uniform_(-bound, bound, generator=torch.Generator().manual_seed(seed_for(seed, "lora", plain)))
         parameter.data = fresh.to(parameter.device)
         parameters[plain] = parameter
-    for module in model.modules():
+    for name, module in model.named_modules():
         if hasattr(module, "cast_input_dtype_enabled"):
             module.cast_input_dtype_enabled = cast_inputs
+        if dropout and name.endswith(".lora_A.default"):  # behind it, as in sd-scripts; peft's is before it
+            module.register_forward_hook(lambda one, _, given: torch.dropout(given, dropout, one.training))
     if len(parameters) != 2 * len(targets):
         raise RuntimeError(f"{len(targets)} layers were to get a LoRA, {len(parameters)} parameters were found")
     return parameters
