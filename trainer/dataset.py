@@ -33,10 +33,10 @@ SUBSET_KEYS: Keys = {
 # keys of sd-scripts that are accepted only when they are off (false, 0, "")
 NEUTRAL_KEYS = (
     "flip_aug color_aug random_crop face_crop_aug_range is_reg enable_wildcard cache_info caption_dropout_every_n_epochs "
-    "caption_tag_dropout_rate token_warmup_step validation_split debug_dataset"
+    "caption_tag_dropout_rate token_warmup_step validation_split debug_dataset keep_tokens_separator secondary_separator"
 )
 # keys of sd-scripts without effect here
-IGNORED_KEYS = "keep_tokens_separator secondary_separator token_warmup_min validation_seed"
+IGNORED_KEYS = "token_warmup_min validation_seed"
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", list: "a list", dict: "a table"}
 ORDERS = 8  # of a caption's tags, with shuffle_caption: each is encoded once
 SIZE_MULTIPLE = 16  # 8 of the VAE × 2 of the transformer's patches

@@ -15,18 +15,19 @@ import json
 import math
 import re
 import struct
+from collections.abc import Iterable
 
 from trainer.data_order import seed_for
 from trainer.errors import TrainError
 from trainer.imports import HIDDEN, hidden
 
 KOHYA = "lora_unet_"
-STABILITY = {"input_blocks": "down_blocks", "middle_block": "mid_block", "output_blocks": "up_blocks"}  # in sd-scripts
 BASE_VERSIONS = {"flux": "flux1", "sdxl": "sdxl_base_v1-0", "sd3": "sd3m"}  # what sd-scripts calls them
 IN_METADATA = """
 output_name gradient_accumulation_steps gradient_checkpointing learning_rate unet_lr lr_scheduler lr_warmup_steps
-max_grad_norm mixed_precision seed loss_type timestep_sampling discrete_flow_shift sigmoid_scale model_prediction_type
-weighting_scheme guidance_scale apply_t5_attn_mask training_comment
+max_grad_norm mixed_precision seed loss_type huber_schedule huber_c huber_scale min_snr_gamma zero_terminal_snr
+timestep_sampling discrete_flow_shift sigmoid_scale model_prediction_type weighting_scheme guidance_scale
+apply_t5_attn_mask network_dropout training_comment
 """
 TEXTS = ("author", "description", "license", "tags", "usage_hint", "trigger_phrase")  # of --metadata_…
 DTYPES = {"float": "F32", "fp16": "F16", "bf16": "BF16"}
@@ -49,7 +50,7 @@ def add(model, *, rank: int, alpha: float, blocks: str, dropout: float, seed: in
     from peft import LoraConfig, inject_adapter_in_model
 
     targets = layers(model, blocks)
-    config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=targets, init_lora_weights=True)
+    config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets, init_lora_weights=True)
     with hidden(*HIDDEN):  # peft searches for layers of bitsandbytes, which are not used
         inject_adapter_in_model(config, model)
     parameters = {}
@@ -64,40 +65,39 @@ def add(model, *, rank: int, alpha: float, blocks: str, dropout: float, seed: in
             fresh.uniform_(-bound, bound, generator=torch.Generator().manual_seed(seed_for(seed, "lora", plain)))
         parameter.data = fresh.to(parameter.device)
         parameters[plain] = parameter
-    for module in model.modules():
+    for name, module in model.named_modules():
         if hasattr(module, "cast_input_dtype_enabled"):
             module.cast_input_dtype_enabled = cast_inputs
+        if dropout and name.endswith(".lora_A.default"):  # behind it, as in sd-scripts; peft's is before it
+            module.register_forward_hook(lambda one, _, given: torch.dropout(given, dropout, one.training))
     if len(parameters) != 2 * len(targets):
         raise RuntimeError(f"{len(targets)} layers were to get a LoRA, {len(parameters)} parameters were found")
     return parameters
 
 
-def begin_with(parameters: dict, file: str, scale: float, config) -> None:
-    """Set the weights to those of a LoRA file, with diffusers' names, or SDXL's with kohya's. config: of the model;
-    scale: alpha / rank of this run.
+def begin_with(parameters: dict, file: str, scale: float) -> None:
+    """Set the weights to those of a LoRA file, with diffusers' names or kohya's. scale: alpha / rank of this run.
 
     Raises: TrainError when it cannot be read, or lacks a layer of this model with this rank.
     """
-    from diffusers.loaders.lora_conversion_utils import _maybe_map_sgm_blocks_to_diffusers
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     try:
-        tensors = _maybe_map_sgm_blocks_to_diffusers(load_file(file), config)  # SDXL's numbers of blocks, then names
-        for theirs, ours in STABILITY.items():
-            tensors = {name.replace(theirs, ours): value for name, value in tensors.items()}
+        tensors = load_file(file)
     except (OSError, SafetensorError, ValueError) as problem:
         raise TrainError(f"--network_weights {file}: cannot be read: {problem}; correct the path") from problem
-    lacking = []
+    lacking, kohya = [], kohya_names(parameters)
     for name, parameter in parameters.items():
-        kohya = kohya_name(KOHYA + name)
-        known = (f"transformer.{name}", f"unet.{name}", kohya)
-        value = next((tensors[one] for one in known if one in tensors), None)
+        older = kohya_name(name)  # of SDXL: so older versions named its blocks
+        known = (f"transformer.{name}", f"unet.{name}", kohya[name], older)
+        found = next((one for one in known if one in tensors), "")
+        value = tensors.get(found)
         if value is None or value.shape != parameter.shape:
             lacking.append(name)
             continue
         if ".lora_B." in name:  # a file without an alpha has it in its weights
-            alpha = tensors.get(kohya.replace("lora_up.weight", "alpha"))
+            alpha = tensors.get(found.removesuffix("lora_up.weight") + "alpha")
             value = value.float() * ((1.0 if alpha is None else float(alpha) / value.shape[1]) / scale)
         parameter.data.copy_(value)
     if lacking:
@@ -112,23 +112,34 @@ def to_file(parameters: dict, prefix: str, scale: float, precision: str | None, 
     import torch
 
     dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(precision or "float", torch.float32)
+    names = kohya_names(parameters) if prefix == KOHYA else {name: prefix + name for name in parameters}
     tensors = {}
     for name, parameter in parameters.items():
         value = parameter.detach().to("cpu", torch.float32)
-        tensors[prefix + name] = (value * scale if ".lora_B." in name else value).to(dtype)
-    if prefix == KOHYA:
-        tensors = {kohya_name(name): value for name, value in tensors.items()}
-        ranks = {name: len(value) for name, value in tensors.items() if name.endswith("lora_down.weight")}
-        tensors |= {
-            name.replace("lora_down.weight", "alpha"): torch.tensor(rank, dtype=dtype) for name, rank in ranks.items()
-        }
+        tensors[names[name]] = (value * scale if ".lora_B." in name else value).to(dtype)
+    ranks = {name: len(value) for name, value in tensors.items() if name.endswith("lora_down.weight")}
+    tensors |= {
+        name.replace("lora_down.weight", "alpha"): torch.tensor(rank, dtype=dtype) for name, rank in ranks.items()
+    }
     return serialize(tensors, DTYPES[precision or "float"], metadata)
 
 
 def kohya_name(name: str) -> str:
-    """`lora_unet_mid_block.….to_q.lora_A.weight` → `lora_unet_mid_block_…_to_q.lora_down.weight`."""
+    """`mid_block.….to_q.lora_A.weight` → `lora_unet_mid_block_…_to_q.lora_down.weight`."""
     layer, _, matrix = name.removesuffix(".weight").rpartition(".")
-    return f"{layer.replace('.', '_')}.{'lora_down' if matrix == 'lora_A' else 'lora_up'}.weight"
+    return f"{KOHYA}{layer.replace('.', '_')}.{'lora_down' if matrix == 'lora_A' else 'lora_up'}.weight"
+
+
+def kohya_names(names: Iterable[str]) -> dict[str, str]:
+    """Each name as sd-scripts has it, which numbers SDXL's blocks: of `down_blocks.1.attentions.0`, `input_blocks_4_1`."""
+    size = 1 + max(map(int, re.findall(r"up_blocks\.\d+\.attentions\.(\d+)", " ".join(names))), default=0)
+
+    def numbered(found: re.Match[str]) -> str:
+        at = size * int(found[2]) + int(found[3])
+        return f"input_blocks_{at + 1}_1" if found[1] == "down" else f"output_blocks_{at}_1"
+
+    found = {name: kohya_name(name).replace("mid_block_attentions_0", "middle_block_1") for name in names}
+    return {name: re.sub(r"(down|up)_blocks_(\d+)_attentions_(\d+)", numbered, one) for name, one in found.items()}
 
 
 def serialize(tensors: dict, kind: str, metadata: dict[str, str]) -> bytes:

@@ -123,7 +123,7 @@ def build(args, hb) -> Training:
         cast_inputs=args.mixed_precision == "no",
     )
     if args.network_weights and not args.resume:  # a state has all weights, and the file may be gone by now
-        lora.begin_with(parameters, args.network_weights, args.network_alpha / args.network_dim, transformer.config)
+        lora.begin_with(parameters, args.network_weights, args.network_alpha / args.network_dim)
     transformer.train()
     if args.gradient_checkpointing:
         transformer.enable_gradient_checkpointing()

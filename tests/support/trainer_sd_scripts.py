@@ -1,7 +1,7 @@
 """What kohya's sd-scripts computes of the same numbers: run in its environment by tests/upstream/trainer/test_flow.py.
 
 `python tests/support/trainer_sd_scripts.py ASKED.json ANSWERED.json`. ASKED: `model` (diffusers' folder of the tiny
-FLUX), `batch` (safetensors), `lora` (a file of our trainer) and `losses` (a list of training arguments with a
+FLUX), `batch` (safetensors), `lora` (a file of our trainer), `losses` and `sdxl` (lists of training arguments with a
 `noise_seed`). Everything that is called is sd-scripts' own; only sizes are given.
 """
 
@@ -18,11 +18,16 @@ CHECKOUT = Path.cwd()
 sys.path[:0] = [str(CHECKOUT), str(CHECKOUT / "networks")]  # its tools import their neighbours by bare names
 
 from flux_train_network import FluxNetworkTrainer  # noqa: E402
-from library import flux_models, flux_utils, sd3_train_utils  # noqa: E402
-from networks import convert_flux_lora, flux_merge_lora, lora_flux  # noqa: E402
+from library import flux_models, flux_utils, sd3_train_utils, sdxl_original_unet  # noqa: E402
+from networks import convert_flux_lora, flux_merge_lora, lora, lora_flux  # noqa: E402
+from sdxl_train_network import SdxlNetworkTrainer  # noqa: E402
 
 DOUBLE, SINGLE = 2, 4
-NOT_USED = {"ip_noise_gamma": None, "masked_loss": False, "weighted_captions": False, "full_fp16": False}
+UNUSED = """
+ip_noise_gamma masked_loss weighted_captions full_fp16 noise_offset multires_noise_iterations min_timestep max_timestep
+scale_v_pred_loss_like_noise_pred v_pred_like_loss debiased_estimation_loss
+"""
+NOT_USED = dict.fromkeys(UNUSED.split())
 
 
 def scheduler(args):
@@ -61,6 +66,30 @@ def loss(requested: dict, model, batch: dict, masked: bool = False) -> float:
     return value.item()
 
 
+def sdxl_loss(requested: dict, latents: torch.Tensor) -> float:
+    """The loss of a U-Net whose prediction is half of what it gets, and the share of the timestep."""
+    args, trainer = SimpleNamespace(**requested, **NOT_USED), SdxlNetworkTrainer()
+    trainer.vae_scale_factor = 1.0
+    trainer.call_unet = lambda *given, **_: given[3] / 2 + given[4].view(-1, 1, 1, 1) / 1000
+    nothing, accelerator = torch.zeros(1), SimpleNamespace(device=torch.device("cpu"), autocast=nullcontext)
+    given = {"latents": latents, "text_encoder_outputs_list": [nothing], "loss_weights": torch.ones(len(latents))}
+    schedule = trainer.get_noise_scheduler(args, torch.device("cpu"))
+    torch.manual_seed(requested["noise_seed"])
+    with torch.no_grad():
+        value = trainer.process_batch(
+            given, [], None, None, None, schedule, torch.float32, torch.float32, accelerator, args, None, None,
+            is_train=False, train_text_encoder=False,
+        )  # fmt: skip
+    return value.item()
+
+
+def sdxl_layers() -> list[str]:
+    """What a LoRA of the full-size SDXL calls its layers."""
+    with torch.device("meta"):
+        unet, empty = sdxl_original_unet.SdxlUNet2DConditionModel(), torch.nn.Module()
+        return [one.lora_name for one in lora.create_network(1.0, 4, 1.0, None, [empty], unet).unet_loras]
+
+
 def merged(lora: str, weights: dict, folder: Path) -> dict:
     """The weights with the LoRA of `folder / "converted.safetensors"` merged in; its own converter makes it."""
     base, converted = folder / "flux.safetensors", folder / "converted.safetensors"
@@ -93,6 +122,8 @@ def main(source: Path, target: Path) -> None:
         "masked": [loss(one, model, batch, True) for one in requested["losses"][:4]],
         "merged": loss(requested["losses"][0], trained, batch),
         "beside": loss(requested["losses"][0], beside, batch),
+        "sdxl": [sdxl_loss(one, batch["latents"]) for one in requested["sdxl"]],
+        "layers": sdxl_layers(),
     }
     target.write_text(json.dumps(answer), encoding="utf-8")
 

@@ -1,7 +1,7 @@
 """SDXL and the models trained from it: noise in 1,000 discrete steps, predicted as noise or as velocity.
 
 Steps, loss and the sizes that the model is told are those of sd-scripts' sdxl_train_network.py. A LoRA file has kohya's
-names (`lora_unet_…`), which every program reads.
+names (`lora_unet_input_blocks_4_1_…`), which every program reads.
 """
 
 import functools
@@ -56,7 +56,8 @@ def loss_of(args, family, model, batch: dict, seed: int, device, dtype, level: f
     if args.huber_schedule == "snr":  # sd-scripts' get_huber_threshold_if_needed
         c = (1 - args.huber_c) / (1 + ((1 - kept) / kept).sqrt()) ** 2 + args.huber_c
     loss = flow.pointwise(args, predicted, target, c)
-    if args.min_snr_gamma:  # arXiv:2303.09556
+    if args.min_snr_gamma:  # arXiv:2303.09556; in sd-scripts, --zero_terminal_snr does not change this weight
+        kept = kept_signal(False)[steps].to(device).view(-1, 1, 1, 1)
         snr = kept / (1 - kept)
         loss = loss * torch.minimum(snr, torch.full_like(snr, args.min_snr_gamma)) / (snr + args.v_parameterization)
     return flow.mean(loss, batch)

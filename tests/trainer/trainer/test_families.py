@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 from types import SimpleNamespace
 from unittest import mock
 
@@ -93,24 +92,20 @@ def test_its_lora_does_in_diffusers_what_it_did_here(made, pipeline, tmp_path):
     assert checkpointed.item() == pytest.approx(here.item(), rel=1e-6)
 
 
-def test_a_lora_that_sd_scripts_trained_with_sdxl_can_be_begun_with(made, tmp_path):
+def test_a_lora_of_sdxl_is_begun_with_under_the_names_of_sd_scripts_and_of_older_versions(made, tmp_path):
     """sd-scripts has the names of Stability's code: input_blocks, middle_block, output_blocks."""
-    unet, parameters = loaded(made("StableDiffusionXLPipeline"), alpha=2.0)
+    parameters = loaded(made("StableDiffusionXLPipeline"), alpha=2.0)[1]
     file = tmp_path / "theirs.safetensors"
     file.write_bytes(lora.to_file(parameters, lora.KOHYA, 2.0 / 4, None, {}))
-    theirs = {}
-    for name, value in load_file(file).items():
-        name = re.sub(
-            r"down_blocks_(.)_attentions_(.)", lambda m: f"input_blocks_{1 + 2 * int(m[1]) + int(m[2])}_1", name
-        )
-        name = re.sub(r"up_blocks_(\d)_attentions_(\d)", lambda m: f"output_blocks_{2 * int(m[1]) + int(m[2])}_1", name)
-        theirs[name.replace("mid_block_attentions_0", "middle_block_1")] = value
-    save_file(theirs | {"lora_te1_text_model_encoder_layers_0_mlp_fc1.alpha": torch.tensor(4.0)}, file)
+    theirs = load_file(file) | {"lora_te1_text_model_encoder_layers_0_mlp_fc1.alpha": torch.tensor(4.0)}
     wanted = {name: weight.detach().clone() for name, weight in parameters.items()}
-    for weight in parameters.values():
-        weight.data.zero_()
-    lora.begin_with(parameters, file, 2.0 / 4, unet.config)
-    assert all(torch.equal(weight, wanted[name]) for name, weight in parameters.items())
+    older = {lora.kohya_name(name): value * (0.5 if "_B" in name else 1) for name, value in wanted.items()}
+    for tensors in (theirs, older):
+        save_file(tensors, file)
+        for weight in parameters.values():
+            weight.data.zero_()
+        lora.begin_with(parameters, file, 2.0 / 4)
+        assert all(torch.equal(weight, wanted[name]) for name, weight in parameters.items())
 
 
 @pytest.mark.parametrize(("pipeline", "limit"), [*zip(PIPELINES, (64, 64, 500, 1019, 64, 77, 504), strict=True)])

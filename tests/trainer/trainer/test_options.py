@@ -100,4 +100,4 @@ def test_a_lora_to_begin_with_is_read_with_kohyas_names_and_with_diffusers(work,
     assert sha(folder / "tiny.safetensors") == sha(plain / "tiny.safetensors"), "a resume does not need the file"
     message = r"\d of this run's 1 weights are not in it in this size, such as x.lora_A.weight; use a LoRA of the same"
     with pytest.raises(TrainError, match=message):
-        lora.begin_with({"x.lora_A.weight": torch.zeros(8, 64)}, str(files["kohya"]), 1.0, None)
+        lora.begin_with({"x.lora_A.weight": torch.zeros(8, 64)}, str(files["kohya"]), 1.0)

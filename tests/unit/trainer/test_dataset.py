@@ -89,6 +89,7 @@ BROKEN = [
     (lambda f, c, t: [file.unlink() for file in f.iterdir()], "has no images (.png"),
     (change("num_repeats", "num_repeat"), "unknown key 'num_repeat'; did you mean num_repeats?"),
     (lambda f, c, t: c.write_text(t + "flip_aug = true\n"), "flip_aug = True: not supported"),
+    (lambda f, c, t: c.write_text(t + 'keep_tokens_separator = "|||"\n'), "separator = '|||': not supported"),
     (change("bucket_reso_steps = 16", "bucket_reso_steps = 20"), "20 pixels: sizes must be multiples of 16"),
     (change("bucket_reso_steps = 16", "bucket_reso_steps = 80"), "bucket_reso_steps 80: too large for resolution 64"),
     (change("batch_size = 1", 'batch_size = "1"'), "batch_size = '1': must be a whole number"),

@@ -6,6 +6,7 @@ Both sides get the same tiny FLUX weights, the same batch and the same seed; sd-
 import json
 import subprocess
 from argparse import Namespace
+from dataclasses import replace
 
 import pytest
 import tiny_sd_scripts
@@ -14,8 +15,9 @@ from flux_parts import load, loaded, loss_of
 from safetensors.torch import save_file
 from trainer_helpers import ROOT, flags
 
-from trainer import lora, tiny_flux
+from trainer import flow, lora, tiny_flux
 from trainer.arguments import parse
+from trainer.families import sdxl
 from trainer.families.flux import FAMILY
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -38,6 +40,11 @@ LOSSES = [
     {"timestep_sampling": "flux_shift", "loss_type": "l1"},
     *({"timestep_sampling": "sigmoid", "huber_c": 0.2, **how} for how in HUBER),
 ]
+VELOCITY = {"v_parameterization": True, "zero_terminal_snr": True}
+SDXL = [
+    {}, {"min_snr_gamma": 5}, {"v_parameterization": True}, {"v_parameterization": True, "min_snr_gamma": 1}, VELOCITY,
+    {**VELOCITY, "min_snr_gamma": 5}, {"loss_type": "l1"}, *({"loss_type": kind} for kind in ("huber", "smooth_l1")), *HUBER,
+]  # fmt: skip
 
 
 def numbered(cases: list[dict]) -> list[dict]:
@@ -69,7 +76,7 @@ def both(newest, tmp_path_factory):
     (folder / "lora.safetensors").write_bytes(lora.to_file(parameters, FAMILY.prefix, 2.0 / 3, None, {}))
     files = {"model": model, "batch": folder / "batch.safetensors", "lora": folder / "lora.safetensors"}
     requested = {name: str(path) for name, path in files.items()}
-    requested["losses"] = numbered(LOSSES)
+    requested |= {"losses": numbered(LOSSES), "sdxl": numbered(SDXL)}
     (folder / "requested.json").write_text(json.dumps(requested), encoding="utf-8")
     command = [tiny_sd_scripts.python(), ROOT / "tests/support/trainer_sd_scripts.py"]
     command += [folder / "requested.json", folder / "answered.json"]
@@ -91,6 +98,30 @@ def test_the_loss_is_that_of_sd_scripts_whatever_the_options(both):
     found = [ours(one, transformer, both["batch"]) for one in both["requested"]["losses"]]
     assert found == pytest.approx(both["answered"]["losses"], rel=1e-5)
     assert len({round(value, 4) for value in found}) == len(LOSSES), "options that change nothing test nothing"
+
+
+def test_the_loss_of_sdxl_is_that_of_sd_scripts_whatever_the_options(both):
+    predict = lambda model, noisy, steps, batch, args: noisy / 2 + steps.view(-1, 1, 1, 1) / 1000  # noqa: E731
+    family, batch, found = replace(sdxl.FAMILY, predict=predict), {"latents": both["batch"]["latents"]}, []
+    for one in both["requested"]["sdxl"]:
+        found.append(
+            flow.loss_of(Namespace(**one), family, None, batch, one["noise_seed"], "cpu", torch.float32).item()
+        )
+    assert found == pytest.approx(both["answered"]["sdxl"], rel=1e-5)
+
+
+def test_a_lora_of_sdxl_has_the_names_of_sd_scripts(both):
+    import diffusers  # after imports.heavy
+
+    kinds = ("DownBlock2D", *["CrossAttnDownBlock2D"] * 2), (*["CrossAttnUpBlock2D"] * 2, "UpBlock2D")
+    blocks = {"block_out_channels": (320, 640, 1280), "transformer_layers_per_block": (1, 2, 10)}
+    with torch.device("meta"):
+        unet = diffusers.UNet2DConditionModel(
+            down_block_types=kinds[0], up_block_types=kinds[1], use_linear_projection=True, **blocks
+        )
+    names = [f"{name}.lora_A.weight" for name in lora.layers(unet, sdxl.FAMILY.blocks["all"])]
+    theirs = sorted(f"{name}.lora_down.weight" for name in both["answered"]["layers"])
+    assert sorted(lora.kohya_names(names).values()) == theirs
 
 
 def test_the_loss_below_a_mask_is_that_of_sd_scripts(both):
