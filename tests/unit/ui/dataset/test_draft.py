@@ -1,9 +1,12 @@
 """A draft keeps dropped images and typed captions, whatever else happens."""
 
+import errno
 import os
 import shutil
+import tempfile
 import time
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from configure_helpers import values
@@ -73,6 +76,9 @@ def test_an_upload_that_fails_on_a_full_disk_says_so(mine, monkeypatch):
     assert "the upload failed" in images.image_action(failed)["error"]
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=60_000_000))
     assert "rocket.jpg: the disk is full (60 MB free" in images.image_action(failed)["error"]
+    for number, why in ((errno.EDQUOT, "your disk quota"), (errno.EROFS, "the file system is read-only")):
+        monkeypatch.setattr(tempfile, "TemporaryFile", Mock(side_effect=OSError(number, os.strerror(number))))
+        assert f"cannot store rocket.jpg: {why}" in images.image_action(failed)["error"], "there is space"
 
 
 def test_a_damaged_draft_is_reported(mine):
