@@ -199,7 +199,16 @@ def test_drafts_that_no_page_opened_for_sixty_days_are_deleted(data):
 
 def test_an_upload_is_deleted_by_its_age_only(data, mine, tmp_path):
     old, new, again = (upload(photo(tmp_path / f"{n}.png", n)) for n in range(3))
-    for path in (old, old.parent, again.parent):  # `again` was written a second time, which its folder does not show
+    killed, building = (data / kind / f".new-{n}" for n, kind in enumerate(("datasets", "outputs")))
+    for path in (killed, building):
+        path.mkdir(parents=True)
+    for path in (
+        old,
+        old.parent,
+        killed,
+        again.parent,
+    ):  # `again` was written a second time, which its folder does not show
         os.utime(path, (time.time() - 2 * draft.UPLOAD_EXPIRES_S,) * 2)
     draft.delete_expired()
     assert [path.exists() for path in (old, new, again)] == [False, True, True]
+    assert [path.exists() for path in (killed, building)] == [False, True], "what a start had built when it was killed"
