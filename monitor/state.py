@@ -22,6 +22,7 @@ import contextlib
 import enum
 import json
 import os
+import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
@@ -45,6 +46,7 @@ CARRIED = (  # to another machine
     "attempt", "restarts", "best_step", "planned", "started_at", "gpu", "changes", "changes_at_save", "cause_counts", "ledger",
 )  # fmt: skip
 STALE_S = 30.0  # status.json is written once a second
+FULL_BYTES = 1 << 20  # free on a disk that may take no status.json
 
 
 class State(enum.StrEnum):
@@ -421,7 +423,11 @@ def with_age(status: dict[str, Any]) -> dict[str, Any]:
         else:
             age_s = max(0.0, now.wall_s - datetime.fromisoformat(str(status.get("updated_at"))).timestamp())
     old = status["alive"] and status.get("state") not in FINAL and age_s >= STALE_S
-    text = f"figures are {age_s:.0f} s old: the monitor does not respond" if old else ""
+    why = "the monitor does not respond"
+    with contextlib.suppress(OSError, KeyError, TypeError):
+        if old and shutil.disk_usage(status["folder"]).free < FULL_BYTES:
+            why = f"the disk of {status['folder']} is full, so the monitor cannot write; free some space"
+    text = f"figures are {age_s:.0f} s old: {why}" if old else ""
     return {**status, "age_s": round(age_s, 1), "stale": text}
 
 

@@ -1,5 +1,6 @@
 """`python -m trainer ARGS`: the entry point. Guards are installed first, so that an import error is recorded too."""
 
+import contextlib
 import errno
 import importlib
 import os
@@ -76,7 +77,8 @@ def main(argv: list[str]) -> None:
 
 def fail(hb: Heartbeat, reason: str) -> None:
     """Prints the reason without a traceback, records it and exits with code 1."""
-    print(f"\nerror: {reason}", file=sys.stderr, flush=True)  # the progress bar has not ended its line
+    with contextlib.suppress(OSError):  # the disk with the log is full
+        print(f"\nerror: {reason}", file=sys.stderr, flush=True)  # the progress bar has not ended its line
     hb.end("failed", reason)
     crash.exit_now(1)
 

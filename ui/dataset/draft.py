@@ -24,7 +24,7 @@ from monitor.phrases import count
 from runs import env_file
 from runs.dataset import Source, folder_names, one_line
 from runs.files import RunError
-from runs.paths import datasets_dir
+from runs.paths import datasets_dir, outputs_dir
 from runs.pictures import cropped_size, turned_crop
 from ui import jobs
 from ui.dataset import draft_images, draft_store
@@ -367,12 +367,15 @@ def recent(own: str = "") -> list[dict[str, Any]]:
 
 
 def delete_expired() -> None:
-    """Delete uploads after one day, and drafts that no page has opened for 60 days.
+    """Delete uploads and what a killed start left of a new run after one day, and drafts that no page has opened for 60
+    days.
 
     An upload is deleted by its age only: two drops of one file share its path, and an import has a link of its own. A
     draft at which a command works (ui/jobs.py) stays as it is: after a night's sleep, what it writes is old too.
     """
     old = [path for path in uploads_dir().glob("*") if _is_older(UPLOAD_EXPIRES_S, path, *path.glob("*"))]
+    built = (path for parent in (datasets_dir(), outputs_dir()) for path in parent.glob(".new-*"))
+    old += [path for path in built if _is_older(UPLOAD_EXPIRES_S, path)]
     for path in _folders():
         expired = [path] if _is_older(DRAFT_EXPIRES_S, *(content_files(path) or [path])) else []
         unfinished = path.glob(".new-*")  # of drops that ended with the server

@@ -8,6 +8,7 @@ from a browser, so each is checked, and an error is a sentence.
 import functools
 import inspect
 import shutil
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing_extensions import TypedDict  # pydantic takes that of typing from Py
 
 from presets import PresetError
 from runs.archives import is_zip
-from runs.files import RunError
+from runs.files import RunError, explained
 from runs.paths import datasets_dir
 from ui import scripts
 from ui.dataset import captioning, draft, image_edit, imports, subsets
@@ -34,6 +35,7 @@ PAGE_SIZE = 12
 PAGE_SIZES = (12, 48, 120)  # to choose from
 MAX_SUBSETS = 200  # that a page gets
 MAX_SEARCH = 1_000  # characters of the text to search for
+PROBE_BYTES = 1 << 16
 NAMED = 20  # names of captions without an image that a page gets
 
 
@@ -245,12 +247,11 @@ def add_uploads(draft_id: str, files: list[tuple[Path, str]], drop: str, more: b
 def explain_failed_upload(names: list[Text], bytes: float = 0) -> None:
     """Raise a RunError that says why an upload failed: Gradio reports only that it failed."""
     files, folder = ", ".join(name[:80] for name in names[:5]), datasets_dir()
-    try:
+    with explained(f"store {files}"):
         folder.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(folder).free
-    except OSError as problem:
-        why = f"cannot be stored in {folder}: {problem.strerror}; fix the folder, then drop the files again"
-        raise RunError(f"{files}: {why}") from problem
+        with tempfile.TemporaryFile(dir=folder) as probe:  # a quota, no free inode, a disk that has become read-only
+            probe.write(b"0" * PROBE_BYTES)
     if free < 2 * bytes + 50_000_000:
         why = f"the disk is full ({free / 1e6:.0f} MB free in {folder}); free some space, then drop the files again"
         raise RunError(f"{files}: {why}")

@@ -233,7 +233,8 @@ def main(argv: list[str]) -> int:
     while left := waiting(draft_id):
         one, state, messages = left[0], "failed", list[str]()
         try:
-            messages = _import(draft_id, one)
+            with explained(f"import {one.values['name']}"):
+                messages = _import(draft_id, one)
             state = "done"
         except Cancelled:
             state = "cancelled"
@@ -278,7 +279,8 @@ def _import(draft_id: str, one: Import) -> list[str]:
         one.store(phase="adding", total=len(files))
         for at in range(0, len(files), CHUNK):
             chunk, more = files[at : at + CHUNK], at + CHUNK < len(files)
-            added, said = draft_drop.take(draft_id, chunk, spec["drop"], more, link=spec["kind"] == "folder")
+            link = all(file.path.parent != own for file in chunk)  # nothing writes to a folder's and unpacked files
+            added, said = draft_drop.take(draft_id, chunk, spec["drop"], more, link)
             messages += said
             one.store(done=at + len(chunk), added=spec["added"] + added)
     return messages

@@ -137,17 +137,17 @@ NOTHING = '<div class="hp-empty"><strong>No store is known</strong><p>Add one ab
 
 def html() -> str:
     """Each store with its runs. All text is another machine's."""
-    from launch.fleet import added
+    from launch.fleet import MOST_RUNS, added
 
     own, stores = added(), FLEET.look()
-    shown = "".join(_store(address, store, address in own) for address, store in stores.items())
+    shown = "".join(_store(address, store, address in own, MOST_RUNS) for address, store in stores.items())
     return fold.note(FLEET.error, True) + shown or (fold.note("Reading…") if FLEET.read_s is None else NOTHING)
 
 
-def _store(address: str, store: Store, added: bool) -> str:
+def _store(address: str, store: Store, added: bool, most: int) -> str:
     when = cards.local_time(datetime.fromisoformat(store.read_at)) if store.read_at else ""
     runs = [_run(one, store.stops.get(one["slug"])) for one in store.runs]
-    return part("run/fleet.html", "store", address, store, added, when, runs)
+    return part("run/fleet.html", "store", address, store, added, when, runs, most)
 
 
 def _run(run: dict[str, Any], stop: Subjob | None) -> tuple[object, ...]:

@@ -4,6 +4,7 @@ import json
 import shutil
 import time
 from copy import deepcopy
+from types import SimpleNamespace
 
 import pytest
 
@@ -34,7 +35,7 @@ def test_a_copy_of_a_run_goes_on_by_itself_and_leaves_the_training_of_the_other_
     assert RunState.load(RunFolder(copy)).current == record, "it was moved, and its training with it"
 
 
-def test_old_figures_are_called_old():
+def test_old_figures_are_called_old(tmp_path, monkeypatch):
     now_s = time.monotonic()
     known = {"state": "running", "alive": True, "boot": platform.boot_id()[:8], "updated_at": platform.utc(time.time())}
     fresh = states.with_age({**known, "updated_mono_s": now_s})
@@ -44,6 +45,9 @@ def test_old_figures_are_called_old():
     assert states.with_age({**known, "alive": False, "updated_mono_s": now_s - 95})["stale"] == ""
     rebooted = {**known, "boot": "another", "updated_at": "2026-01-01T00:00:00Z", "updated_mono_s": now_s}
     assert states.with_age(rebooted)["stale"]
+    monkeypatch.setattr(states.shutil, "disk_usage", lambda _: SimpleNamespace(free=4096))
+    full = states.with_age({**known, "updated_mono_s": now_s - 95, "folder": str(tmp_path)})["stale"]
+    assert full.endswith(f"the disk of {tmp_path} is full, so the monitor cannot write; free some space")
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,20 @@
 """Folders on the server and large ZIPs: imported by a process of their own, which a kill stops for a moment only."""
 
+import errno
 import json
 import os
+import shutil
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import psutil
 import pytest
 from draft_helpers import captions, note, packed, photo, photo_folder, png, upload
 from ui_page import until
 
-from runs.files import RunError
+from runs import archives
+from runs.files import REASONS, RunError
 from ui import jobs
 from ui.dataset import draft, images, imports, subsets
 
@@ -105,6 +109,23 @@ def test_a_large_zip_is_imported_in_the_background(mine, tmp_path, monkeypatch):
     assert "the path leads outside the folder" in "\n".join(result["messages"])
     assert captions(mine) == {f"3_cat/{n}.png": f"cat {n}" for n in range(5)}
     assert not list(draft.uploads_dir().glob("zip-*"))
+
+
+def test_a_zip_that_the_disk_does_not_take_unpacked_says_so_and_one_that_it_takes_is_unpacked_once(
+    mine, tmp_path, monkeypatch
+):
+    with monkeypatch.context() as patch:
+        patch.setattr(jobs, "start", lambda *_: None)
+        imports.start_uploads(mine, [(zip_of(tmp_path / "set.zip", 4), "set.zip")], "one")
+        patch.setattr(imports.signal, "signal", Mock())
+        patch.setattr(archives, "unpack", Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
+        assert imports.main([mine]) == 1
+        assert imports.status(mine)["finished"][0]["messages"] == [f"cannot import set.zip: {REASONS[errno.ENOSPC]}"]
+        imports.start_uploads(mine, [(zip_of(tmp_path / "set.zip", 4), "set.zip")], "one")
+    copied = Mock(wraps=shutil.copyfile)
+    monkeypatch.setattr(shutil, "copyfile", copied)
+    monkeypatch.setattr(imports.signal, "signal", Mock())
+    assert imports.main([mine]) == 0 and len(draft.items(mine)) == 4 and not copied.called
 
 
 @pytest.mark.parametrize("cleaner", ["ours, after a day", "Gradio's, when the server stops"])

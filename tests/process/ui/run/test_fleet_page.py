@@ -107,3 +107,6 @@ def test_text_of_another_machine_is_text(data, tmp_path, monkeypatch):
     shown = fleet_page.html()
     assert "<i" not in shown and shown.count("&lt;i onclick=x&gt;") >= 6
     assert 'data-run="bare"' in shown and "Training" in shown
+    assert "older runs" not in shown
+    one.stores[mark].runs *= fleet.MOST_RUNS // 2
+    assert "The store may have older runs: the 100 newest are shown." in fleet_page.html()

@@ -1,9 +1,12 @@
 """A draft keeps dropped images and typed captions, whatever else happens."""
 
+import errno
 import os
 import shutil
+import tempfile
 import time
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from configure_helpers import values
@@ -73,6 +76,9 @@ def test_an_upload_that_fails_on_a_full_disk_says_so(mine, monkeypatch):
     assert "the upload failed" in images.image_action(failed)["error"]
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=60_000_000))
     assert "rocket.jpg: the disk is full (60 MB free" in images.image_action(failed)["error"]
+    for number, why in ((errno.EDQUOT, "your disk quota"), (errno.EROFS, "the file system is read-only")):
+        monkeypatch.setattr(tempfile, "TemporaryFile", Mock(side_effect=OSError(number, os.strerror(number))))
+        assert f"cannot store rocket.jpg: {why}" in images.image_action(failed)["error"], "there is space"
 
 
 def test_a_damaged_draft_is_reported(mine):
@@ -193,7 +199,16 @@ def test_drafts_that_no_page_opened_for_sixty_days_are_deleted(data):
 
 def test_an_upload_is_deleted_by_its_age_only(data, mine, tmp_path):
     old, new, again = (upload(photo(tmp_path / f"{n}.png", n)) for n in range(3))
-    for path in (old, old.parent, again.parent):  # `again` was written a second time, which its folder does not show
+    killed, building = (data / kind / f".new-{n}" for n, kind in enumerate(("datasets", "outputs")))
+    for path in (killed, building):
+        path.mkdir(parents=True)
+    for path in (
+        old,
+        old.parent,
+        killed,
+        again.parent,
+    ):  # `again` was written a second time, which its folder does not show
         os.utime(path, (time.time() - 2 * draft.UPLOAD_EXPIRES_S,) * 2)
     draft.delete_expired()
     assert [path.exists() for path in (old, new, again)] == [False, True, True]
+    assert [path.exists() for path in (killed, building)] == [False, True], "what a start had built when it was killed"
