@@ -141,15 +141,15 @@ def keep_types(optimizer: Any) -> None:
     torch casts them to the type of the weights. Those of ProdigyPlus are bfloat16, those of Adafactor float32 with
     --full_bf16, and the resumed optimizer would round other numbers.
     """
-    saved: dict[int, dict[str, Any]] = {}
+    saved: dict[Any, dict[str, Any]] = {}
 
     def before(_: Any, content: dict[str, Any]) -> None:
         saved.update(content["state"])
 
     def after(_: Any) -> None:
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        for number, values in saved.items():
-            state = optimizer.state[parameters[number]]
+        for number, parameter in enumerate(parameters):  # EmoNavi and SPAM have a state beside that of their parameters
+            state, values = optimizer.state.get(parameter, {}), saved.get(number, {})
             state.update({name: _typed(found, values[name]) for name, found in state.items() if name in values})
         for hook in hooks:
             hook.remove()
