@@ -75,22 +75,33 @@ def add(model, *, rank: int, alpha: float, blocks: str, dropout: float, seed: in
     return parameters
 
 
+def check(file: str) -> None:
+    """Raises a TrainError when a LoRA to begin with cannot be read. Called before a model is loaded, which takes minutes."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="np"):
+            pass
+    except (OSError, SafetensorError, ValueError) as problem:
+        raise TrainError(f"--network_weights {file}: cannot be read: {problem}; correct the path") from problem
+
+
 def begin_with(parameters: dict, file: str, scale: float) -> None:
     """Set the weights to those of a LoRA file, with diffusers' names or kohya's. scale: alpha / rank of this run.
 
-    Raises: TrainError when it cannot be read, or lacks a layer of this model with this rank.
+    Raises: TrainError when it lacks a layer of this model with this rank.
     """
-    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    try:
-        tensors = load_file(file)
-    except (OSError, SafetensorError, ValueError) as problem:
-        raise TrainError(f"--network_weights {file}: cannot be read: {problem}; correct the path") from problem
+    tensors = load_file(file)
     lacking, kohya = [], kohya_names(parameters)
     for name, parameter in parameters.items():
-        older = kohya_name(name)  # of SDXL: so older versions named its blocks
-        known = (f"transformer.{name}", f"unet.{name}", kohya[name], older)
+        known = (
+            f"transformer.{name}",
+            f"unet.{name}",
+            kohya[name],
+            kohya_name(name),
+        )  # the last: SDXL in older versions
         found = next((one for one in known if one in tensors), "")
         value = tensors.get(found)
         if value is None or value.shape != parameter.shape:
