@@ -29,7 +29,7 @@ SDXL_ONLY = ("min_snr_gamma", "v_parameterization", "zero_terminal_snr")
 
 @dataclass
 class Training:
-    """The input of the loop. per_epoch: optimizer steps. images: those that are trained on, without the held-out ones."""
+    """The input of the loop. per_epoch: optimizer steps. images: those trained on, without the held-out ones."""
 
     args: Any
     hb: Any
