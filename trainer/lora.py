@@ -97,12 +97,7 @@ def begin_with(parameters: dict, file: str, scale: float) -> None:
     tensors = load_file(file)
     lacking, kohya = [], kohya_names(parameters)
     for name, parameter in parameters.items():
-        known = (
-            f"transformer.{name}",
-            f"unet.{name}",
-            kohya[name],
-            kohya_name(name),
-        )  # the last: SDXL in older versions
+        known = (f"transformer.{name}", f"unet.{name}", kohya[name], kohya_name(name))  # the last: of older versions
         found = next((one for one in known if one in tensors), "")
         value = tensors.get(found)
         if value is None or value.shape != parameter.shape:
