@@ -51,17 +51,13 @@ class EpochSampler:
 
     Batch i of an epoch is trained by rank i % world, so a step has the same batches as one process that accumulates the
     gradients of `world` times as many. Where an epoch does not divide, the last ranks have one batch less in its last
-    step and none is repeated. total: the batches of all ranks.
+    step and none is repeated. total: the batches of all ranks. epoch, start: of the next iteration, both 0-based.
     """
 
     def __init__(self, images: list[Image], seed: int, rank: int, world: int):
         self.images, self.seed, self.rank, self.world = images, seed, rank, world
         self.epoch, self.start = 0, 0
         self.total = len(batches(images, seed, 0))
-
-    def start_at(self, epoch: int, start: int) -> None:
-        """Let the next iteration be epoch `epoch` (0-based), starting at micro-batch `start` of this rank."""
-        self.epoch, self.start = epoch, start
 
     def __len__(self) -> int:
         return -(-self.total // self.world)

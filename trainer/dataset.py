@@ -32,8 +32,9 @@ SUBSET_KEYS: Keys = {
 }
 # keys of sd-scripts that are accepted only when they are off (false, 0, "")
 NEUTRAL_KEYS = (
-    "flip_aug color_aug random_crop face_crop_aug_range is_reg enable_wildcard cache_info caption_dropout_every_n_epochs "
-    "caption_tag_dropout_rate token_warmup_step validation_split debug_dataset keep_tokens_separator secondary_separator"
+    "flip_aug color_aug random_crop face_crop_aug_range is_reg enable_wildcard cache_info validation_split debug_dataset "
+    "caption_dropout_every_n_epochs caption_tag_dropout_rate token_warmup_step keep_tokens_separator "
+    "secondary_separator"
 )
 # keys of sd-scripts without effect here
 IGNORED_KEYS = "token_warmup_min validation_seed"

@@ -28,7 +28,7 @@ def hidden(*names: str) -> Iterator[None]:
 
 
 def heavy() -> None:
-    """Imports what every run needs: torch, without cuDNN's attention, accelerate, diffusers' FLUX transformer and peft."""
+    """Imports what every run needs: torch without cuDNN's attention, accelerate, diffusers' FLUX transformer, peft."""
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     os.environ.setdefault("DIFFUSERS_VERBOSITY", "error")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -39,7 +39,7 @@ def heavy() -> None:
         import torch
         import transformers
 
-    # On an H200, where it is the default, it made losses NaN (docs/measurements.md); pytorch/pytorch#196678 is such a fault.
+    # On an H200, where it is the default, it made losses NaN (docs/measurements.md); like pytorch/pytorch#196678.
     torch.backends.cuda.enable_cudnn_sdp(False)
     transformers.utils.logging.disable_progress_bar()  # "Loading weights 36/36" is noise in a log
 

@@ -57,7 +57,7 @@ def run(t: Training) -> str:
     for epoch in range(step // t.per_epoch, t.epochs if step < t.total else 0):
         t.log(f"\nepoch {epoch + 1}/{t.epochs}\n")
         first = step - epoch * t.per_epoch
-        t.order.start_at(epoch, first * args.gradient_accumulation_steps)
+        t.order.epoch, t.order.start = epoch, first * args.gradient_accumulation_steps
         batches = iter(t.loader)
         while step < min(t.total, (epoch + 1) * t.per_epoch):
             started = time.monotonic()
@@ -127,7 +127,9 @@ def one_step(t: Training, step: int, batches) -> tuple[float, float, bool]:
     args, accelerator = t.args, t.accelerator
     base = args.unet_lr if args.unet_lr is not None else args.learning_rate
     rate = base * optimizers.factor(args, step, t.total)
-    optimizers.set_learning_rate(t.optimizer, rate)
+    for group in t.optimizer.param_groups:
+        if group["lr"] is not None:  # else Adafactor finds a rate for each matrix
+            group["lr"] = rate
     # N processes take the same batches, with the same noise, as one that accumulates N times as many.
     each = args.gradient_accumulation_steps * accelerator.num_processes
     count = min(each, t.order.total - step % t.per_epoch * each)
@@ -158,7 +160,7 @@ def one_step(t: Training, step: int, batches) -> tuple[float, float, bool]:
     if t.average:
         decay = min(args.ema_decay, (step + 1) / (step + 10))  # as diffusers' EMAModel: short while little is learned
         torch._foreach_lerp_(list(t.average.values()), [p.data for p in t.parameters.values()], 1 - decay)
-    group = t.optimizer.param_groups[0]  # d: what Prodigy found; lr: None where Adafactor finds a rate for each matrix
+    group = t.optimizer.param_groups[0]  # d: what Prodigy found
     return value, math.nan if group["lr"] is None else rate * group.get("d", 1.0), stop
 
 

@@ -1,7 +1,8 @@
 """The LoRA: peft layers on the Linears of the blocks, and the file that other programs load.
 
 Layers: every Linear of the family's blocks, as in sd-scripts (FLUX.1's fused qkv is three layers here, as with its
-split_qkv); musubi-tuner leaves out the modulation of Qwen-Image and Z-Image, and Z-Image's refiners. Initial weights are a function of (seed, layer name).
+split_qkv); musubi-tuner leaves out the modulation of Qwen-Image and Z-Image, and Z-Image's refiners. Initial weights
+depend on the seed and the layer's name alone.
 
 File: the names of diffusers (`transformer.….lora_A.weight`), which `FluxPipeline.load_lora_weights` and ComfyUI read
 without conversion. The alternative was kohya's names, but diffusers converts them with the sizes of FLUX.1-dev in its
@@ -41,7 +42,7 @@ def layers(model, blocks: str) -> list[str]:
 
 
 def add(model, *, rank: int, alpha: float, blocks: str, dropout: float, seed: int, cast_inputs: bool) -> dict:
-    """Adds LoRA layers to the Linears whose names begin with `blocks`; returns the trained parameters (float32) by name.
+    """Adds LoRA layers to the Linears whose names begin with `blocks`; returns the trained parameters, float32, by name.
 
     cast_inputs: True without autocast. With autocast, the products choose their precision themselves, and casting
     each input to float32 first would only cost memory bandwidth.
@@ -75,22 +76,28 @@ def add(model, *, rank: int, alpha: float, blocks: str, dropout: float, seed: in
     return parameters
 
 
+def check(file: str) -> None:
+    """Raises a TrainError when a LoRA to begin with cannot be read. Called before a model is loaded."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="np"):
+            pass
+    except (OSError, SafetensorError, ValueError) as problem:
+        raise TrainError(f"--network_weights {file}: cannot be read: {problem}; correct the path") from problem
+
+
 def begin_with(parameters: dict, file: str, scale: float) -> None:
     """Set the weights to those of a LoRA file, with diffusers' names or kohya's. scale: alpha / rank of this run.
 
-    Raises: TrainError when it cannot be read, or lacks a layer of this model with this rank.
+    Raises: TrainError when it lacks a layer of this model with this rank.
     """
-    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    try:
-        tensors = load_file(file)
-    except (OSError, SafetensorError, ValueError) as problem:
-        raise TrainError(f"--network_weights {file}: cannot be read: {problem}; correct the path") from problem
+    tensors = load_file(file)
     lacking, kohya = [], kohya_names(parameters)
     for name, parameter in parameters.items():
-        older = kohya_name(name)  # of SDXL: so older versions named its blocks
-        known = (f"transformer.{name}", f"unet.{name}", kohya[name], older)
+        known = (f"transformer.{name}", f"unet.{name}", kohya[name], kohya_name(name))  # the last: of older versions
         found = next((one for one in known if one in tensors), "")
         value = tensors.get(found)
         if value is None or value.shape != parameter.shape:
@@ -117,10 +124,8 @@ def to_file(parameters: dict, prefix: str, scale: float, precision: str | None, 
     for name, parameter in parameters.items():
         value = parameter.detach().to("cpu", torch.float32)
         tensors[names[name]] = (value * scale if ".lora_B." in name else value).to(dtype)
-    ranks = {name: len(value) for name, value in tensors.items() if name.endswith("lora_down.weight")}
-    tensors |= {
-        name.replace("lora_down.weight", "alpha"): torch.tensor(rank, dtype=dtype) for name, rank in ranks.items()
-    }
+    downs = [name for name in tensors if name.endswith("lora_down.weight")]
+    tensors |= {one.replace("lora_down.weight", "alpha"): torch.tensor(len(tensors[one]), dtype=dtype) for one in downs}
     return serialize(tensors, DTYPES[precision or "float"], metadata)
 
 
@@ -131,7 +136,7 @@ def kohya_name(name: str) -> str:
 
 
 def kohya_names(names: Iterable[str]) -> dict[str, str]:
-    """Each name as sd-scripts has it, which numbers SDXL's blocks: of `down_blocks.1.attentions.0`, `input_blocks_4_1`."""
+    """Each name as in sd-scripts, which numbers SDXL's blocks: `down_blocks.1.attentions.0` → `input_blocks_4_1`."""
     size = 1 + max(map(int, re.findall(r"up_blocks\.\d+\.attentions\.(\d+)", " ".join(names))), default=0)
 
     def numbered(found: re.Match[str]) -> str:

@@ -108,10 +108,3 @@ def factor(args, step: int, total: int) -> float:
             end = 1e-7 / args.learning_rate  # transformers' lr_end
             return (1 - end) * (1 - done) ** args.lr_scheduler_power + end
     return 1.0
-
-
-def set_learning_rate(optimizer, learning_rate: float) -> None:
-    """Sets the rate of every group, except for Adafactor with relative steps (lr None), which finds its own."""
-    for group in optimizer.param_groups:
-        if group["lr"] is not None:
-            group["lr"] = learning_rate

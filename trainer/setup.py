@@ -29,7 +29,7 @@ SDXL_ONLY = ("min_snr_gamma", "v_parameterization", "zero_terminal_snr")
 
 @dataclass
 class Training:
-    """The input of the loop. per_epoch: optimizer steps. images: those that are trained on, without the held-out ones."""
+    """The input of the loop. per_epoch: optimizer steps. images: those trained on, without the held-out ones."""
 
     args: Any
     hb: Any
@@ -73,6 +73,8 @@ def build(args, hb) -> Training:
             checkpoint.sweep(folder)
     if args.resume:
         states.check(Path(args.resume))
+    elif args.network_weights:
+        lora.check(args.network_weights)
     hb.reach("data")
     seed = args.seed if args.validation_seed is None else args.validation_seed
     images, held = validation.split(dataset.read(Path(args.dataset_config), args), args.validation_split, seed)

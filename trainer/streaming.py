@@ -20,7 +20,7 @@ from torch import nn
 
 
 class Streamer:
-    """Brings groups of modules to `device`. ahead: the next is copied while one computes; else the old one goes first."""
+    """Brings groups of modules to `device`. ahead: the next is copied while one computes; else the old goes first."""
 
     def __init__(self, groups: list[list[nn.Module]], device: torch.device, ahead: bool) -> None:
         self.device, self.ahead = device, ahead

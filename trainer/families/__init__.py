@@ -33,7 +33,7 @@ class Family:
     """What a family has of its own. Latents are float32 [batch, channels, height, width]; texts tensors by name.
 
     encode: (pipeline of the text encoders, text, arguments) → what is cached of it, each tensor [tokens, …] or [width].
-    predict: (model, noisy latents, levels in (0, 1] or timesteps, batch on the device, arguments) → a prediction, as latents.
+    predict: (model, noisy latents, levels in (0, 1] or timesteps, batch on the device, arguments) → latents.
     sample: (text, negative text or None, prompt, arguments) → the pipeline's arguments; texts are a batch of one.
     latents: (VAE, picture [1, 3, height, width] from -1 to 1) → latents [1, channels, height, width].
     loss: as `flow.loss_of`, which most have; None: that one.

@@ -21,6 +21,16 @@ def test_a_disk_without_room_for_one_save_is_refused_before_training(work, tmp_p
         setup.build(parse(argv), Heartbeat(None))
 
 
+@pytest.mark.parametrize(("content", "why"), [(None, "No such file"), (b"a text", "deserializing header")])
+def test_a_lora_to_begin_with_that_cannot_be_read_is_named_before_the_model_is_loaded(tmp_path, content, why):
+    lora = tmp_path / "lora.safetensors"
+    if content:
+        lora.write_bytes(content)
+    argv = flags(tmp_path / "no model", tmp_path / "no.toml", tmp_path / "out", network_weights=lora)
+    with pytest.raises(TrainError, match=f"--network_weights .*lora.safetensors: cannot be read: .*{why}"):
+        setup.build(parse(argv), Heartbeat(None))
+
+
 def test_the_loaders_workers_do_not_outlive_the_trainer():
     """What that does to a worker: tests/process/guards/test_crash.py."""
     args = Namespace(max_data_loader_n_workers=1, persistent_data_loader_workers=False)
