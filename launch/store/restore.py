@@ -312,5 +312,5 @@ def _read_toml(path: Path) -> dict[str, Any]:
     """A TOML file as plain values; {} where it is missing or not valid."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
