@@ -115,7 +115,8 @@ def delete(name: str | Path, idle: Idle, images: bool = False) -> int:
         env_file.forget(folder)
         staging.sweep()
         for parent in (outputs_dir(), datasets_dir()):
-            _remove(parent / trash)
+            with contextlib.suppress(FileNotFoundError):  # another process removes it too
+                shutil.rmtree(parent / trash)
     empty_trash()
     return freed
 
@@ -125,12 +126,7 @@ def empty_trash() -> None:
     for parent in (outputs_dir(), datasets_dir()):
         for trash in parent.glob(f"{TRASH}*"):
             with contextlib.suppress(OSError):  # tried again by the next deletion
-                _remove(trash)
-
-
-def _remove(trash: Path) -> None:
-    with contextlib.suppress(FileNotFoundError):  # another process removes it too
-        shutil.rmtree(trash)
+                shutil.rmtree(trash)
 
 
 # Rename ---------------------------------------------------------------------------------------------------------------
