@@ -266,7 +266,8 @@ def as_text(value: object) -> str:
     """An option's value as written in its line; of several lines, which would be options of their own, one."""
     if isinstance(value, bool):
         return "true" if value else "false"
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, list) else " ".join(str(value).splitlines())
+    text = json.dumps(value, ensure_ascii=False) if isinstance(value, list) else str(value)
+    return " ".join(text.splitlines())
 
 
 def plan(review: Review) -> str:
