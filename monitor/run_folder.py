@@ -136,7 +136,7 @@ def read_spec(folder: Path) -> dict[str, Any]:
     """The fields of a run's spec as its job has them, or `run.toml` without a job; {} where neither can be read."""
     try:
         edited = tomllib.loads((folder / "run.toml").read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         edited = {}
     made = (read_json(folder / JOB) or {}).get("spec")
     if not isinstance(made, dict):

@@ -82,7 +82,7 @@ def _read_one(out: Settings, name: str, text: str) -> None:
         raise RunError("contains a NUL character, so it is no text; choose another file")
     if short and not text.lstrip().startswith("{") and (found := _commands(name, text)):
         read_command(out, found[0])
-        out.secrets |= env_file.of_script(text)[1]
+        out.secrets |= {name: one for name, one in env_file.of_script(text)[1].items() if env_file.is_secret(name)}
         if len(found) > 1:
             out.notes.append(f"{name} has {len(found)} training commands; the first is imported.")
     elif _read_table(out, name, text):
@@ -90,7 +90,7 @@ def _read_one(out: Settings, name: str, text: str) -> None:
     elif not short:
         raise RunError(f"larger than {MAX_SCRIPT // 1000} kB, so it is no script of a training")
     elif re.search(r"(^|\s)--[A-Za-z]", text) and (found := _commands("", f"train_network.py {text.strip()}")):
-        if other := re.search(r"[\w.-]+\.py\b", text):
+        if other := re.search(r"(?<![\w.-])[\w.-]+\.py\b", text):
             raise RunError(f"{other[0]} is no script that Hangproof reads; its options may mean something else")
         read_command(out, found[0])
         out.script = ""
@@ -152,6 +152,8 @@ def _read_table(out: Settings, name: str, text: str) -> bool:
     elif len(text) <= MAX_SCRIPT and re.search(r"^(job|config)[ \t]*:", text, re.MULTILINE):
         kind, parse = "YAML", yaml.safe_load
     try:
+        if kind == "YAML" and any(isinstance(one, yaml.AliasEvent) for one in yaml.parse(text, yaml.SafeLoader)):
+            raise ValueError("it has references, such as *name, of which a few can fill all memory; write them out")
         table = parse(text)
     except (yaml.YAMLError, ValueError, TypeError, OverflowError) as error:
         if kind == "TOML" and not name.lower().endswith(".toml") and not re.match(r"\s*(\[|[A-Za-z_]+ *= )", text):

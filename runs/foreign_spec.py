@@ -19,7 +19,7 @@ from presets.syntax import Command, Word
 from presets.training import Flag, Training, file_name
 from runs import env_file
 from runs.command import flags as ours_of, tier_flags
-from runs.fields import LABELS
+from runs.fields import LABELS, MACHINES
 from runs.files import RunError
 from runs.flags import flag_faults, flag_value, known_flags
 from runs.foreign_settings import TABLES, Row, Settings, number, shown
@@ -29,7 +29,8 @@ from runs.spec import ALIASES, RESERVED_FLAGS, RunSpec, make
 
 WORDS = {**LABELS, "keep_tokens": "keep_tokens"}
 FLAG_OF = {key: flag for flag, key in ALIASES.items()} | {"name": "output_name", "control_dir": "control_directory"}
-SET_OTHERWISE = ("model", "tier", "backend", "prompts", "trigger")
+# No other trainer has those of the machines, such as a store, which gets the images
+SET_OTHERWISE = ("model", "tier", "backend", "prompts", "trigger", *(field.key for field in MACHINES))
 FIELDS = {FLAG_OF.get(key, key): key for key in RunSpec.model_fields if key in WORDS.keys() - {*SET_OTHERWISE}}
 SECRET = "A secret: kept apart, in a file that only you can read; the run has its name"
 SDPA = "Computed with PyTorch's own attention (--sdpa), which gives the same result"

@@ -70,7 +70,7 @@ def _read(folder: Path, stamps: tuple[int, ...]) -> tuple[dict[str, Any], Speed 
         step, step_s, at = int(status["step"]), float(status["step_s"] or 0), str(status["updated_at"])
         whole = status["state"] == "completed" and status["restarts"] == 0
         took_s = float(status["elapsed_s"])  # without a pause, and the days before it was trained longer
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return {}, None
     if step < MIN_STEPS or step_s <= 0:
         return {}, None

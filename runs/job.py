@@ -247,6 +247,6 @@ def load(folder: Path) -> Job | None:
         return loads(path.read_text(encoding="utf-8", errors="surrogateescape"))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         advice = f"make the run again from its run.toml: python -m runs render {path.parent.name}"
         raise RunError(f"{path} cannot be read: {error}; {advice}") from error

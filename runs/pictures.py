@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 KEPT = {"PNG": ".png", "JPEG": ".jpg", "WEBP": ".webp", "BMP": ".bmp"}
 PHOTO_FORMATS = ("JPEG", "MPO", "HEIF", "AVIF")  # saved again as JPEG, the others as PNG
-# Only these decoders see a dropped file. Pillow has others, and that for EPS starts a program.
-FORMATS = (*KEPT, "GIF", "TIFF", "ICO", "AVIF", "HEIF")
+# Only these decoders see a dropped file. Of the others, EPS starts a program, and ICO decodes what it does not measure.
+FORMATS = (*KEPT, "GIF", "TIFF", "AVIF", "HEIF")
 IMAGE_SUFFIXES = {*KEPT.values(), ".jpeg", ".gif", ".tif", ".tiff", ".avif", ".heic", ".heif", ".jxl", ".svg", ".ico"}
 USABLE = "PNG, JPEG, WebP, HEIC, AVIF, BMP, GIF or TIFF"
 EXIF_ORIENTATION = 0x0112

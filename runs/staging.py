@@ -70,7 +70,8 @@ def prepare(run: Path) -> Path:
 
 def sweep() -> None:
     """Remove the folders of runs that were deleted, renamed or made anew. One whose disk is not there is kept."""
-    for folder in base().iterdir() if base().is_dir() else ():
+    ours = base().is_dir() and (sys.platform == "win32" or base().lstat().st_uid == os.getuid())
+    for folder in base().iterdir() if ours else ():  # another user's may hold a pipe, whose reading never ends
         with contextlib.suppress(OSError):
             run = Path(os.fsdecode((folder / OWNER).read_bytes()))
             if run.parent.is_dir() and (not run.is_dir() or place(run).parent != folder):

@@ -118,7 +118,7 @@ def incomplete(spec: "RunSpec", folder: Path) -> list[str]:
             if index.is_file():
                 try:
                     names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-                except (OSError, ValueError, KeyError, AttributeError, TypeError):
+                except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
                     wrong.append(f"{part}/{index.name} cannot be read")
                     continue
             files += [f"{part}/{name}" for name in sorted(names)]

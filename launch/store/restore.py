@@ -276,10 +276,7 @@ class Restored:
     def _leave_machine(self, path: Path) -> None:
         """Remove from monitor.json what was true on the other machine only: its processes, its clock, its local folder.
         What the run cost since it was written is in the status, which is copied more often."""
-        values = read_json(path)
-        if values is None:
-            path.unlink(missing_ok=True)
-            return
+        values = read_json(path) or {}  # of a damaged one, the monitor says so
         with contextlib.suppress(StoreError, ValueError, AttributeError, RecursionError):
             known = Ledger.of(values), Ledger.of(json.loads(self.place.read(STATUS)))
             values["ledger"] = asdict(max(known, key=lambda one: one.wall_s))
@@ -315,5 +312,5 @@ def _read_toml(path: Path) -> dict[str, Any]:
     """A TOML file as plain values; {} where it is missing or not valid."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}

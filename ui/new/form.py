@@ -263,10 +263,11 @@ def values_of_spec(spec: RunSpec, images: Mapping[str, int]) -> dict[str, Any]:
 
 
 def as_text(value: object) -> str:
-    """An option's value as written in its line."""
+    """An option's value as written in its line; of several lines, which would be options of their own, one."""
     if isinstance(value, bool):
         return "true" if value else "false"
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, list) else str(value)
+    text = json.dumps(value, ensure_ascii=False) if isinstance(value, list) else str(value)
+    return " ".join(text.splitlines())
 
 
 def plan(review: Review) -> str:

@@ -213,7 +213,7 @@ def form_values(found: "Settings", now: Mapping[str, Any]) -> dict[str, Any]:
         return {key: value for key, value in fields.items() if key in form.KEYS}
     given = form.values_of_spec(spec, {})
     # Stored apart: draft.save_fields
-    given["flags"] += "".join(f"{name}={spec.environment[name]}\n" for name in spec.secrets)
+    given["flags"] += "".join(f"{name}={form.as_text(spec.environment[name])}\n" for name in spec.secrets)
     keys = set(found.fields) | ({*form.MODEL_FIELDS, "flags"} if whole else set())
     keys |= {"flags"} if given["flags"] else set()
     if not whole and given["flags"]:

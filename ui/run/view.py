@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import tomllib
 
 import runs
-from guards.reading import read_bytes
+from guards.reading import read_bytes, read_json, read_text
 from monitor.process.platform import LOCK, is_held
 from monitor.run_folder import METRICS, STATUS, STOP
 from monitor.state import FINAL, with_age
@@ -166,12 +166,12 @@ def _read(folder: Path) -> View:
         if env_file.exposed(spec):
             spec = env_file.moved(spec)  # into `environment`, which nobody is shown: an invalid spec cannot be loaded
             spec = runs.load(folder).public()  # takes the secrets out of the files that a person wrote
-    except (OSError, ValueError, RunError) as error:
+    except (OSError, ValueError, RecursionError, RunError) as error:
         problem = f"{folder / 'run.toml'} cannot be read: {error}"
     try:
         value = json.loads(read_bytes(folder / STATUS))
         now = value if isinstance(value, dict) else {}
-    except (FileNotFoundError, ValueError):
+    except (FileNotFoundError, ValueError, RecursionError):
         pass  # never started; or incomplete: it is replaced within a second
     except OSError as error:
         problem = f"{folder / STATUS} cannot be read: {error}"
@@ -232,12 +232,8 @@ def incidents(folder: Path) -> list[Incident]:
 
 
 def _incident(values: Path, report: Path) -> Incident | None:
-    try:
-        fields = json.loads(values.read_text(encoding="utf-8"))
-        text = report.read_text(encoding="utf-8", errors="replace") if report.exists() else ""
-    except (OSError, ValueError):
-        return None
-    return Incident(values.parent.name, fields, text) if isinstance(fields, dict) else None
+    fields = read_json(values)
+    return None if fields is None else Incident(values.parent.name, fields, read_text(report))
 
 
 def _names(folder: Path) -> list[str]:

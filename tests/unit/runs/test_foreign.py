@@ -84,12 +84,25 @@ def test_what_cannot_be_imported_says_why():
         read([("x", "y")] * (MAX_FILES + 1))
 
 
-def test_references_of_yaml_that_multiply_cost_nothing():
-    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
-    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 12)]
-    job = "{network: {linear: *a11}, train: {lr: *a11, steps: 5, x: *a11}, model: {is_flux: true}}"
-    text = "\n".join([*lines, f"config: {{name: *a11, process: [{job}]}}"])
-    assert imported(("", text)).fields["max_train_steps"] == "5"
+@pytest.mark.parametrize("repeated", ["[x, x]", "{x: 1, y: 2}"])
+def test_references_of_yaml_that_multiply_are_refused(repeated):
+    lines = [f"a0: &a0 {repeated}"]
+    lines += [f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 10)}]}}" for n in range(1, 12)]
+    for kind in ("*a11", "x"):
+        with pytest.raises(RunError, match=r"has references, such as \*name"):
+            imported(("", "\n".join([*lines, f"config: {{process: [{{type: {kind}}}]}}"])))
+
+
+def test_a_file_of_somebody_else_names_no_store_no_file_that_is_written_and_no_variable_but_a_secret(tmp_path):
+    (own := tmp_path / ".bashrc").touch()
+    machines = "--store s3://theirs/x --spend_limit 1 --gpus 7 --nodes 9 --save_dir /x --environment x"
+    variables = "export LD_PRELOAD=/tmp/hf_AAAAAAAAAAAAAAAAAAAA.so HF_TOKEN=hf_BBBBBBBBBBBBBBBBBBBB\n"
+    command = f"python flux_train_network.py --network_dim 4 --console_log_file {own} {machines}"
+    one = imported(("t.sh", variables + command))
+    assert one.fields.pop("environment") == {"HF_TOKEN": "hf_BBBBBBBBBBBBBBBBBBBB"}, "by its name"
+    assert not {"store", "spend_limit", "gpus", "nodes", "save_dir", "environment"} & one.fields.keys()
+    assert {row(one, name).outcome for name in ("store", "nodes", "save_dir", "environment")} == {"unsupported"}
+    assert row(one, "console_log_file").outcome == "run" and "console_log_file" not in one.fields["extra"]
 
 
 def test_nothing_of_an_imported_script_is_executed(tmp_path, monkeypatch):

@@ -67,7 +67,12 @@ def test_the_local_folder_is_this_users_alone(data, place, monkeypatch):
         staging.prepare(folder)
     assert list((place / "elsewhere").iterdir()) == [], "a link is not followed"
     own = staging.base()
+    staging.sweep()
     monkeypatch.setattr(os, "getuid", lambda: 65534)
+    (staging.base() / "x").mkdir(parents=True)  # of the account that runs this test
+    (staging.base() / "x" / staging.OWNER).write_bytes(os.fsencode(data / "gone"))
+    staging.sweep()
+    assert (staging.base() / "x").is_dir(), "nothing of another account's folder is read"
     assert staging.base().parent == own.parent and staging.base() != own, "a second account has one of its own"
 
 

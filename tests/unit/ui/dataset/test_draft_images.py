@@ -103,11 +103,11 @@ def test_the_limits_of_a_file_and_a_draft_are_those_of_the_table(mine, tmp_path,
 
 
 def test_only_decoders_of_images_see_a_dropped_file(mine, tmp_path):
-    """Pillow's decoder of EPS starts Ghostscript."""
-    path = tmp_path / "x.png"
+    """Pillow's decoder of EPS starts Ghostscript, and an icon of 16 pixels can hold a PNG of 170 megapixels."""
+    path, icon = tmp_path / "x.png", photo(tmp_path / "y.ico")
     path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\n(/etc/passwd) run\n%%EOF")
-    _, messages = drop(mine, path)
-    assert messages == ["x.png: Not a readable image. Export it as JPEG or PNG."]
+    _, messages = drop(mine, path, icon)
+    assert messages == [f"{name}: Not a readable image. Export it as JPEG or PNG." for name in ("x.png", "y.ico")]
 
 
 TAGS = {"width": 256, "compression": 259, "samples per pixel": 277}  # of a TIFF

@@ -156,3 +156,9 @@ def test_an_import_names_each_change_of_the_form_and_its_image_folders(filled, t
     without_model = templates.read_files([("dataset.toml", subset)])
     for flags, after in (("a=1\n", "a=1\nkeep_tokens=2\n"), (None, "keep_tokens=2\n")):  # null: a program's
         assert templates.form_values(without_model, {**now, "flags": flags})["flags"] == after
+    config = 'training_comment = "x\\nstore=s3://theirs"\nhuggingface_token = "hf_x\\u2028save_dir=/theirs"\n'
+    config += 'network_dim = 8\nnetwork_args = ["a=1\\u2028save_dir=/theirs\\u2028"]\n'
+    spec = form.parse({**now, **templates.form_values(templates.read_files([("x.toml", config)]), now)})[0]
+    assert (spec.store, spec.save_dir) == ("", ""), "a value has no options of its own"
+    assert spec.extra["training_comment"] == "x store=s3://theirs"
+    assert spec.environment == {"HF_TOKEN": "hf_x save_dir=/theirs"}

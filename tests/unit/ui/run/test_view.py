@@ -121,6 +121,10 @@ def test_a_broken_status_file_affects_only_its_own_run(data, content):
     (broken / "incidents" / "0001").mkdir(parents=True)
     (broken / "incidents" / "0001" / "incident.json").write_text("{")
     harmless(everything(broken))
+    for name in ("status.json", "incidents/0001/incident.json", "run.toml"):
+        (broken / name).write_text("a = " * name.endswith("toml") + "[" * 50_000)  # too deep for its parser
+    assert "nested" in (problem := view.read(broken).problem) or "recursion" in problem, problem
+    harmless(everything(broken))
     assert "good" in run_page.render(good.name, "")[2]
 
 
