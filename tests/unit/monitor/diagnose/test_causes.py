@@ -289,12 +289,11 @@ def test_what_can_never_start_is_explained_by_its_own_message_and_not_restarted(
 def test_every_cause_is_a_sentence_and_every_mitigation_exists():
     for row in causes.TABLE:
         assert row["title"][0].isupper() and row["explanation"].endswith((".", "}")), row["name"]
-        assert set(row.get("ladder", ())) <= set(MITIGATIONS), row["name"]
         for pattern in (*row["match"].get("log", ()), *row["match"].get("note", ())):
             re.compile(pattern)
     assert causes.TABLE[-1]["match"] == {}
     used = {name for row in (*causes.TABLE, *slow.TABLE) for name in row.get("ladder", ())}
-    assert used == set(MITIGATIONS), "a mitigation that no cause uses"
+    assert used == set(MITIGATIONS), "each is used, and no other"
     of = {row["name"]: row.get("ladder", ()) for row in reversed(causes.TABLE)}
     expected = {"worker_killed": "workers_0", "npz_corrupt": "cache_aside", "block_swap": "no_block_swap"}
     assert [name for name, change in expected.items() if change not in of[name]] == []
