@@ -7,8 +7,8 @@ continues them.
 
 Variables, all optional; the files of `python -m launch docker|runpod` set them:
     HANGPROOF_START_RUN    the run to fetch from its store and to train; HANGPROOF_START_STORE: that store
-    HANGPROOF_STOP_POD     1: stop the rented machine when nothing is left to train. A run that the user stopped does
-                           not stop it, because somebody is there and may start the next one; "always": it does
+    HANGPROOF_STOP_POD     1: stop the rented machine when nothing is left to train, half an hour later where the user
+                           stopped a run and may start the next one; "always": then not later either
     HANGPROOF_STOP_AFTER_S seconds from the end of the last run to the stop: time to start the next one (default: 60)
     HANGPROOF_AUTH         USER:PASSWORD of the page. Without it the page answers inside the container only
 """
@@ -44,7 +44,7 @@ PAGE_PAUSE_S = 5.0  # before the page is started again
 PAUSE_S, TRIES = 30.0, 20  # before the run is fetched again, and how often
 HANGING, HANGING_S = 3, 900.0  # so many tries are enough once they took so long: each minute costs the full price
 GRACE_S = 60.0  # from the end of the last run to the stop of the pod
-IDLE_S = 1800.0  # the same for a pod whose run had ended before it started: somebody may be looking at the results
+IDLE_S = 1800.0  # the same where somebody may be there: after a stop, or a start with a run that had ended before
 STOP_AGAIN_S = 300.0  # between two tries to stop a pod whose provider refuses
 STARTED, STORE = "HANGPROOF_START_RUN", "HANGPROOF_START_STORE"
 STOP_POD, STOP_AFTER = "HANGPROOF_STOP_POD", "HANGPROOF_STOP_AFTER_S"
@@ -82,11 +82,11 @@ class Idle:
         self.alone_s = {name: self.alone_s.get(name, now_s) for name in alone}
         replaced = any(now_s - since_s < IDLE_S for since_s in self.alone_s.values())
         stopped = self.rule != "always" and LEFT & {*ended.values()}
-        if not self.rule or waiting or under_way or replaced or stopped:
+        if not self.rule or waiting or under_way or replaced:
             self.since_s = None
             return ""
         self.since_s = now_s if self.since_s is None else self.since_s
-        if now_s - self.since_s < (self.grace_s if self.seen or self.failed else IDLE_S):
+        if now_s - self.since_s < (self.grace_s if (self.seen or self.failed) and not stopped else IDLE_S):
             return ""
         what = ", ".join([*(f"{name} {state}" for name, state in sorted(ended.items())), *filter(None, [self.failed])])
         return f"nothing is left to train ({what})" if what else "nothing was trained for half an hour"

@@ -89,9 +89,7 @@ class StoreAgent:
         self._popen: subprocess.Popen[bytes] | None = None
         self._closed = False
         self._started_s = self._next_start_s = -1e9
-        self._failures = 0
-        self._orders = 0
-        self._changed_ns = 0
+        self._failures = self._orders = self._changed_ns = 0
         self._reported: set[str] = set()  # errors
         self._requested = -1  # the step of the last extra save
         self._reachable_s: float | None = None  # when the store was reachable last, or the first poll; None before that
@@ -152,6 +150,8 @@ class StoreAgent:
 
     def _start(self, now_s: float) -> None:
         self._started_s = now_s
+        with contextlib.suppress(OSError):  # an earlier agent's, whose process ID a container gives to this one, too
+            self._changed_ns = os.stat(self.folder.folder / STORE).st_mtime_ns
         command = [*python("launch", "store", "agent"), str(self.folder.folder), *["--adopted"] * self.admitted]
         try:
             with open(self.folder.folder / LOG, "ab") as log:

@@ -40,7 +40,7 @@ B = runs(b="completed")  # a was deleted
         ("1", (TRAINS, (10.0, ALONE), (9.0 + IDLE_S, ALONE), (9.9 + IDLE_S, ALONE)), False),  # started again
         ("1", (TRAINS, (10.0, ALONE), (11.0 + IDLE_S, ALONE), (12.0 + IDLE_S + GRACE_S, ALONE)), True),  # in vain
         ("1", (TRAINS, (10.0, DONE), (60.0, NEXT_STARTS), (120.0, runs(a="completed", b="failed"))), False),
-        ("1", (TRAINS, (10.0, STOPPED), (1e6, STOPPED)), False),  # the user stopped it
+        ("1", (TRAINS, (10.0, STOPPED), (9.0 + IDLE_S, STOPPED), (11.0 + IDLE_S, STOPPED)), True),  # by the user
         ("1", (TRAINS, (10.0, STOPPED), (20.0, OTHER), (30.0, LAST), (31.0 + GRACE_S, LAST)), True),  # and another ran
         ("1", (TRAINS, (10.0, DONE), (20.0, runs()), (30.0, runs(b="RUNNING")), (40.0, B), (41.0 + GRACE_S, B)), True),
         ("always", (TRAINS, (10.0, STOPPED), (1e6, STOPPED)), True),

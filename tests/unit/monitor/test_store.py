@@ -93,7 +93,8 @@ def test_an_agent_that_ends_because_its_run_may_not_train_is_no_fault(machine, l
 
 
 def test_what_the_living_agent_writes_is_taken_and_its_news_reported_once(machine):
-    agent = machine.agent
+    agent, before = machine.agent, {"pid": 1, "lease": "held", "ready": True, "reachable": True}
+    (machine.folder / store.STORE).write_text(json.dumps(before))  # in a container that starts again, IDs are the same
     for waited_s in (0, 5):  # from the first poll
         machine.now_s += waited_s
         agent.poll()
