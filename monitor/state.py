@@ -425,8 +425,9 @@ def with_age(status: dict[str, Any]) -> dict[str, Any]:
     old = status["alive"] and status.get("state") not in FINAL and age_s >= STALE_S
     why = "the monitor does not respond"
     with contextlib.suppress(OSError, KeyError, TypeError):
-        if old and shutil.disk_usage(status["folder"]).free < FULL_BYTES:
-            why = f"the disk of {status['folder']} is full, so the monitor cannot write; free some space"
+        folder = status["folder"]
+        if old and (shutil.disk_usage(folder).free < FULL_BYTES or not os.access(folder, os.W_OK)):
+            why = f"nothing can be written to {folder}: free space on its disk, or make it writable again"
     text = f"figures are {age_s:.0f} s old: {why}" if old else ""
     return {**status, "age_s": round(age_s, 1), "stale": text}
 
