@@ -179,9 +179,8 @@ class ExitStatus:
     def __str__(self) -> str:
         if self.signal:
             return f"killed by {platform.signal_name(self.signal)}"
-        final = ""
-        if self.outcome not in ("", "running"):
-            final = f", final record: {self.outcome}" + (f" ({self.note})" if self.note else "")
+        note = f" ({self.note})" if self.note else ""
+        final = f", final record: {self.outcome}{note}" if self.outcome not in ("", "running") else ""
         return (f"exit code {self.code}" if self.code is not None else "gone without an exit code") + final
 
 
@@ -349,8 +348,8 @@ class RunState:
             setattr(self, name, getattr(before, name))
         self.ledger.follows(amount(folder.spec.get("price_per_hour")))
         self.save(folder)
-        same = before.spec_hash == spec_hash(folder.folder)
-        if before.state is State.COMPLETED and same and folder.lora is not None:
+        unchanged = before.spec_hash == spec_hash(folder.folder)
+        if before.state is State.COMPLETED and unchanged and folder.lora is not None:
             return f"already completed on another machine ({before.best_step} steps); LoRA: {folder.lora.name}"
         return ""
 
@@ -386,8 +385,7 @@ def spec_edited(folder: Path) -> bool:
 
 def nothing_left(folder: Path) -> str:
     """A sentence for a run that completed and was not made again since; "" when a start has work to do."""
-    run_folder = RunFolder(folder)
-    saved = RunState.load(run_folder)
+    saved = RunState.load(run_folder := RunFolder(folder))
     unchanged = saved.spec_hash and saved.spec_hash == spec_hash(folder)
     if saved.state is not State.COMPLETED or not unchanged or run_folder.lora is None:
         return ""
@@ -423,19 +421,17 @@ def with_age(status: dict[str, Any]) -> dict[str, Any]:
         else:
             age_s = max(0.0, now.wall_s - datetime.fromisoformat(str(status.get("updated_at"))).timestamp())
     old = status["alive"] and status.get("state") not in FINAL and age_s >= STALE_S
-    why = "the monitor does not respond"
-    with contextlib.suppress(OSError, KeyError, TypeError):
-        if old and shutil.disk_usage(status["folder"]).free < FULL_BYTES:
-            why = f"the disk of {status['folder']} is full, so the monitor cannot write; free some space"
+    why, folder = "the monitor does not respond", str(status.get("folder"))
+    with contextlib.suppress(OSError):
+        if old and (shutil.disk_usage(folder).free < FULL_BYTES or not os.access(folder, os.W_OK)):
+            why = f"nothing can be written to {folder}: free space on its disk, or make it writable again"
     text = f"figures are {age_s:.0f} s old: {why}" if old else ""
     return {**status, "age_s": round(age_s, 1), "stale": text}
 
 
 def is_abandoned(status: dict[str, Any] | None) -> bool:
     """The run was under way when its monitor died, or was preempted: it is to be continued."""
-    if status is None or status["alive"]:
-        return False
-    return status.get("state") not in FINAL or status.get("state") == State.PREEMPTED
+    return status is not None and not status["alive"] and status.get("state") not in FINAL - {State.PREEMPTED}
 
 
 def learned_key(spec: dict[str, Any]) -> str:

@@ -286,9 +286,8 @@ def row_of(evidence: Evidence) -> dict[str, Any]:
     if late is not None and BARRIER in evidence.note:  # it gave up waiting for the late rank, which is judged as hung
         evidence = replace(evidence, kind="hang", outcome="", note=late["note"])
     frames = [frame.name for text in evidence.rank_stacks() for frame in probe.frames(text)]
-    own = [evidence.note] if evidence.outcome == "failed" else []  # the log lacks it where its disk is full
-    log = "\n".join([*log_lines(evidence.log_tail), *own])
-    texts = {"note": f"{evidence.note} {evidence.ended}", "log": log}
+    own = evidence.note * (evidence.outcome == "failed")  # the log lacks it where its disk is full
+    texts = {"note": f"{evidence.note} {evidence.ended}", "log": "\n".join([*log_lines(evidence.log_tail), own])}
     # A launcher reports the exit code of its child; its own is often 1.
     launchers = re.findall(r"returned non-zero exit status (\d+)|exitcode\s*: (\d+)", texts["log"])
     values: dict[str, set[Any]] = {

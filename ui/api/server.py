@@ -112,7 +112,7 @@ def endpoints() -> dict[str, Callable[..., Any]]:
 
 def build() -> Endpoints:
     """The Gradio app."""
-    with Endpoints(title=TITLE, analytics_enabled=False) as blocks:
+    with Endpoints(title=TITLE, analytics_enabled=False, delete_cache=(3600, 86400)) as blocks:
         gr.Markdown(ABOUT)
         for name, function in endpoints().items():
             gr.api(function, api_name=name, api_description=inspect.getdoc(function), queue=True)

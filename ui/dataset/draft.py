@@ -367,15 +367,13 @@ def recent(own: str = "") -> list[dict[str, Any]]:
 
 
 def delete_expired() -> None:
-    """Delete uploads and what a killed start left of a new run after one day, and drafts that no page has opened for 60
-    days.
+    """Delete uploads and runs that a kill left half made after one day, and drafts that no page has opened for 60 days.
 
     An upload is deleted by its age only: two drops of one file share its path, and an import has a link of its own. A
     draft at which a command works (ui/jobs.py) stays as it is: after a night's sleep, what it writes is old too.
     """
-    old = [path for path in uploads_dir().glob("*") if _is_older(UPLOAD_EXPIRES_S, path, *path.glob("*"))]
-    built = (path for parent in (datasets_dir(), outputs_dir()) for path in parent.glob(".new-*"))
-    old += [path for path in built if _is_older(UPLOAD_EXPIRES_S, path)]
+    for_a_day = [*uploads_dir().glob("*"), *datasets_dir().glob(".new-*"), *outputs_dir().glob(".new-*")]
+    old = [path for path in for_a_day if _is_older(UPLOAD_EXPIRES_S, path, *path.glob("*"))]
     for path in _folders():
         expired = [path] if _is_older(DRAFT_EXPIRES_S, *(content_files(path) or [path])) else []
         unfinished = path.glob(".new-*")  # of drops that ended with the server

@@ -24,6 +24,7 @@ from runs.files import RunError, atomic_write, explained
 
 THUMB_SIDE = 480  # pixels: a card's width on a high-density screen
 LARGE_SIDE = 1600
+JPEG: dict[str, Any] = {"format": "JPEG", "quality": 82}  # of both
 DRAFTED = ("JPEG", "MPO")  # formats that can be decoded at a fraction of their size
 SIDEWAYS = (5, 6, 7, 8)  # EXIF orientations that exchange width and height
 GONE = "the file is gone; drop it again"
@@ -79,7 +80,7 @@ def measured(path: Path, name: str, copy: Path, link: bool = False) -> Entry:
             # To count the frames finds a damaged one. A HEIF file opens at its main picture.
             frames = 1 if image.format in (*DRAFTED, "HEIF") else getattr(image, "n_frames", 1)
             width, height = reversed(shape) if image.getexif().get(pictures.EXIF_ORIENTATION, 1) in SIDEWAYS else shape
-        _save(small, copy.with_suffix(".jpg"))
+        small.save(copy.with_suffix(".jpg"), **JPEG)
         with copy.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
     except (RunError, OSError):
@@ -192,7 +193,7 @@ def write_picture(
             small = small.crop(pictures.crop_box(small.size, crop))
         small.thumbnail((side, side))
         part = target.with_suffix(f".{secrets.token_hex(4)}")  # another page can ask for the same picture now
-        _save(small, part)
+        small.save(part, **JPEG)
         part.replace(target)
         for old in target.parent.glob(f"{target.name.rpartition('-')[0]}-*.jpg"):  # each stroke of a mask makes one
             if old != target:
@@ -213,10 +214,6 @@ def store_mask(mask: Any, folder: Path) -> str:
         if not target.is_file():
             atomic_write(target, content)
     return target.name
-
-
-def _save(small: Any, target: Path) -> None:
-    small.save(target, "JPEG", quality=82)
 
 
 def _thumbnail(image: Any, side: int) -> Any:

@@ -35,7 +35,6 @@ PAGE_SIZE = 12
 PAGE_SIZES = (12, 48, 120)  # to choose from
 MAX_SUBSETS = 200  # that a page gets
 MAX_SEARCH = 1_000  # characters of the text to search for
-PROBE_BYTES = 1 << 16
 NAMED = 20  # names of captions without an image that a page gets
 
 
@@ -251,7 +250,7 @@ def explain_failed_upload(names: list[Text], bytes: float = 0) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(folder).free
         with tempfile.TemporaryFile(dir=folder) as probe:  # a quota, no free inode, a disk that has become read-only
-            probe.write(b"0" * PROBE_BYTES)
+            probe.write(b"0" * 65_536)
     if free < 2 * bytes + 50_000_000:
         why = f"the disk is full ({free / 1e6:.0f} MB free in {folder}); free some space, then drop the files again"
         raise RunError(f"{files}: {why}")

@@ -279,7 +279,7 @@ def _import(draft_id: str, one: Import) -> list[str]:
         one.store(phase="adding", total=len(files))
         for at in range(0, len(files), CHUNK):
             chunk, more = files[at : at + CHUNK], at + CHUNK < len(files)
-            link = all(file.path.parent != own for file in chunk)  # nothing writes to a folder's and unpacked files
+            link = all(file.path.parent != own for file in chunk)  # not an upload itself, to which Gradio may write
             added, said = draft_drop.take(draft_id, chunk, spec["drop"], more, link)
             messages += said
             one.store(done=at + len(chunk), added=spec["added"] + added)

@@ -45,9 +45,12 @@ def test_old_figures_are_called_old(tmp_path, monkeypatch):
     assert states.with_age({**known, "alive": False, "updated_mono_s": now_s - 95})["stale"] == ""
     rebooted = {**known, "boot": "another", "updated_at": "2026-01-01T00:00:00Z", "updated_mono_s": now_s}
     assert states.with_age(rebooted)["stale"]
-    monkeypatch.setattr(states.shutil, "disk_usage", lambda _: SimpleNamespace(free=4096))
-    full = states.with_age({**known, "updated_mono_s": now_s - 95, "folder": str(tmp_path)})["stale"]
-    assert full.endswith(f"the disk of {tmp_path} is full, so the monitor cannot write; free some space")
+    full = f"s old: nothing can be written to {tmp_path}: free space on its disk, or make it writable again"
+    for module, name, now in ((states.os, "access", False), (states.shutil, "disk_usage", SimpleNamespace(free=4096))):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, lambda *_, now=now: now)
+            found = states.with_age({**known, "updated_mono_s": now_s - 95, "folder": str(tmp_path)})
+        assert found["stale"].endswith(full)
 
 
 @pytest.mark.parametrize(
