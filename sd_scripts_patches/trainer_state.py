@@ -138,9 +138,7 @@ def restore(state: dict[str, Any] | None) -> list[str]:
 
 def numbers(optimizer: Any) -> dict[str, Any]:
     """Return the numbers that an optimizer keeps beside its state: ProdigyPlus the mean d of all groups, EmoNavi its rate."""
-    return {
-        name: value for name, value in vars(optimizer).items() if name[0] != "_" and isinstance(value, (int, float))
-    }
+    return {key: now for key, now in vars(optimizer).items() if key[0] != "_" and isinstance(now, (int, float))}
 
 
 def allow_types(optimizer: Any, folder: Path) -> None:
