@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from guards import snapshot_files
 from sd_scripts_patches import (
     batch_seeds,
     data_order,
@@ -422,7 +423,10 @@ def _check_state_first(original: Callable, self: Any, args: Any) -> Any:
     """Check the state that `--resume` names before anything is loaded. Without --seed, the state's seed is the run's."""
     state = None
     if args.resume and not args.resume_from_huggingface:
-        snapshots.make_state(args.resume)
+        try:
+            snapshot_files.restore(args.resume)
+        except snapshot_files.SnapshotError as error:
+            raise ResumeError(f"--resume {args.resume}: {error}") from error
         # musubi-tuner has no such flags, and finds the step of a state without them.
         flags = (getattr(args, name, 0) for name in ("initial_step", "initial_epoch"))
         step_is_given = any(flag is not None for flag in flags)
