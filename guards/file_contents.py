@@ -27,7 +27,7 @@ def damage(path: Path) -> str:
 
 
 def optimizer_damage(path: Path) -> str:
-    """Only what torch reports about the content is damage; torch itself may be missing, broken or out of memory."""
+    """Damage is what torch reports of the content; not that it is missing or broken, or lacks a type (SCION's)."""
     import pickle
     import zipfile
 
@@ -43,7 +43,7 @@ def optimizer_damage(path: Path) -> str:
         # "DefaultCPUAllocator: can't allocate memory", "Cannot allocate memory (12)"
         if isinstance(error, RuntimeError) and ("alloc" in text or "memory" in text):
             raise MemoryError(text) from error
-        return f"{path.name}: does not load: {text}"
+        return "" if "Unsupported global: GLOBAL " in str(error) else f"{path.name}: does not load: {text}"
     return ""
 
 

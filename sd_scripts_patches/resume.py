@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from guards import snapshot_files
 from sd_scripts_patches import (
     batch_seeds,
     data_order,
@@ -61,6 +62,7 @@ class Run:
         self.fetch: dict[str, Any] | None = None
         self.loaded: TrainerState | None = None  # as read from the state folder
         self.rates: list[Any] = []  # of this run, by group of parameters
+        self.settings: list[dict[str, Any]] = []  # of each optimizer, before its first step
         self.resume_from: TrainerState | None = None  # until the resumed epoch has started
         self.replay: TrainerState | None = None  # set while the generators are set before single reads
         self.order: str | None = None  # the generator from which the order of the next epoch is drawn
@@ -71,6 +73,7 @@ class Run:
     def register_hooks(self, accelerator: Any) -> None:
         """Before the state is loaded: each state that is loaded or saved includes a TrainerState."""
         self.accelerator = accelerator
+        self.settings = [trainer_state.numbers(one.optimizer) for one in accelerator._optimizers]
         accelerator.register_load_state_pre_hook(lambda models, folder: self._load(Path(folder)))
         accelerator.register_save_state_pre_hook(lambda models, weights, folder: self._save(Path(folder)))
 
@@ -248,19 +251,29 @@ class Run:
             now=trainer_state.generators(),
             epoch_start=self.epoch_start,
             fetch=self.fetch if self.fetch and self.fetch["position"] == self.batch else None,
-            extra={**self._extra(), "type": self._type()},
+            extra={**self._extra(), "type": self._type(), "numbers": self._numbers()},
         )
 
     def _load(self, folder: Path) -> None:
         self.loaded = trainer_state.read(folder)
         self.rates = [_rate(group) for group in self._groups()]
-        if self.loaded is not None and self.loaded.extra.get("type") == self._type():
-            for one in self.accelerator._optimizers:
-                trainer_state.keep_types(one.optimizer)
+        extra = self.loaded.extra if self.loaded is not None else {}
+        optimizers = [one.optimizer for one in self.accelerator._optimizers]
+        for optimizer in optimizers:
+            trainer_state.allow_types(optimizer, folder)
+            if extra.get("type") == self._type():
+                trainer_state.keep_types(optimizer)
+        for optimizer, numbers in zip(optimizers, extra.get("numbers", ()), strict=False):
+            vars(optimizer).update(numbers)
 
     def _groups(self) -> list[dict[str, Any]]:
         """The groups of parameters of this run."""
         return [group for optimizer in self.accelerator._optimizers for group in optimizer.param_groups]
+
+    def _numbers(self) -> list[dict[str, Any]]:
+        """The numbers that each optimizer has changed beside its state."""
+        found = [trainer_state.numbers(one.optimizer) for one in self.accelerator._optimizers]
+        return [dict(now.items() - was.items()) for now, was in zip(found, self.settings, strict=False)]
 
     def _type(self) -> str:
         """The type of the weights that are trained."""
@@ -410,7 +423,10 @@ def _check_state_first(original: Callable, self: Any, args: Any) -> Any:
     """Check the state that `--resume` names before anything is loaded. Without --seed, the state's seed is the run's."""
     state = None
     if args.resume and not args.resume_from_huggingface:
-        snapshots.make_state(args.resume)
+        try:
+            snapshot_files.restore(args.resume)
+        except snapshot_files.SnapshotError as error:
+            raise ResumeError(f"--resume {args.resume}: {error}") from error
         # musubi-tuner has no such flags, and finds the step of a state without them.
         flags = (getattr(args, name, 0) for name in ("initial_step", "initial_epoch"))
         step_is_given = any(flag is not None for flag in flags)

@@ -20,11 +20,10 @@ from typing import Any
 
 from guards import snapshot_files
 from guards.heartbeat import Heartbeat
-from guards.snapshot_files import File, SnapshotError
+from guards.snapshot_files import File
 from guards.snapshots import Snapshots
 from guards.state_saves import StateSaves
 from sd_scripts_patches import session
-from sd_scripts_patches.trainer_state import ResumeError
 
 SHARDED = ("DEEPSPEED", "FSDP", "MEGATRON_LM", "XLA")
 """Distributed types in which every rank writes its part of a state, so no rank can create the folder for all."""
@@ -37,14 +36,6 @@ saves = StateSaves(Snapshots(None), Heartbeat(None))  # of this training; withou
 def capturing() -> bool:
     """Is this thread's save_state called for a snapshot?"""
     return _capturing == threading.get_ident()
-
-
-def make_state(resume: str) -> None:
-    """Make the state that `--resume` names when it is a snapshot in memory. Raises ResumeError."""
-    try:
-        snapshot_files.restore(resume)
-    except SnapshotError as error:
-        raise ResumeError(f"--resume {resume}: {error}") from error
 
 
 class MemorySnapshots:

@@ -13,6 +13,7 @@ random numbers *before* the save).
 from __future__ import annotations
 
 import base64
+import importlib
 import json
 import random
 from dataclasses import dataclass, field
@@ -133,6 +134,26 @@ def restore(state: dict[str, Any] | None) -> list[str]:
     elif "mps" in state or torch.backends.mps.is_available():
         missing.append("mps")
     return missing
+
+
+def numbers(optimizer: Any) -> dict[str, Any]:
+    """Return the numbers that an optimizer keeps beside its state: ProdigyPlus the mean d of all groups, EmoNavi its rate."""
+    return {key: now for key, now in vars(optimizer).items() if key[0] != "_" and isinstance(now, (int, float))}
+
+
+def allow_types(optimizer: Any, folder: Path) -> None:
+    """Have torch load objects of the optimizer's own library in a state, such as the norms of SCION. Not before torch 2.6.
+
+    Only of classes, and of no large library: a state from someone else must not run what it likes.
+    """
+    import torch
+
+    library = type(optimizer).__module__.split(".")[0]
+    names = getattr(torch.serialization, "get_unsafe_globals_in_checkpoint", lambda path: ())
+    for module, _, name in (full.rpartition(".") for path in folder.glob("optimizer*.bin") for full in names(path)):
+        if module.split(".")[0] == library and library not in ("torch", "transformers"):
+            found = getattr(importlib.import_module(module), name)
+            torch.serialization.add_safe_globals([found] if isinstance(found, type) else [])
 
 
 def keep_types(optimizer: Any) -> None:

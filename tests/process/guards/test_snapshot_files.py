@@ -24,7 +24,7 @@ def test_a_restored_state_has_the_files_that_the_trainer_would_have_written(ring
     optimizer.step()
     rng = {"numpy": numpy.random.get_state(), "torch": torch.get_rng_state(), "step": 3, "none": torch.empty(0, 4)}
     kinds = [torch.randn(5, 3).bfloat16(), torch.randn(7).half(), torch.tensor(True)]
-    kinds += [torch.arange(5), torch.eye(3).to_sparse()]
+    kinds += [torch.arange(5), torch.eye(3).to_sparse(), torch.randn(4, 6).T]  # the last in the order of SOAP
     files = [
         File("model.safetensors", "safetensors", dict(model.state_dict()), {"format": "pt"}),
         File("optimizer.bin", "torch", optimizer.state_dict()),

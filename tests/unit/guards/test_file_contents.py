@@ -25,6 +25,8 @@ def test_finite_numbers_are_recognised_as_numpy_does_for_every_sign_exponent_and
 def test_an_optimizer_state_with_any_damage_is_damaged_and_no_error(tmp_path, zipped):
     path, draw = tmp_path / "optimizer.bin", random.Random(1)
     state = {"state": {0: {"step": torch.tensor(1.0), "m": torch.ones(4, 4)}}, "param_groups": [{"lr": 1e-4}]}
+    torch.save({"state": {0: random.Random()}}, path, _use_new_zipfile_serialization=zipped)
+    assert file_contents.damage(path) == "", "an object of an optimizer's library, as those of SCION have"
     torch.save(state, path, _use_new_zipfile_serialization=zipped)
     whole = path.read_bytes()
     assert file_contents.damage(path) == ""

@@ -1,13 +1,16 @@
 """The file that holds the state of the training loop."""
 
+import enum
 import json
 import random
+from types import SimpleNamespace
 
 import numpy
 import pytest
 import torch
+from accelerate.utils.other import load
 
-from sd_scripts_patches import legacy_state, trainer_state
+from sd_scripts_patches import legacy_state, resume, trainer_state
 
 
 @pytest.mark.parametrize("content", ["{", "[1]", '{"version": 9}', '{"version": 1, "steps": 3}'])
@@ -29,3 +32,39 @@ def test_the_generators_come_back_from_json():
     assert draw() != expected
     assert trainer_state.restore(state) == []
     assert draw() == expected
+
+
+class Norm(enum.Enum):
+    SIGN = 1
+
+
+class Optimizer(torch.optim.SGD):
+    """As ProdigyPlus with several groups, or SCION."""
+
+    mean = None
+
+    def step(self):
+        self.mean, self.param_groups[0]["norm"] = (self.mean or 0) + 0.1, Norm.SIGN
+
+
+def test_an_optimizer_resumes_with_its_numbers_beside_its_state_and_the_objects_of_its_library(tmp_path):
+    """Else the first step after a kill had another learning rate, or no state could be loaded and all work was lost."""
+
+    def made():
+        optimizer, run = Optimizer([torch.zeros(1, requires_grad=True)], lr=1.0), resume.Run()
+        optimizer.optimizer, optimizer.fused = optimizer, True  # as accelerate wraps it; a setting, which stays
+        add = lambda hook: None  # noqa: E731
+        adds = {"register_load_state_pre_hook": add, "register_save_state_pre_hook": add}
+        run.register_hooks(SimpleNamespace(_optimizers=[optimizer], **adds))
+        return optimizer, run
+
+    (before, run), (after, resumed) = made(), made()
+    before.step()
+    counts = dict.fromkeys(("step", "epoch", "batch", "batches", "accumulation", "processes", "workers"), 1)
+    extra = {"numbers": run._numbers()}
+    assert extra == {"numbers": [{"mean": 0.1}]}
+    trainer_state.write(tmp_path, trainer_state.TrainerState(**counts, epoch_over=False, extra=extra))
+    torch.save(before.state_dict(), tmp_path / "optimizer.bin")
+    resumed._load(tmp_path)
+    after.load_state_dict(load(tmp_path / "optimizer.bin"))
+    assert (after.mean, after.param_groups[0]["norm"]) == (0.1, Norm.SIGN)
