@@ -281,7 +281,7 @@ class RunSpec(BaseModel):
     def _extra(cls, extra: dict[str, Value], info: Any) -> dict[str, Value]:
         for flag, value in extra.items():
             if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", flag):
-                raise ValueError(f"{flag!r} is no name of a flag; write it without dashes, such as guidance_scale")
+                raise ValueError(f"{flag!r} is not the name of a flag; write it without --, such as guidance_scale")
             field = ALIASES.get(flag, flag)
             # A field that this trainer refuses was a flag in earlier versions, and stays one.
             if field in cls.model_fields and info.data.get("backend") not in about(field).get("refused", {}):
