@@ -196,9 +196,9 @@ TYPED = """(text) => {
   return [];
 }"""
 IN_EDITOR = "(text, ...rest) => [hangproof.unsaved('script').length ? null : (hangproof.script = text), ...rest]"
-# A script is not shown where another text was typed since it was asked for. That text is sent, and shown then.
+# A script is not shown where another text was typed since the last one. That text is sent, and shown then.
 ARRIVED = """(late, text) =>
-  late.now === null || late.of !== text ? { __type__: 'update' } : (hangproof.script = late.now)"""
+  late.now === null || text !== hangproof.script ? { __type__: 'update' } : (hangproof.script = late.now)"""
 # The second press forgets what was typed, once nothing of it is on its way to the server.
 FORGET = (
     f"async (label) => {{ if (label === '{SURE}') {{ await hangproof.send(); hangproof.forget('script', 'text'); }}"
@@ -252,12 +252,12 @@ def draw(draft_id: str, images: Any, more: Callable[[str], None]) -> None:
 
     def on_change(text: str | None, editing: bool) -> list[Any]:
         editing, of_code, *others = draw(text, editing)
-        return [{"of": text, "now": of_code.pop("value", None)}, editing, of_code, *others]
+        return [{"now": of_code.pop("value", text)}, editing, of_code, *others]
 
     def on_drawn(text: str | None, editing: bool) -> list[Any]:
         """A field can have been stored while the fold was on its way to the page."""
         if shown(draft_id) == now:
-            return [{"of": text, "now": None}, *[gr.skip()] * len(parts)]
+            return [{"now": None}, *[gr.skip()] * len(parts)]
         return on_change(text, editing)
 
     def acted(act: Any, *args: Any) -> list[Any]:
