@@ -189,7 +189,7 @@ def _generated(draft_id: str) -> str:
 
 MOST_PROBLEMS = 50
 DISCARD, SURE = "Use the generated script", "Discard your script? Press again"
-# What ui/new/fields.js does with the editor. A text that is not stored yet stays, and is sent with the script before it.
+# What ui/new/fields.js does with the editor. A text that is not stored yet stays. It is sent with its base.
 TYPED = """(text) => {
   if (typeof text === 'string') hangproof.typed('script', 'text', { text, base: hangproof.script });
   return [];
