@@ -285,7 +285,7 @@ def resume_all(args: argparse.Namespace) -> Answer:
 
     started, failed = [], 0
     folders = [folder for folder in all_folders() if is_abandoned(read_status(folder))]
-    with ThreadPoolExecutor(8) as pool:  # more wait for the processor longer than START_S
+    with ThreadPoolExecutor(8) as pool:  # more could wait for the processor longer than START_S
         for folder, answer in [(folder, pool.submit(launch, folder, "resume")) for folder in folders]:
             try:
                 started.append(answer.result())

@@ -189,16 +189,17 @@ def _generated(draft_id: str) -> str:
 
 MOST_PROBLEMS = 50
 DISCARD, SURE = "Use the generated script", "Discard your script? Press again"
-# What ui/new/fields.js does with the editor. An editor with a text that is not stored yet keeps it; it is sent with the
-# script that was shown before.
+# What ui/new/fields.js does with the editor. A text that is not stored yet stays. It is sent with its base.
 TYPED = """(text) => {
   if (typeof text === 'string') hangproof.typed('script', 'text', { text, base: hangproof.script });
   return [];
 }"""
-IN_EDITOR = "(text, ...rest) => [hangproof.unsaved('script').length ? null : (hangproof.script = text), ...rest]"
-# A script is not shown where another text was typed since it was asked for. That text is sent, and shown then.
-ARRIVED = """(late, text) =>
-  late.now === null || late.of !== text ? { __type__: 'update' } : (hangproof.script = late.now)"""
+IN_EDITOR = "(text, ...rest) => [hangproof.unsaved('script').length ? null : text, ...rest]"
+# A script is not shown where another text was typed since the last one. That text is sent, and shown then.
+ARRIVED = """(late, text) => {
+  const untyped = late.now && [late.now, late.of, hangproof.script].includes(text);
+  return untyped ? (hangproof.script = late.now) : { __type__: 'update' };
+}"""
 # The second press forgets what was typed, once nothing of it is on its way to the server.
 FORGET = (
     f"async (label) => {{ if (label === '{SURE}') {{ await hangproof.send(); hangproof.forget('script', 'text'); }}"
@@ -252,7 +253,7 @@ def draw(draft_id: str, images: Any, more: Callable[[str], None]) -> None:
 
     def on_change(text: str | None, editing: bool) -> list[Any]:
         editing, of_code, *others = draw(text, editing)
-        return [{"of": text, "now": of_code.pop("value", None)}, editing, of_code, *others]
+        return [{"of": text, "now": of_code.pop("value", text)}, editing, of_code, *others]
 
     def on_drawn(text: str | None, editing: bool) -> list[Any]:
         """A field can have been stored while the fold was on its way to the page."""
@@ -282,7 +283,7 @@ def draw(draft_id: str, images: Any, more: Callable[[str], None]) -> None:
         more_of: dict[str, Any] = {"trigger_mode": "always_last", "key": key, **QUIET}
         late_script = event(act, [code, editing], [late, *parts], js=IN_EDITOR, **more_of)
         late_script.then(None, [late, code], code, js=ARRIVED, **QUIET)
-    edit.click(lambda _: draw(None, True), code, parts, js=IN_EDITOR, **QUIET)
+    edit.click(lambda _: draw(None, True), code, parts, js="(text) => [(hangproof.script = text)]", **QUIET)
     for event in (
         keep.click(lambda: acted(follow, False), None, changed, js=form.FLUSH, **QUIET),
         merge.click(lambda: acted(follow, True), None, changed, js=form.FLUSH, **QUIET),
