@@ -139,7 +139,8 @@ def parser() -> Parser:
     add("timestep_sampling", default="sigma", choices=["sigma", "uniform", "sigmoid", "shift", "flux_shift"])
     add("sigmoid_scale", float, 1.0)
     add("discrete_flow_shift", float, 3.0)
-    add("model_prediction_type", default="sigma_scaled", choices=["raw", "additive", "sigma_scaled"])
+    predictions = ["raw", "additive", "sigma_scaled"]
+    add("model_prediction_type", help="default: sigma_scaled with FLUX.1 and Chroma, else raw", choices=predictions)
     add("weighting_scheme", default="uniform", choices=WEIGHTINGS)
     add("logit_mean", float, 0.0)
     add("logit_std", float, 1.0)

@@ -182,7 +182,9 @@ def build(args, hb) -> Training:
 
 
 def check_family(args, family: families.Family, model: Path) -> None:
-    """Raises a TrainError for flags that the model does not have, or that it needs."""
+    """Raises a TrainError for flags that the model does not have, or that it needs; sets the default of its prediction."""
+    default = "sigma_scaled" if family.key in ("flux", "chroma") else "raw"
+    args.model_prediction_type = args.model_prediction_type or default
     if family.key == "sdxl" and not args.v_parameterization:
         scheduler = models.config(model, "scheduler", "scheduler_config.json")
         if scheduler.get("prediction_type") == "v_prediction":

@@ -174,6 +174,16 @@ def test_a_model_that_predicts_velocity_is_trained_and_sampled_so(made, tmp_path
     assert sampler.scheduler(samples.Prompt(0, "a thing", 7)).config.prediction_type == "v_prediction"
 
 
+@pytest.mark.parametrize("pipeline", PIPELINES)
+def test_without_a_flag_the_prediction_is_that_of_kohyas_trainer_for_the_family(made, pipeline):
+    model, arguments = made(pipeline), flags("m", "d", "o", v_parameterization=pipeline == "StableDiffusionXLPipeline")
+    at = arguments.index("--model_prediction_type")
+    args = parse(arguments[:at] + arguments[at + 2 :])
+    setup.check_family(args, families.of(model), model)
+    expected = "sigma_scaled" if pipeline in ("FluxPipeline", "ChromaPipeline") else "raw"
+    assert args.model_prediction_type == expected
+
+
 def a_batch(pipe, family, args):
     """One image, wider than high, and one text, encoded by the parts of a pipeline."""
     args.t5_tokens = 16
