@@ -278,7 +278,7 @@ def draw(draft_id: str) -> None:
     note = gr.HTML(apply_default_css=False)
     preview = gr.HTML(elem_id="setup-preview", apply_default_css=False)
     use = gr.Button("Use these settings", variant="primary", visible=False, elem_id="use-settings")
-    place = gr.Dropdown([], label="Its image folder", visible=False, interactive=True, elem_id="import-folder")
+    place = gr.Dropdown([], label="Image folder it names", visible=False, interactive=True, elem_id="import-folder")
     add = gr.Button("Add these images", size="sm", visible=False, elem_id="import-images")
     found = gr.State({})
     shown = [note, preview, use, place, add, found]
