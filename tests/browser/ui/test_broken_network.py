@@ -38,7 +38,7 @@ def test_buttons_work_after_the_stream_of_answers_broke(browser, server):
             page.locator("#start").click()
         # The click has its answer on another stream, or, where it already waited for this one, the page loads again.
         answer = page.locator("#problem").get_by_text("Add at least one image")
-        again = "!window.notReloaded && document.body.matches('.hp-open')"
+        again = "!window.notReloaded && document.body?.matches('.hp-open')"
         until(lambda: page.evaluate(again) or answer.is_visible(), "an answer or a new page")
 
         def works() -> bool:

@@ -60,7 +60,7 @@ def test_a_value_is_refused_in_one_line_and_each_wrong_field_has_its_own():
         ({"environment": {"A": "a\0b"}}, f"environment: A: {NUL}"),
         ({"extra": {"b": ["a\0b"]}}, f"extra: b: {NUL}"),
         ({"extra": {"--bad": 1}},
-         "extra: '--bad' is no name of a flag; write it without dashes, such as guidance_scale"),
+         "extra: '--bad' is not the name of a flag; write it without --, such as guidance_scale"),
     ):  # fmt: skip
         with pytest.raises(runs.RunError) as shown:
             runs.make({"name": "x", "backend": "diffusers", **fields})
