@@ -118,6 +118,7 @@ def test_a_restart_waits_for_imports_under_way_and_not_for_imports_that_never_en
     assert standby.off == "it has not imported everything yet"
     assert stuck and not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in stuck)
 
+    monkeypatch.setattr(standby.run.config.standby, "gate_s", 60.0)
     standby._begin(2, text)
     assert not standby.ready
     begun = standby.attempt
