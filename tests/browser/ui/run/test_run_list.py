@@ -22,7 +22,8 @@ def test_search_queue_and_list_are_all_there_with_30_runs(browser, data):
         open_page(page, server)
         page.get_by_role("tab", name="Runs").click()
         page.locator("#run-head").get_by_text("No run selected").wait_for()
-        assert page.locator("#log-fold").count() == 1 and not page.locator("[id$='-fold']:visible").count()
+        page.locator("#log-fold").wait_for(state="attached")
+        assert not page.locator("[id$='-fold']:visible").count()
         for number in range(NUMBER):
             write_run(data, f"cat {number:02}", state="completed", step=100)
         for name in WAITING:
