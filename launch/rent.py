@@ -193,7 +193,7 @@ OPTIONS = (
     ("--image NAME", ..., "the Dockerfile's image (USER_ID=0), where a pod can pull it: docker.io/ME/hangproof:1"),
     ("--volume ID", "", "a network volume; without it, a disk that only this pod has"),
     ("--data-center ID", "", "where the pod is to be, such as that of the volume"),
-    ("--stop", ("1", "always", ""), "stop after the run; half an hour after your stop (always: at once); empty: never"),
+    ("--stop", ("1", "always", ""), "after the run; half an hour after your stop (always: a minute); empty: never"),
 )
 
 

@@ -7,8 +7,8 @@ continues them.
 
 Variables, all optional; the files of `python -m launch docker|runpod` set them:
     HANGPROOF_START_RUN    the run to fetch from its store and to train; HANGPROOF_START_STORE: that store
-    HANGPROOF_STOP_POD     1: stop the rented machine when nothing is left to train, half an hour later where the user
-                           stopped a run and may start the next one; "always": then not later either
+    HANGPROOF_STOP_POD     1: stop the rented machine when nothing is left to train. After a stop by the user, who may
+                           start the next run, it waits half an hour; with "always" it does not
     HANGPROOF_STOP_AFTER_S seconds from the end of the last run to the stop: time to start the next one (default: 60)
     HANGPROOF_AUTH         USER:PASSWORD of the page. Without it the page answers inside the container only
 """

@@ -142,7 +142,7 @@ def numbers(optimizer: Any) -> dict[str, Any]:
 
 
 def allow_types(optimizer: Any, folder: Path) -> None:
-    """Have torch load objects of the optimizer's own library in a state, such as the norms of SCION. Not before torch 2.6.
+    """Have torch load objects of the optimizer's own library in a state, such as the norms of SCION (from torch 2.6 on).
 
     Only of classes, and of no large library: a state from someone else must not run what it likes.
     """
@@ -153,7 +153,8 @@ def allow_types(optimizer: Any, folder: Path) -> None:
     for module, _, name in (full.rpartition(".") for path in folder.glob("optimizer*.bin") for full in names(path)):
         if module.split(".")[0] == library and library not in ("torch", "transformers"):
             found = getattr(importlib.import_module(module), name)
-            torch.serialization.add_safe_globals([found] if isinstance(found, type) else [])
+            if isinstance(found, type):
+                torch.serialization.add_safe_globals([found])
 
 
 def keep_types(optimizer: Any) -> None:
