@@ -280,7 +280,7 @@ save, pause, resume = sample, stop, start  # the commands of these names
 
 
 def resume_all(args: argparse.Namespace) -> Answer:
-    """Start every run that was interrupted, up to eight at once. One that cannot be started does not stop the others."""
+    """Start every run that was interrupted, eight at once. One that cannot be started does not stop the others."""
     from concurrent.futures import ThreadPoolExecutor
 
     started, failed = [], 0
