@@ -120,11 +120,15 @@ class Restored:
         return None, {}
 
     def _check_same_run(self, manifest: Manifest, has_run: bool) -> None:
-        """Refuse to mix two runs of one name: a folder that never used this store needs the same spec, and a data set
-        that is here already the same images."""
-        if self.memory.store == self.place.address or SPEC not in manifest.files:
-            return
+        """Refuse to mix two runs of one name: a folder that never used this store, or shares no image with it (another
+        machine may have emptied it and used the name), needs the same spec and, where images are here, the same ones."""
         differing, where = list[str](), self.folder / "run.toml"
+        here = {f"data/{path.relative_to(self.data).as_posix()}" for path in images_in(self.data)}
+        there = [name for name in manifest.files if name.startswith("data/") and is_image_name(Path(name))]
+        same = [self._has(self._target(name), manifest.files[name]) for name in there]
+        known = self.memory.store == self.place.address and (any(same) or not here or not there)
+        if known or SPEC not in manifest.files:
+            return
         if has_run:
             member = manifest.files[SPEC]
             if member.size > SPEC_BYTES:
@@ -133,10 +137,7 @@ class Restored:
             own, stored = _read_toml(where), _read_toml(self.staging / SPEC)
             keys = (own.keys() | stored.keys()) - {*MAY_DIFFER}
             differing = sorted(key for key in keys if own.get(key) != stored.get(key))[:5]
-        here = {f"data/{path.relative_to(self.data).as_posix()}" for path in images_in(self.data)}
-        there = {name for name in manifest.files if name.startswith("data/") and is_image_name(Path(name))}
-        same = here <= there and all(self._has(self._target(name), manifest.files[name]) for name in there)
-        if not differing and here and not same:
+        if not differing and here and not (here <= {*there} and all(same)):
             differing, where = ["the images"], self.data
         if differing:
             other = "make this run again under another name, use another store, or delete "
