@@ -196,6 +196,8 @@ def run(args: argparse.Namespace) -> int:
         print(f"{one['store']}: {one['error'] or count(len(one['runs']), 'run')}")
         for row in one["runs"]:
             print(f"  {describe(row, datetime.now(UTC))}")
+        if len(one["runs"]) == MOST_RUNS:
+            print(f"  The store may have older runs: the {MOST_RUNS} newest are shown.")
     if not found:
         print("no store is known; set `store` in a run.toml, or add one: python -m launch fleet --add ADDRESS")
     report(args, "", found)

@@ -1,5 +1,6 @@
 """Runs on other machines: what a store holds is read, however broken or hostile; a stop goes through the store."""
 
+import argparse
 import json
 import socket
 from datetime import UTC, datetime
@@ -94,6 +95,15 @@ def test_the_stores_are_those_of_the_runs_and_those_that_were_added(data, monkey
         fleet.remove("/far/one")
     (data / fleet.STORES).write_text("{broken")
     assert fleet.stores() == ["/far/one"]
+
+
+def test_a_store_of_more_runs_than_are_shown_is_printed_with_that(data, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(fleet, "MOST_RUNS", 2)
+    for number in range(3):
+        args = argparse.Namespace(store=[str(tmp_path)], stop=None, add=None, remove=None, json=False)
+        put_run(tmp_path, f"cat-{number}")
+        assert fleet.run(args) == 0
+        assert ("the 2 newest are shown" in capsys.readouterr().out) == (number > 0)
 
 
 @pytest.mark.slow
