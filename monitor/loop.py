@@ -322,7 +322,8 @@ class Loop(Run):
         last_message_s = min(LAST_MESSAGE_S, self.remaining_s())
         try:
             if self.store is not None:
-                limit_s = min(self.config.store.release_s, self.remaining_s())
+                hurried, limits = state.shutdown is not None or not self.store.view.reachable, self.config
+                limit_s = min(limits.store.release_s if hurried else limits.end.preempt_total_s, self.remaining_s())
                 self.store.close(limit_s if self.at.state in FINAL else 0.0)
             with contextlib.ExitStack() as stack:
                 final = self.at.state in FINAL and self.at.state is not State.UNKILLABLE

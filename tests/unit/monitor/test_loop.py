@@ -126,6 +126,26 @@ def test_the_last_copy_to_the_store_has_its_time_which_a_second_stop_ends(make_l
     assert left[0] == pytest.approx(left_s, abs=5) if left_s else left[0] <= 0
 
 
+@pytest.mark.parametrize(
+    ("reachable", "shutdown", "limit_s"),
+    [
+        (True, None, 25),
+        (False, None, 5),
+        (True, Shutdown("stopped"), 5),
+        (True, Shutdown("preempted", gone_by_s=0.0), 0),
+    ],
+)
+def test_a_slow_store_has_time_to_learn_that_the_run_is_completed_where_nobody_waits(
+    make_loop, reachable, shutdown, limit_s
+):
+    run = make_loop()
+    run.store = Mock(holds=False, view=Mock(reachable=reachable), summary=dict)
+    run.enter(Transition(State.COMPLETED, "40 steps"))
+    run.state.shutdown = shutdown
+    run.close()
+    run.store.close.assert_called_once_with(limit_s)
+
+
 def test_new_steps_count_give_restarts_back_and_close_the_incident(make_loop, trained, monkeypatch):
     run, restart = make_loop(), config.load().restart
     closed = []
