@@ -212,6 +212,7 @@ class Heartbeat:
 
     @property
     def current_phase(self) -> str:
+        """The name of the phase, one of PHASES."""
         return PHASES[self.record.phase]
 
     @property

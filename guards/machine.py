@@ -19,19 +19,15 @@ ISA_LIMIT = "ONEDNN_MAX_CPU_ISA"
 BELOW_AMX = "AVX512_CORE_BF16"
 
 
-def has_broken_amx(cpuinfo: str) -> bool:
-    """Whether a processor, described as in /proc/cpuinfo, announces AMX and has no leaf for its tiles."""
-    level = re.search(r"^cpuid level\s*: (\d+)", cpuinfo, re.MULTILINE)
-    tiles = re.search(r"^flags\s*:.*\bamx_tile\b", cpuinfo, re.MULTILINE)
-    return level is not None and int(level[1]) < 0x1D and tiles is not None
-
-
 def avoid_amx() -> str:
     """Limit oneDNN in this process and its children, before torch computes. A line for the log, "" for no change.
 
     A limit that the user has set stays.
     """
-    if ISA_LIMIT in os.environ or not has_broken_amx(read_text(PROC / "cpuinfo")):
+    cpuinfo = read_text(PROC / "cpuinfo")
+    level = re.search(r"^cpuid level\s*: (\d+)", cpuinfo, re.MULTILINE)
+    tiles = re.search(r"^flags\s*:.*\bamx_tile\b", cpuinfo, re.MULTILINE)
+    if ISA_LIMIT in os.environ or level is None or int(level[1]) >= 0x1D or tiles is None:
         return ""
     os.environ[ISA_LIMIT] = BELOW_AMX
     return f"this virtual machine announces AMX but does not support it: {ISA_LIMIT}={BELOW_AMX}"

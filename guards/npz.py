@@ -65,6 +65,7 @@ class Archive(Mapping[str, "numpy.ndarray"], AbstractContextManager["Archive"]):
         return self._guarded(lambda: self._read(key), repr(key))
 
     def close(self) -> None:
+        """Close the file; members that were read stay."""
         self._zip.close()
 
     def _guarded(self, read: Callable[[], T], part: str) -> T:

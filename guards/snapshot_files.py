@@ -78,6 +78,7 @@ class Plan:
 
     @property
     def bytes(self) -> int:
+        """The size of the snapshot's file."""
         return len(self.layout.header) + self.layout.end + len(self.rest)
 
 

@@ -138,6 +138,7 @@ class Snapshots:
 
     @property
     def active(self) -> bool:
+        """Whether snapshots are taken."""
         return self.folder is not None and not self.off
 
     def due(self) -> bool:

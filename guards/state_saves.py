@@ -58,6 +58,7 @@ class StateSaves(contextlib.AbstractContextManager["StateSaves"]):
 
     @property
     def busy(self) -> bool:
+        """Whether a save is under way or waits."""
         return self._jobs.unfinished_tasks > 0
 
     def begin(self, step: int) -> None:
