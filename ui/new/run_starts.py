@@ -49,9 +49,8 @@ def start(draft_id: str) -> tuple[Path, list[str]]:
 
 def ask(draft_id: str, spec: "runs.RunSpec") -> None:
     """Raise RunError, the first time, where a person may have overlooked something: see `start`."""
-    questions = [form.undescribed(spec.trigger, draft.items(draft_id))]
-    if captioning.running(draft_id):
-        questions.append("Captions are still being written; the run would have those of this moment")
+    written = "Captions are still being written; the run would have those of this moment"
+    questions = [written if captioning.running(draft_id) else form.undescribed(spec.trigger, draft.items(draft_id))]
     if (rehearsed := rehearsal_folder(draft_id)).is_dir():
         from launch import rehearse
 
