@@ -26,6 +26,7 @@ from monitor.run_folder import read_json
 from runs import archives
 from runs.dataset import CAPTION_SUFFIXES
 from runs.files import RunError, atomic_write, explained
+from runs.paths import datasets_dir
 from runs.pictures import IMAGE_SUFFIXES, USABLE
 from ui import jobs
 from ui.dataset import draft_drop, draft_images
@@ -307,8 +308,9 @@ def files_of(root: Path, drop: str) -> tuple[list[Dropped], list[str]]:
     message for what is not added. A link is followed to a file inside the folder only. Raises RunError: the folder has
     no images, or too many files."""
     found: list[Dropped] = []
-    messages: list[str] = []
     outside, images, real = 0, 0, root.resolve()
+    ours = real.is_relative_to(datasets_dir().resolve())
+    messages = ["masks and weights are not added; 'New LoRA from this run' on a run's page copies them"] * ours
 
     def unread(error: OSError) -> None:
         messages.append(f"{error.filename}: the folder cannot be read; allow this user to read it")
