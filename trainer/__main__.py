@@ -13,7 +13,7 @@ from trainer.arguments import parse
 from trainer.errors import TrainError
 
 DISK = {
-    errno.ENOSPC: "the disk is full; free some space",
+    errno.ENOSPC: "the disk is full; free some space, or delete files where df -i shows no free inode",
     errno.EDQUOT: "the disk quota is used up; free some space",
     errno.EFBIG: "the file is larger than this file system or user may write; use another disk, or raise the limit",
     errno.EROFS: "the file system is read-only; use another folder",

@@ -141,7 +141,7 @@ def parser() -> Parser:
     add("discrete_flow_shift", float, 3.0)
     predictions = ["raw", "additive", "sigma_scaled"]
     add("model_prediction_type", help="default: sigma_scaled with FLUX.1 and Chroma, else raw", choices=predictions)
-    add("weighting_scheme", default="uniform", choices=WEIGHTINGS)
+    add("weighting_scheme", default="uniform", choices=WEIGHTINGS, help="sigma_sqrt, cosmap: with sigma_scaled only")
     add("logit_mean", float, 0.0)
     add("logit_std", float, 1.0)
     add("mode_scale", float, 1.29)

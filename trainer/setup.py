@@ -185,6 +185,9 @@ def check_family(args, family: families.Family, model: Path) -> None:
     """Raises a TrainError for flags that the model does not have, or that it needs; sets the default of its prediction."""
     default = "sigma_scaled" if family.key in ("flux", "chroma") else "raw"
     args.model_prediction_type = args.model_prediction_type or default
+    if args.weighting_scheme in ("sigma_sqrt", "cosmap") and args.model_prediction_type != "sigma_scaled":
+        ignored = f"--weighting_scheme {args.weighting_scheme} does nothing"
+        print(f"warning: {ignored}: it is of --model_prediction_type sigma_scaled only", flush=True)
     if family.key == "sdxl" and not args.v_parameterization:
         scheduler = models.config(model, "scheduler", "scheduler_config.json")
         if scheduler.get("prediction_type") == "v_prediction":

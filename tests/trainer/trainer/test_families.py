@@ -175,13 +175,14 @@ def test_a_model_that_predicts_velocity_is_trained_and_sampled_so(made, tmp_path
 
 
 @pytest.mark.parametrize("pipeline", PIPELINES)
-def test_without_a_flag_the_prediction_is_that_of_kohyas_trainer_for_the_family(made, pipeline):
+def test_without_a_flag_the_prediction_is_that_of_kohyas_trainer_for_the_family(made, pipeline, capsys):
     model, arguments = made(pipeline), flags("m", "d", "o", v_parameterization=pipeline == "StableDiffusionXLPipeline")
     at = arguments.index("--model_prediction_type")
-    args = parse(arguments[:at] + arguments[at + 2 :])
+    args = parse([*arguments[:at], *arguments[at + 2 :], "--weighting_scheme", "cosmap"])
     setup.check_family(args, families.of(model), model)
     expected = "sigma_scaled" if pipeline in ("FluxPipeline", "ChromaPipeline") else "raw"
     assert args.model_prediction_type == expected
+    assert ("--weighting_scheme cosmap does nothing" in capsys.readouterr().out) == (expected == "raw")
 
 
 def a_batch(pipe, family, args):
