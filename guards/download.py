@@ -125,7 +125,7 @@ def fetch(remote: Remote, target: Path, on_progress: OnProgress, lock: Path | No
             time.sleep(POLL_S)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            kept = f"the disk of {target.parent} is full; the {size_of(part)} bytes received are kept"
+            kept = f"the disk of {target.parent} is full ({error.strerror}); {size_of(part)} bytes received are kept"
             raise DownloadError("space", f"{kept}. Free some space and download again") from error
         text = f"cannot write {part}: {error.strerror or error}; fix the folder and download again"
         raise DownloadError("disk", text) from error

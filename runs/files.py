@@ -39,7 +39,7 @@ class RunError(Exception):
 
 
 REASONS = {
-    errno.ENOSPC: "the disk is full; free some space and try again",
+    errno.ENOSPC: "the disk is full; free some space and try again (delete files where df -i shows no free inode)",
     errno.EDQUOT: "your disk quota is used up; free some space and try again",
     errno.EACCES: "no permission to write there, or on Windows a program has a file open; close it, fix the folder's "
     "permissions, or set HANGPROOF_DATA to a folder of yours",

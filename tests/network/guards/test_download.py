@@ -110,7 +110,9 @@ def test_a_disk_that_fills_keeps_the_received_bytes_and_says_so(hub, tmp_path):
                     for _ in range(100):
                         file.write(bytes(8192))
 
-        with pytest.raises(DownloadError, match=r"the disk of .* is full; the \d+ bytes received are kept") as error:
+        with pytest.raises(
+            DownloadError, match=r"the disk of .* is full \(No space left .*\); \d+ bytes received are kept"
+        ) as error:
             get(target, on_progress=fill)
         kept = part(target.parent).stat().st_size
         assert error.value.kind == "space" and 100_000 < kept < len(CONTENT)
