@@ -306,17 +306,13 @@ class Slowdown:
                 self._usual.append(amounts)
         return True
 
-    def _figures(self, now_s: float) -> dict[str, float]:
-        """Of the slow time until now, compared with what was before it."""
+    def _explain(self, attempt: Attempt, step: int, under_way_s: float, now_s: float) -> None:
+        """Report a slow time once its cause is known, or has stayed unknown for long; end one that needs no pace."""
         from_s = now_s - self._window_s if self._since_s is None else self._from_s
         late = [amounts for at_s, amounts in self._recent if at_s >= max(from_s, now_s - MOST_S)]
         early = [amounts for at_s, amounts in self._recent if at_s < from_s]
-        return figures(add(late), add([*early, *self._usual]))
-
-    def _explain(self, attempt: Attempt, step: int, under_way_s: float, now_s: float) -> None:
-        """Report a slow time once its cause is known, or has stayed unknown for long; end one that needs no pace."""
-        figures = self._figures(now_s)
-        alone = match(figures, alone=True)
+        found = figures(add(late), add([*early, *self._usual]))  # of the slow time, compared with what was before it
+        alone = match(found, alone=True)
         if self._since_s is None:
             if alone is None:
                 self._report_over("its cause has passed")
@@ -325,7 +321,7 @@ class Slowdown:
         elif now_s - self._since_s < EVERY_S:
             return  # what the other programs do is measured from the beginning of the slow time
         else:
-            row = alone or match(figures) or TABLE[-1]
+            row = alone or match(found) or TABLE[-1]
             if row["name"] == UNKNOWN:
                 long = now_s - self._since_s >= UNEXPLAINED_WINDOWS * self._window_s
                 longer = self._pace.own and self._pace.now_s(under_way_s) >= UNEXPLAINED * self._pace.usual_s
@@ -333,7 +329,7 @@ class Slowdown:
             elif self.run.slow and self.run.slow["cause"] != UNKNOWN:
                 row = None
         if row is not None:
-            self._report(attempt, row, figures, step, under_way_s)
+            self._report(attempt, row, found, step, under_way_s)
 
     def _report(
         self, attempt: Attempt, row: dict[str, Any], figures: dict[str, float], step: int, under_way_s: float
