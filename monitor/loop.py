@@ -322,9 +322,9 @@ class Loop(Run):
         last_message_s = min(LAST_MESSAGE_S, self.remaining_s())
         try:
             if self.store is not None:
-                hurried, limits = state.shutdown is not None or not self.store.view.reachable, self.config
-                limit_s = min(limits.store.release_s if hurried else limits.end.preempt_total_s, self.remaining_s())
-                self.store.close(limit_s if self.at.state in FINAL else 0.0)
+                hurried = state.shutdown is not None or not self.store.view.reachable
+                limit_s = self.config.store.release_s if hurried else self.config.end.preempt_total_s
+                self.store.close(min(limit_s, self.remaining_s()) if self.at.state in FINAL else 0.0)
             with contextlib.ExitStack() as stack:
                 final = self.at.state in FINAL and self.at.state is not State.UNKILLABLE
                 stack.callback(self.queue.release)  # last of these: nothing of the run uses the GPU any more
