@@ -142,7 +142,7 @@ def recover(run: Run, attempt: Attempt, incident: Incident) -> Transition:
         change = next_attempt.next_change(run, cause.ladder)
     mark = f"{evidence.phase}/{evidence.step}/{cause.name}"  # the same failure twice has the same fingerprint
     history, stop, wait_s = state.history.after_failure(mark, bool(change), limits, cause.wait_s)
-    stop = stop if cause.restart else cause.explanation
+    stop = stop if cause.restart else "a restart cannot help"
     if stop:
         checkpoints.keep_newest(run, run.pause)  # the message names the checkpoint that is kept
         code = EXIT_BUDGET if cause.restart else None
@@ -248,8 +248,7 @@ def _close_given_up(run: Run, incident: Incident, reason: str) -> str:
     parts = [f"{cause.title}."]
     if run.several:
         parts.append(f"Machine {run.folder.machine} ({socket.gethostname()}), rank {incident.evidence.rank}.")
-    parts += filter(None, [cause.explanation, cause.advice])
-    parts += [f"Gave up: {reason}."] if reason != cause.explanation else []
+    parts += filter(None, [cause.explanation, cause.advice, f"Gave up: {reason}."])
     # The last line of the log, where a launcher's own traceback has pushed the trainer's error out of sight.
     run.folder.mark_log(f"stopped: {' '.join(parts).splitlines()[0]}")
     return " ".join([*parts, f"See incidents/{incident.number}/report.md"])

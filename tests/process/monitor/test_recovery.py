@@ -282,7 +282,8 @@ def test_a_cause_that_no_restart_removes_ends_the_run_at_once_with_what_to_do(ma
     result = fail(loop, trained(loop), exit_code=2, log="train.py: error: no such option: --x")
     cause = loop.incident.cause
     assert not cause.restart and result == Transition(State.FAILED, result.message)
-    assert result.message == f"{cause.title}. {cause.explanation} {cause.advice} See incidents/0001/report.md"
+    why = f"{cause.title}. {cause.explanation} {cause.advice} Gave up: a restart cannot help."
+    assert result.message == f"{why} See incidents/0001/report.md"
     assert "toy-step00000008-state is kept, and a new start resumes from it" in loop.incident.outcome
 
 
