@@ -142,7 +142,8 @@ def recover(run: Run, attempt: Attempt, incident: Incident) -> Transition:
         change = next_attempt.next_change(run, cause.ladder)
     mark = f"{evidence.phase}/{evidence.step}/{cause.name}"  # the same failure twice has the same fingerprint
     history, stop, wait_s = state.history.after_failure(mark, bool(change), limits, cause.wait_s)
-    stop = stop if cause.restart else "a restart cannot help"
+    if not (cause.restart or (cause.may_return and state.best_step)):
+        stop = "a restart cannot help"
     if stop:
         checkpoints.keep_newest(run, run.pause)  # the message names the checkpoint that is kept
         code = EXIT_BUDGET if cause.restart else None

@@ -256,6 +256,7 @@ class Cause:
     ladder: list[str] = field(default_factory=list)
     wait_s: float = 0.0
     restart: bool = True
+    may_return: bool = False  # restart all the same once the run has trained: what it needs was there
     at_once: bool = False  # use the ladder from the first failure on, not from the second
     advice: str = ""
     damages_memory: bool = False  # snapshots in memory that were written since then are not trusted
