@@ -7,8 +7,8 @@ permission for the kernel log, an I/O error) is named in `Evidence.missing` and 
 failure, but the restart does not depend on it.
 
 A row matches when each of its conditions holds; a list holds when one of its entries does. `stack` is a pattern for a
-`file.py:function` of the main thread of the rank in question (other threads always wait somewhere), `log`, `error` and
-`note` are regular expressions, `host` is one of `facts`; the others are values of the evidence. `error` is only the
+`file.py:function` of the main thread of the rank in question (other threads always wait somewhere), `log`, `error`,
+`note` and `kernel` (its log) are regular expressions, `host` is one of `facts`; the others are values of the evidence. `error` is only the
 exception that ended the run: what a library could not import at the start, and did without, is in the log, too.
 """
 
@@ -236,8 +236,6 @@ TABLE: list[dict[str, Any]] = tomllib.loads(Path(__file__).with_name("causes.tom
 LINES, WIDTH = 300, 4000  # of the log: an older line is not about how the run ended, a longer one makes searches slow
 CUT = " … "  # in the middle of a longer line: a launcher's error ends with the exit code, behind the complete command
 BUSY = 95  # percent of a GPU
-# A GPU is broken or lost; 13, 31, 43, 45 are a program's own fault or its exit: docs.nvidia.com/deploy/xid-errors
-LOST_XID = {46, 48, 54, 56, 57, 58, 61, 62, 63, 64, 74, 79, 92, 94, 95, 109, 110, 119, 120, 136, 140, 143, 154}
 _LAUNCHER = ("subprocess.CalledProcessError", "torch.distributed.elastic")
 _EXCEPTION = re.compile(r"([\w.]+\.)?[A-Z]\w*(Error|Exception|Interrupt|Exit)\b|[a-z_]\w*(\.\w+)*\.[A-Z]\w*: |error: ")
 _MORE = 12  # lines of one exception's message
@@ -282,7 +280,9 @@ def match(evidence: Evidence) -> Cause:
         "file": f" The last file that the log names before it is {files[-1]}." if files else "",
         "where": f" The main thread was in {where}." if where else "",
         "worker": evidence.worker(),
-        "kernel": next((line.rstrip(".") for line in evidence.kernel if "Xid" in line or "GPU" in line), "no line"),
+        "kernel": next(
+            (line.rstrip(".") for line in evidence.kernel if _found(row["match"].get("kernel", []), line)), ""
+        ),
         "wchan": next((p["wchan"] for p in evidence.processes if p["state"] == "D" and p["wchan"]), "the kernel"),
     }
     texts = {key: row[key].format_map(values) for key in ("title", "explanation", "advice") if key in row}
@@ -298,6 +298,7 @@ def row_of(evidence: Evidence) -> dict[str, Any]:
     own = evidence.note * (evidence.outcome == "failed")  # the log lacks it where its disk is full
     lines = [line for line in log_lines(evidence.log_tail) if " skipped: " not in line]  # a sample image, and why
     texts = {"note": f"{evidence.note} {evidence.ended}", "log": "\n".join([*lines, own])}
+    texts["kernel"] = "\n".join(evidence.kernel)
     killed = evidence.signal or re.search(r"died with <Signals|exitcode\s*: -", texts["log"])
     raised = evidence.outcome in ("", "failed") and not killed
     texts["error"] = "\n".join([*_ending(evidence)[1], own]) if raised else ""
@@ -322,7 +323,6 @@ def row_of(evidence: Evidence) -> dict[str, Any]:
 
 def facts(evidence: Evidence) -> set[str]:
     """What rows may name under `host`."""
-    xids = {int(n) for line in evidence.kernel for n in re.findall(r"Xid \([^)]*\): (\d+)", line)}
     late = evidence.late()
     trainers = [p for p in evidence.processes if p["trainer"]]
     ours = {p["pid"] for p in trainers}
@@ -331,7 +331,6 @@ def facts(evidence: Evidence) -> set[str]:
     found = {
         "oom_killed": evidence.host.get("oom_kills", 0) > 0
         or any("ut of memory" in line or "oom-kill" in line for line in evidence.kernel),
-        "gpu_lost": not xids.isdisjoint(LOST_XID) or bool(re.search("GPU (reset|HANG)", "\n".join(evidence.kernel))),
         "gpu_busy": any((g.get("utilization") or 0) >= BUSY and ours & set(g.get("pids", ())) for g in evidence.gpu),
         "late_rank": late is not None,
         "trainer_stopped": any(p["state"] in ("T", "t") for p in trainers),
