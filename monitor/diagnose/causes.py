@@ -8,8 +8,8 @@ failure, but the restart does not depend on it.
 
 A row matches when each of its conditions holds; a list holds when one of its entries does. `stack` is a pattern for a
 `file.py:function` of the main thread of the rank in question (other threads always wait somewhere), `log`, `error`,
-`note` and `kernel` (its log) are regular expressions, `host` is one of `facts`; the others are values of the evidence. `error` is only the
-exception that ended the run: what a library could not import at the start, and did without, is in the log, too.
+`note` and `kernel` are regular expressions, `host` is one of `facts`; the others are values of the evidence. `error` is
+only the exception that ended the run: what a library could not import, and did without, is in the log, too.
 """
 
 from __future__ import annotations
@@ -239,9 +239,8 @@ BUSY = 95  # percent of a GPU
 _LAUNCHER = ("subprocess.CalledProcessError", "torch.distributed.elastic")
 _EXCEPTION = re.compile(r"([\w.]+\.)?[A-Z]\w*(Error|Exception|Interrupt|Exit)\b|[a-z_]\w*(\.\w+)*\.[A-Z]\w*: |error: ")
 _MORE = 12  # lines of one exception's message
-_FILE = re.compile(
-    r"((?:\b[a-z]:)?[\w.~-]*[\\/][^\"'<>|:]{0,250}\.(?:safetensors|sft|ckpt|pt|png|jpe?g|webp|npz|txt|toml))\b", re.I
-)
+_NAME = r"[\w.~-]*[\\/](?:[^\"'<>|:\[\]\s]| (?![\\/])){0,250}"  # of a file with its folder; both may have spaces
+_FILE = re.compile(rf"((?:\b[a-z]:)?{_NAME}\.(?:safetensors|sft|ckpt|pt|png|jpe?g|webp|npz|txt|toml))\b", re.I)
 
 
 @dataclass(frozen=True)
@@ -264,7 +263,7 @@ def match(evidence: Evidence) -> Cause:
     """The probable cause: the first row that matches, its texts filled in from the evidence."""
     row, late, where = row_of(evidence), evidence.late(), evidence.where()
     line = _line([*row["match"].get("log", []), *row["match"].get("error", [])], evidence)
-    files = _FILE.findall("\n".join(_ending(evidence)[0][-50:]))
+    files = _FILE.findall("\n".join(_ending(evidence)[0][-20:]))
     values = {
         "phase": PHASES.get(evidence.phase, evidence.phase),
         "note": evidence.note.rstrip(". ") or "no message was recorded",
