@@ -245,14 +245,13 @@ def _close_given_up(run: Run, incident: Incident, reason: str) -> str:
     newest = checkpoints.newest(run.state_folders())
     kept = f"; {newest.name} is kept, and a new start resumes from it" if newest else ""
     incident.close(run.folder, f"the run gave up: {reason}{kept}")
-    cause = incident.cause
-    parts = [f"{cause.title}."]
-    if run.several:
-        parts.append(f"Machine {run.folder.machine} ({socket.gethostname()}), rank {incident.evidence.rank}.")
-    parts += filter(None, [cause.explanation, cause.advice, f"Gave up: {reason}."])
+    cause, rank = incident.cause, incident.evidence.rank
+    machine = f"Machine {run.folder.machine} ({socket.gethostname()}), rank {rank}." if run.several else ""
+    parts = [f"{cause.title}.", machine, cause.explanation, cause.advice, f"Gave up: {reason}."]
+    said = " ".join(filter(None, parts))
     # The last line of the log, where a launcher's own traceback has pushed the trainer's error out of sight.
-    run.folder.mark_log(f"stopped: {' '.join(parts).splitlines()[0]}")
-    return " ".join([*parts, f"See incidents/{incident.number}/report.md"])
+    run.folder.mark_log(f"stopped: {said.splitlines()[0]}")
+    return f"{said} See incidents/{incident.number}/report.md"
 
 
 def stopped_on_request(status: ExitStatus, view: Observation) -> bool:
