@@ -142,7 +142,10 @@ def recover(run: Run, attempt: Attempt, incident: Incident) -> Transition:
         change = next_attempt.next_change(run, cause.ladder)
     mark = f"{evidence.phase}/{evidence.step}/{cause.name}"  # the same failure twice has the same fingerprint
     history, stop, wait_s = state.history.after_failure(mark, bool(change), limits, cause.wait_s)
-    stop = stop if cause.restart else cause.explanation
+    # Without a heartbeat, as of a user's own script, nobody knows whether it has trained.
+    trained = state.best_step or (run.folder.foreign and not view.beats)
+    if not (cause.restart or (cause.may_return and trained)):
+        stop = "a restart cannot help"
     if stop:
         checkpoints.keep_newest(run, run.pause)  # the message names the checkpoint that is kept
         code = EXIT_BUDGET if cause.restart else None
@@ -244,15 +247,13 @@ def _close_given_up(run: Run, incident: Incident, reason: str) -> str:
     newest = checkpoints.newest(run.state_folders())
     kept = f"; {newest.name} is kept, and a new start resumes from it" if newest else ""
     incident.close(run.folder, f"the run gave up: {reason}{kept}")
-    cause = incident.cause
-    parts = [f"{cause.title}."]
-    if run.several:
-        parts.append(f"Machine {run.folder.machine} ({socket.gethostname()}), rank {incident.evidence.rank}.")
-    parts += filter(None, [cause.explanation, cause.advice])
-    parts += [f"Gave up: {reason}."] if reason != cause.explanation else []
+    cause, rank = incident.cause, incident.evidence.rank
+    machine = f"Machine {run.folder.machine} ({socket.gethostname()}), rank {rank}." if run.several else ""
+    parts = [f"{cause.title}.", machine, cause.explanation, cause.advice, f"Gave up: {reason}."]
+    said = " ".join(filter(None, parts))
     # The last line of the log, where a launcher's own traceback has pushed the trainer's error out of sight.
-    run.folder.mark_log(f"stopped: {' '.join(parts).splitlines()[0]}")
-    return " ".join([*parts, f"See incidents/{incident.number}/report.md"])
+    run.folder.mark_log(f"stopped: {said.splitlines()[0]}")
+    return f"{said} See incidents/{incident.number}/report.md"
 
 
 def stopped_on_request(status: ExitStatus, view: Observation) -> bool:

@@ -7,8 +7,9 @@ permission for the kernel log, an I/O error) is named in `Evidence.missing` and 
 failure, but the restart does not depend on it.
 
 A row matches when each of its conditions holds; a list holds when one of its entries does. `stack` is a pattern for a
-`file.py:function` of the main thread of the rank in question (other threads always wait somewhere), `log` and `note`
-are regular expressions, `host` is one of `facts`; the others are values of the evidence.
+`file.py:function` of the main thread of the rank in question (other threads always wait somewhere), `log`, `error`,
+`note` and `kernel` are regular expressions, `host` is one of `facts`; the others are values of the evidence. `error` is
+only the exception that ended the run: what a library could not import, and did without, is in the log, too.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import os
 import re
 import shutil
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +36,7 @@ from monitor.process import platform
 from monitor.process.platform import ProcessInfo, signal_name
 from monitor.state import ExitStatus, Verdict
 
-KERNEL_FAULTS = ("Xid", "Out of memory", "oom-kill", "I/O error")
+KERNEL_FAULTS = ("Xid", "GPU reset", "GPU HANG", "Out of memory", "oom-kill", "I/O error")
 LORA_DAMAGED = "lora_damaged"  # Evidence.outcome: the script exited, but its LoRA is missing or does not verify
 MEMINFO, KMSG = "/proc/meminfo", "/dev/kmsg"
 KERNEL_RECORDS = 20_000  # read at most; the kernel's buffer rarely holds more
@@ -234,10 +236,11 @@ TABLE: list[dict[str, Any]] = tomllib.loads(Path(__file__).with_name("causes.tom
 LINES, WIDTH = 300, 4000  # of the log: an older line is not about how the run ended, a longer one makes searches slow
 CUT = " … "  # in the middle of a longer line: a launcher's error ends with the exit code, behind the complete command
 BUSY = 95  # percent of a GPU
-# A GPU is broken or lost; 13, 31, 43, 45 are a program's own fault or its exit: docs.nvidia.com/deploy/xid-errors
-LOST_XID = {46, 48, 54, 56, 57, 58, 61, 62, 63, 64, 74, 79, 92, 94, 95, 109, 110, 119, 120, 136, 140, 143, 154}
 _LAUNCHER = ("subprocess.CalledProcessError", "torch.distributed.elastic")
-_EXCEPTION = re.compile(r"^([\w.]+\.)?[A-Z]\w*(Error|Exception|Interrupt|Exit)\b")
+_EXCEPTION = re.compile(r"([\w.]+\.)?[A-Z]\w*(Error|Exception|Interrupt|Exit)\b|[a-z_]\w*(\.\w+)*\.[A-Z]\w*: |error: ")
+_MORE = 12  # lines of one exception's message
+_NAME = r"[\w.~-]*[\\/](?:[^\"'<>|:\[\]\s]| (?![\\/])){0,250}"  # of a file with its folder; both may have spaces
+_FILE = re.compile(rf"((?:\b[a-z]:)?{_NAME}\.(?:safetensors|sft|ckpt|pt|png|jpe?g|webp|npz|txt|toml))\b", re.I)
 
 
 @dataclass(frozen=True)
@@ -250,6 +253,7 @@ class Cause:
     ladder: list[str] = field(default_factory=list)
     wait_s: float = 0.0
     restart: bool = True
+    may_return: bool = False  # restart all the same once the run has trained: what it needs was there
     at_once: bool = False  # use the ladder from the first failure on, not from the second
     advice: str = ""
     damages_memory: bool = False  # snapshots in memory that were written since then are not trusted
@@ -258,7 +262,8 @@ class Cause:
 def match(evidence: Evidence) -> Cause:
     """The probable cause: the first row that matches, its texts filled in from the evidence."""
     row, late, where = row_of(evidence), evidence.late(), evidence.where()
-    line = _line(row["match"].get("log", []), evidence)
+    line = _line([*row["match"].get("log", []), *row["match"].get("error", [])], evidence)
+    files = _FILE.findall("\n".join(_ending(evidence)[0][-20:]))
     values = {
         "phase": PHASES.get(evidence.phase, evidence.phase),
         "note": evidence.note.rstrip(". ") or "no message was recorded",
@@ -271,9 +276,12 @@ def match(evidence: Evidence) -> Cause:
         else "the evidence does not show which one was late",
         "line": line.rstrip(". "),
         "error": re.sub(r"^(\S+: |.* launch: )?error: ", "", line).rstrip(". "),  # argparse: `train.py: error: …`
+        "file": f" The last file that the log names before it is {files[-1]}." if files else "",
         "where": f" The main thread was in {where}." if where else "",
         "worker": evidence.worker(),
-        "kernel": next((line.rstrip(".") for line in evidence.kernel if "Xid" in line), "no line"),
+        "kernel": next(
+            (line.rstrip(".") for line in evidence.kernel if _found(row["match"].get("kernel", []), line)), ""
+        ),
         "wchan": next((p["wchan"] for p in evidence.processes if p["state"] == "D" and p["wchan"]), "the kernel"),
     }
     texts = {key: row[key].format_map(values) for key in ("title", "explanation", "advice") if key in row}
@@ -287,9 +295,14 @@ def row_of(evidence: Evidence) -> dict[str, Any]:
         evidence = replace(evidence, kind="hang", outcome="", note=late["note"])
     frames = [frame.name for text in evidence.rank_stacks() for frame in probe.frames(text)]
     own = evidence.note * (evidence.outcome == "failed")  # the log lacks it where its disk is full
-    texts = {"note": f"{evidence.note} {evidence.ended}", "log": "\n".join([*log_lines(evidence.log_tail), own])}
+    lines = [line for line in log_lines(evidence.log_tail) if " skipped: " not in line]  # a sample image, and why
+    texts = {"note": f"{evidence.note} {evidence.ended}", "log": "\n".join([*lines, own])}
+    texts["kernel"] = "\n".join(evidence.kernel)
+    killed = evidence.signal or re.search(r"died with <Signals|exitcode\s*: -", texts["log"])
+    raised = evidence.outcome in ("", "failed") and not killed
+    texts["error"] = "\n".join([*_ending(evidence)[1], own]) if raised else ""
     # A launcher reports the exit code of its child; its own is often 1.
-    launchers = re.findall(r"returned non-zero exit status (\d+)|exitcode\s*: (\d+)", texts["log"])
+    launchers = re.findall(r"returned non-zero exit status (-?\d+)|exitcode\s*: (\d+)", texts["log"])
     values: dict[str, set[Any]] = {
         "kind": {evidence.kind},
         "phases": {evidence.phase},
@@ -309,7 +322,6 @@ def row_of(evidence: Evidence) -> dict[str, Any]:
 
 def facts(evidence: Evidence) -> set[str]:
     """What rows may name under `host`."""
-    xids = {int(n) for line in evidence.kernel for n in re.findall(r"Xid \([^)]*\): (\d+)", line)}
     late = evidence.late()
     trainers = [p for p in evidence.processes if p["trainer"]]
     ours = {p["pid"] for p in trainers}
@@ -318,7 +330,6 @@ def facts(evidence: Evidence) -> set[str]:
     found = {
         "oom_killed": evidence.host.get("oom_kills", 0) > 0
         or any("ut of memory" in line or "oom-kill" in line for line in evidence.kernel),
-        "gpu_lost": not xids.isdisjoint(LOST_XID),
         "gpu_busy": any((g.get("utilization") or 0) >= BUSY and ours & set(g.get("pids", ())) for g in evidence.gpu),
         "late_rank": late is not None,
         "trainer_stopped": any(p["state"] in ("T", "t") for p in trainers),
@@ -332,14 +343,22 @@ def _found(patterns: list[str], text: str) -> bool:
     return any(re.search(pattern, text, re.IGNORECASE | re.MULTILINE) for pattern in patterns)
 
 
+def _ending(evidence: Evidence) -> tuple[list[str], list[str]]:
+    """The log before the exception that ended the run, and that exception with its message; a launcher's own is none."""
+    lines = [line.strip() for line in log_lines(evidence.log_tail)]
+    starts = [i for i, line in enumerate(lines) if _EXCEPTION.match(line) and not line.startswith(_LAUNCHER)]
+    if not starts:
+        return lines, []
+    error = list(takewhile(lambda line: not line.startswith(("Traceback", *_LAUNCHER)), lines[starts[-1] :]))[:_MORE]
+    return lines[: starts[-1]], [" ".join(error[:2]), *error[2:]] if error[0].endswith(":") else error
+
+
 def _line(patterns: list[str], evidence: Evidence) -> str:
     """The line of the log that shows this cause; else the last error, the rank's note, or the last line."""
-    lines = [line.strip() for line in log_lines(evidence.log_tail)]
-    # A launcher reports the exit of its child as an exception of its own; the child's is the one to show.
-    errors = [line[:400] for line in lines if _EXCEPTION.match(line) and not line.startswith(_LAUNCHER)]
-    last = errors[-1] if errors else ""
+    last = "".join(_ending(evidence)[1][:1])[:400]
     if last and (not patterns or _found(patterns, last)):
         return last
+    lines = [line.strip() for line in log_lines(evidence.log_tail)]
     shows = [line for line in lines if _found(patterns, line) and not line.startswith("Traceback")]
     own = [line for line in shows if not line.startswith(_LAUNCHER)]
     line = (own or shows)[-1] if shows else last or evidence.note or (lines[-1] if lines else "the log is empty")

@@ -303,7 +303,7 @@ def cost_of_all(found: list[Incident]) -> str:
 
 
 def incident(one: Incident) -> tuple[object, ...]:
-    """What is shown of one hang or crash: its number, title, where it was, explanation, the change for the restart,
+    """What is shown of one hang or crash: its number, title, place, cause with what to do, the change for the restart,
     whether it recovered, what it cost, and the report."""
     f = one.fields
     what = {"hang": "Hung", "crash": "Crashed"}.get(str(f.get("kind")), str(f.get("kind") or "Incident"))
@@ -314,8 +314,9 @@ def incident(one: Incident) -> tuple[object, ...]:
     changed = f.get("changed")
     changed = "; ".join(map(str, changed)) if isinstance(changed, list) else str(changed or "")
     recovered, report = number_of(f, "recover_s") is not None, Markup(local_times(markdown(one.report)))
-    title = title[:1].upper() + title[1:]
-    return one.number, title, f"{what} {where}", f.get("explanation"), changed, recovered, costs(f), report
+    known = f.get("diagnosis")
+    why = " ".join(filter(None, [f.get("explanation"), known.get("advice") if isinstance(known, dict) else ""]))
+    return one.number, title[:1].upper() + title[1:], f"{what} {where}", why, changed, recovered, costs(f), report
 
 
 def costs(fields: dict[str, Any]) -> list[Fact]:

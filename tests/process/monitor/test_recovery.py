@@ -282,8 +282,18 @@ def test_a_cause_that_no_restart_removes_ends_the_run_at_once_with_what_to_do(ma
     result = fail(loop, trained(loop), exit_code=2, log="train.py: error: no such option: --x")
     cause = loop.incident.cause
     assert not cause.restart and result == Transition(State.FAILED, result.message)
-    assert result.message == f"{cause.title}. {cause.explanation} {cause.advice} See incidents/0001/report.md"
+    why = f"{cause.title}. {cause.explanation} {cause.advice} Gave up: a restart cannot help."
+    assert result.message == f"{why} See incidents/0001/report.md"
     assert "toy-step00000008-state is kept, and a new start resumes from it" in loop.incident.outcome
+
+
+@pytest.mark.parametrize(("best_step", "state"), [(0, State.FAILED), (10, State.BACKOFF)])
+def test_a_file_that_an_earlier_attempt_found_may_come_back(best_step, state, make_loop, trained):
+    loop = make_loop()
+    loop.state.best_step = best_step
+    error = "FileNotFoundError: [Errno 2] No such file or directory: '/nas/flux1-dev.safetensors'"
+    assert fail(loop, trained(loop), phase="load", exit_code=1, log=error).state is state
+    assert loop.incident.cause.name == "file_missing" and "/nas/flux1-dev" in loop.incident.cause.explanation
 
 
 def test_the_second_failure_of_a_cause_changes_something(make_loop, trained, monkeypatch):

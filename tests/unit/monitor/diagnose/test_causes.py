@@ -125,6 +125,7 @@ def test_evidence_that_cannot_be_read_is_named(what, tmp_path, monkeypatch):
         path = str(tmp_path / "file")
         if value != "absent":
             (tmp_path / "file").write_text(value)
+    monkeypatch.setattr(causes, "KMSG", os.devnull)  # another program of this machine may have filled its memory
     monkeypatch.setattr(causes, name, path)
     found = hung(attempt(tmp_path, beat()))
     assert any(missing.startswith(sentence) for missing in found.missing), found.missing
@@ -256,6 +257,16 @@ def test_the_cause_of(what):
     cause = causes.match(evidence)
     assert cause.name == name
     assert cause.title and cause.explanation and "{" not in cause.title + cause.explanation + cause.advice
+
+
+@pytest.mark.parametrize(("kind", "phase"), [("stops", "load"), ("restarts", "step")])
+def test_what_the_trainers_of_the_field_print_stops_a_run_where_no_restart_helps(kind, phase):
+    wrong = []
+    for name, lines in TABLE[kind].items():
+        for line in lines:
+            cause = causes.match(crash(log(line), phase=phase, exit_code=1, outcome="failed", note=line[:240]))
+            wrong += [line] if (cause.name, cause.restart) != (name, kind == "restarts") else []
+    assert wrong == []
 
 
 def test_every_row_of_the_table_is_matched_by_one_of_these():

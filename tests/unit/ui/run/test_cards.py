@@ -35,7 +35,7 @@ def test_old_figures_of_a_monitor_that_does_not_respond_are_called_old(data):
 
 
 def test_incidents_show_the_change_and_the_cost_the_latest_first(folder):
-    write_incident(folder, "0010", step=9)
+    write_incident(folder, "0010", step=9, explanation="Why.", diagnosis={"advice": "What to do."})
     assert "Cost:" not in cards.incidents(view.incidents(folder))
     fields = {"resumed_from": 30, "steps_repeated": 11, "detect_s": 2.25, "recover_s": 71, "changed": "workers 2 → 0"}
     write_incident(folder, "0002", report="# Hang\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n**bold**", **fields)
@@ -44,7 +44,7 @@ def test_incidents_show_the_change_and_the_cost_the_latest_first(folder):
     markup = cards.incidents(found)
     shown = ["Hung after step 41", "Loader worker stuck", "workers 2 → 0", ">2.2 s<", "1 min 11 s", "step 30", ">11<"]
     shown += ["step 40, in memory", "Steps trained twice", "<strong>bold</strong>", "<td>1</td>"]
-    shown += ["Cost: 1 min 14 s until the next new step, 12 steps trained twice"]
+    shown += ["Cost: 1 min 14 s until the next new step, 12 steps trained twice", "Why. What to do."]
     assert [text for text in shown if text not in markup] == []
     assert [one.number for one in found] == ["0010", "0002", "0001"]
 
