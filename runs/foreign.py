@@ -151,6 +151,8 @@ def _read_table(out: Settings, name: str, text: str) -> bool:
         kind, parse = "JSON", json.loads
     elif len(text) <= MAX_SCRIPT and re.search(r"^(job|config)[ \t]*:", text, re.MULTILINE):
         kind, parse = "YAML", yaml.safe_load
+    if kind == "TOML" and any(line.count(".") > 300 for line in text.split("\n")):
+        raise RecursionError  # a.a.a…=1: tomllib takes time and memory by the square of the dots
     try:
         if kind == "YAML" and any(isinstance(one, yaml.AliasEvent) for one in yaml.parse(text, yaml.SafeLoader)):
             raise ValueError("it has references, such as *name, of which a few can fill all memory; write them out")
