@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 
 import pytest
 from foreign_helpers import GUI, example, imported, row
@@ -73,10 +74,14 @@ def test_what_cannot_be_imported_says_why():
         ("x" * (MAX_SCRIPT + 1), "larger than"),
         ('{"LoRA_type": ' + "[" * 20000, "nested too deeply"),
         ("a" + ".a" * 100_000 + " = 1", "nested too deeply"),  # it took tomllib all memory
+        ("config: " + "[" * 60_000, "nested too deeply"),  # and PyYAML minutes
     ):
         with pytest.raises(RunError) as error:
             imported(("", text))
         assert words in str(error.value)
+    began_s = time.process_time()
+    read([("", json.dumps({**GUI, "additional_parameters": "--a " * 200_000}))])  # as long as a script may be
+    assert time.process_time() - began_s < 20
     script, job, gui = "python flux_train_network.py --network_dim 4", example("ai_toolkit.yaml"), json.dumps(GUI)
     for one, other in ((script, job), (job, script), (gui, script), (job, gui)):  # else a run has settings of both
         with pytest.raises(RunError, match="one at a time"):
