@@ -159,7 +159,12 @@ def test_a_json_of_kohya_ss_means_what_its_gui_writes_as_flags():
     assert extra["max_grad_norm"] == "False", "of the VRAM choice's own optimizer"
     assert row(one, "xformers").outcome == "changed" and one.folders[0].path == "/data/cats"
     secret = row(one, "wandb_api_key")
-    assert secret.outcome == "changed" and "kept apart" in secret.text and "sk-very" not in str(one.rows)
+    assert (
+        secret.outcome == "changed"
+        and "kept apart" in secret.text
+        and "Not yours?" in secret.text
+        and "sk-very" not in str(one.rows)
+    )
     assert one.fields["environment"] == {"WANDB_API_KEY": "sk-very-secret"}
     assert "wandb_api_key" not in one.fields["extra"]
     gui = {"LoRA_type": "Kohya LoCon", "conv_dim": 8, "multi_gpu": True, "num_processes": 2}
