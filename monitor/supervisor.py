@@ -69,10 +69,13 @@ def supervise(
     began_s = time.time()
     run_folder = RunFolder(folder, echo, machine_number(folder, os.environ))
     lock = Lock(run_folder.own / LOCK)
-    if not lock.acquire(patience_s=2.0):
-        raise AlreadyWatched(
-            f"{folder}: another monitor watches this run; see `python -m monitor status {folder.name}`"
-        )
+    try:
+        if not lock.acquire(patience_s=2.0):
+            already = f"another monitor watches this run; see `python -m monitor status {folder.name}`"
+            raise AlreadyWatched(f"{folder}: {already}")
+    except PermissionError as error:
+        fix = "start the run as the account that owns its folder, or change the owner"
+        raise MonitorError(f"{error.filename}: this account may not write there; {fix}") from error
     try:
         if done := nothing_left(folder):
             print_line(f"{folder.name}: {done}", sys.stdout)

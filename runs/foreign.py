@@ -151,6 +151,9 @@ def _read_table(out: Settings, name: str, text: str) -> bool:
         kind, parse = "JSON", json.loads
     elif len(text) <= MAX_SCRIPT and re.search(r"^(job|config)[ \t]*:", text, re.MULTILINE):
         kind, parse = "YAML", yaml.safe_load
+    dots = max(line.count(".") for line in text.split("\n")) if kind == "TOML" else 0
+    if dots > 300 or (kind == "YAML" and text.count("[") > 1000):
+        raise RecursionError  # a.a.a…=1 and [[[…: their parsers take time, and tomllib memory, by the square
     try:
         if kind == "YAML" and any(isinstance(one, yaml.AliasEvent) for one in yaml.parse(text, yaml.SafeLoader)):
             raise ValueError("it has references, such as *name, of which a few can fill all memory; write them out")
@@ -320,7 +323,7 @@ def _rest(out: Settings, table: Mapping[str, Any]) -> None:
     named = re.match(r"\s*trigger(?: words?)?\s*:\s*(.+)", texts.get("training_comment", ""), re.IGNORECASE)
     if path or named:
         out.add_folder(path, None, named and named[1])
-    for training in trainings(f"train_network.py {texts.get('additional_parameters', '')}"):
+    for training in trainings(f"train_network.py {texts.get('additional_parameters', '')[:MAX_SCRIPT]}"):
         for flag, known in training.flags.items():
             out.add(flag, [value or "" for value in known.values])
 

@@ -32,7 +32,7 @@ FLAG_OF = {key: flag for flag, key in ALIASES.items()} | {"name": "output_name",
 # No other trainer has those of the machines, such as a store, which gets the images
 SET_OTHERWISE = ("model", "tier", "backend", "prompts", "trigger", *(field.key for field in MACHINES))
 FIELDS = {FLAG_OF.get(key, key): key for key in RunSpec.model_fields if key in WORDS.keys() - {*SET_OTHERWISE}}
-SECRET = "A secret: kept apart, in a file that only you can read; the run has its name"
+SECRET = "A secret: kept apart, in a file that only you can read. Not yours? Remove it from the extra trainer options"
 SDPA = "Computed with PyTorch's own attention (--sdpa), which gives the same result"
 # What becomes of a flag of this name, whatever its value: its outcome and the reason.
 DECIDED = {flag: ("changed", SDPA) for flag in ("xformers", "mem_eff_attn")}

@@ -191,8 +191,9 @@ def _normal(image):
     elif reasons or frames > 1:
         image = image.copy()  # the file is closed before the image is saved
     if image.has_transparency_data:
-        image = image.convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
+        image, white = image.convert("RGBA") if image.mode != "RGBA" else image, Image.new("RGB", image.size, "white")
+        white.paste(image, mask=image)
+        image = white
     elif image.mode.startswith(("I", "F")):
         image = eight_bits(image)
     elif image.mode not in ("RGB", "L"):

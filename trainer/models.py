@@ -311,6 +311,7 @@ def load_part(folder: Path, part: str, dtype, device):
 
     Raises: TrainError for damaged files and missing tensors, which `from_pretrained` would fill with random numbers.
     """
+    from huggingface_hub.errors import StrictDataclassError
     from safetensors import SafetensorError
 
     Class = class_of(folder, part)
@@ -320,7 +321,7 @@ def load_part(folder: Path, part: str, dtype, device):
         model, info = Class.from_pretrained(folder / part, **settings)
     except SafetensorError as problem:
         raise TrainError(f"{folder / part}: damaged or truncated ({problem}); download it again") from problem
-    except (OSError, ValueError, TypeError, RuntimeError) as problem:
+    except (OSError, ValueError, TypeError, RuntimeError, LookupError, AttributeError, StrictDataclassError) as problem:
         # still on the CPU: out of GPU memory is raised below
         raise TrainError(f"{folder / part}: cannot be loaded: {problem}; download it again") from problem
     absent = sorted(info["missing_keys"])
@@ -333,7 +334,7 @@ def load_tokenizer(folder: Path, part: str):
     """The tokenizer of a part. Raises: TrainError."""
     try:
         return class_of(folder, part).from_pretrained(folder / part, local_files_only=True)
-    except (OSError, ValueError) as problem:
+    except Exception as problem:  # the tokenizers library raises Exception itself
         raise TrainError(f"{folder / part}: the tokenizer cannot be loaded: {problem}; download it again") from problem
 
 

@@ -6,6 +6,7 @@ a run whose monitor is dead is reported too.
 
 import contextlib
 import http.server
+import re
 from datetime import datetime
 from typing import Any
 
@@ -26,6 +27,8 @@ METRICS = {  # name: (key of the status, what it is)
     "last_progress_timestamp_seconds": ("last_progress_at", "When the run last made progress."),
     "updated_timestamp_seconds": ("updated_at", "When the monitor last wrote the status."),
 }
+# The Host header: an address, because a website can let a name of its own lead to this machine.
+OWN = re.compile(r"(localhost|[\d.]+|\[[\da-fA-F:.]+\])(:\d+)?")
 ESCAPED = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})  # of a label; another escape ends a scrape
 
 
@@ -50,12 +53,13 @@ def _samples(key: str, run: dict[str, Any]) -> list[str]:
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
-    """/metrics, and a 404 for anything else. Scrapes are not logged."""
+    """/metrics, and an error for anything else. Scrapes are not logged."""
 
     def do_GET(self) -> None:
         """Answer a scrape."""
-        if self.path.split("?")[0] != "/metrics":
-            self.send_error(404, "this server has only /metrics")
+        own = OWN.fullmatch(self.headers.get("Host", "localhost"))
+        if not own or self.path.split("?")[0] != "/metrics":
+            self.send_error(404 if own else 403, "this server has only /metrics, and only as 127.0.0.1 or localhost")
             return
         self.send_response(200)
         self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")

@@ -76,7 +76,7 @@ def read_json(file: Path) -> dict[str, Any]:
     """A JSON object. Raises: TrainError when the file is not one."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as problem:
+    except (OSError, ValueError, RecursionError) as problem:
         raise TrainError(f"{file}: cannot be read, or not valid JSON ({problem}); download it again") from problem
     if not isinstance(found, dict):
         raise TrainError(f"{file}: not a JSON object; download it again")

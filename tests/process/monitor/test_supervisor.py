@@ -1,5 +1,6 @@
 """Each state has a function and each request its answer; a toy trainer hangs and dies (tests/campaigns/faults.toml: all)."""
 
+import errno
 import os
 import signal
 import sys
@@ -413,6 +414,13 @@ def test_a_start_waits_for_its_time_its_gpu_and_its_store(make_loop, trained, mo
     assert turn(run).message == "no memory" and run.attempt is None
     run.state.resumed_step = 20
     assert turn(run) == Transition(State.STARTING, "Starting from step 20") and run.attempt is not None
+
+
+def test_a_run_of_another_account_is_refused_with_what_to_do_and_not_tried_ten_times(folder, monkeypatch):
+    refused = PermissionError(errno.EACCES, "Permission denied", str(folder / LOCK))
+    monkeypatch.setattr(supervisor, "Lock", lambda path: Mock(acquire=Mock(side_effect=refused)))
+    with pytest.raises(MonitorError, match=rf"{LOCK}: this account may not write there; start the run as the account"):
+        supervisor.supervise(folder, folder.parent, False, None, False, [])
 
 
 def test_a_monitor_begins_once_and_lets_go_at_the_end(make_loop, monkeypatch, capfd):

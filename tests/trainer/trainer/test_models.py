@@ -72,6 +72,26 @@ def test_a_part_that_lacks_a_tensor_is_refused_and_not_filled_with_noise(model, 
         models.load_part(tmp_path, part, torch.float32, CPU)
 
 
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("tokenizer/tokenizer.json", "[1, 2]"),
+        ("tokenizer/tokenizer.json", '{"added_tokens": []}'),
+        ("tokenizer/tokenizer_config.json", "[" * 100_000),
+        ("text_encoder/config.json", '{"model_type": "clip_text_model", "hidden_size": "x"}'),
+        ("text_encoder/config.json", '{"model_type": "clip_text_model", "hidden_act": "x"}'),
+    ],
+)
+def test_a_configuration_that_the_library_cannot_read_names_its_part(model, tmp_path, file, content):
+    shutil.copytree(model, folder := tmp_path / "a-flux")
+    (folder / file).write_text(content)
+    part = file.partition("/")[0]
+    with pytest.raises(TrainError, match=rf"{part}: .*cannot be loaded: [^\0]*; download it again"):
+        models.load_tokenizer(folder, part) if part == "tokenizer" else models.load_part(
+            folder, part, torch.float32, CPU
+        )
+
+
 WEIGHTS, INDEX = "diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.safetensors.index.json"
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
 # what is done to the folder of the transformer → the message

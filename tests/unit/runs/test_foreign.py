@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 
 import pytest
 from foreign_helpers import GUI, example, imported, row
@@ -72,10 +73,15 @@ def test_what_cannot_be_imported_says_why():
         ("x\0y", "NUL"),
         ("x" * (MAX_SCRIPT + 1), "larger than"),
         ('{"LoRA_type": ' + "[" * 20000, "nested too deeply"),
+        ("a" + ".a" * 100_000 + " = 1", "nested too deeply"),  # it took tomllib all memory
+        ("config: " + "[" * 60_000, "nested too deeply"),  # and PyYAML minutes
     ):
         with pytest.raises(RunError) as error:
             imported(("", text))
         assert words in str(error.value)
+    began_s = time.process_time()
+    read([("", json.dumps({**GUI, "additional_parameters": "--a " * 200_000}))])  # as long as a script may be
+    assert time.process_time() - began_s < 20
     script, job, gui = "python flux_train_network.py --network_dim 4", example("ai_toolkit.yaml"), json.dumps(GUI)
     for one, other in ((script, job), (job, script), (gui, script), (job, gui)):  # else a run has settings of both
         with pytest.raises(RunError, match="one at a time"):
@@ -93,16 +99,30 @@ def test_references_of_yaml_that_multiply_are_refused(repeated):
             imported(("", "\n".join([*lines, f"config: {{process: [{{type: {kind}}}]}}"])))
 
 
-def test_a_file_of_somebody_else_names_no_store_no_file_that_is_written_and_no_variable_but_a_secret(tmp_path):
+def test_a_file_of_somebody_else_names_no_store_no_repository_no_file_that_is_written_no_variable_but_a_secret(
+    tmp_path,
+):
     (own := tmp_path / ".bashrc").touch()
     machines = "--store s3://theirs/x --spend_limit 1 --gpus 7 --nodes 9 --save_dir /x --environment x"
     variables = "export LD_PRELOAD=/tmp/hf_AAAAAAAAAAAAAAAAAAAA.so HF_TOKEN=hf_BBBBBBBBBBBBBBBBBBBB\n"
+    machines += (
+        " --huggingface_repo_id theirs/x --save_state_to_huggingface --resume_from_huggingface --log_prefix ../../x"
+    )
     command = f"python flux_train_network.py --network_dim 4 --console_log_file {own} {machines}"
     one = imported(("t.sh", variables + command))
     assert one.fields.pop("environment") == {"HF_TOKEN": "hf_BBBBBBBBBBBBBBBBBBBB"}, "by its name"
     assert not {"store", "spend_limit", "gpus", "nodes", "save_dir", "environment"} & one.fields.keys()
     assert {row(one, name).outcome for name in ("store", "nodes", "save_dir", "environment")} == {"unsupported"}
-    assert row(one, "console_log_file").outcome == "run" and "console_log_file" not in one.fields["extra"]
+    assert row(one, "console_log_file").outcome == row(one, "log_prefix").outcome == "run"
+    assert row(one, "huggingface_repo_id").outcome == "unsupported" and one.fields["extra"].keys().isdisjoint(
+        (
+            "console_log_file",
+            "log_prefix",
+            "huggingface_repo_id",
+            "save_state_to_huggingface",
+            "resume_from_huggingface",
+        )
+    )
 
 
 def test_nothing_of_an_imported_script_is_executed(tmp_path, monkeypatch):
@@ -139,7 +159,12 @@ def test_a_json_of_kohya_ss_means_what_its_gui_writes_as_flags():
     assert extra["max_grad_norm"] == "False", "of the VRAM choice's own optimizer"
     assert row(one, "xformers").outcome == "changed" and one.folders[0].path == "/data/cats"
     secret = row(one, "wandb_api_key")
-    assert secret.outcome == "changed" and "kept apart" in secret.text and "sk-very" not in str(one.rows)
+    assert (
+        secret.outcome == "changed"
+        and "kept apart" in secret.text
+        and "Not yours?" in secret.text
+        and "sk-very" not in str(one.rows)
+    )
     assert one.fields["environment"] == {"WANDB_API_KEY": "sk-very-secret"}
     assert "wandb_api_key" not in one.fields["extra"]
     gui = {"LoRA_type": "Kohya LoCon", "conv_dim": 8, "multi_gpu": True, "num_processes": 2}

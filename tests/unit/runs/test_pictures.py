@@ -1,6 +1,8 @@
 """Pictures are opened within limits, made the same for every trainer, turned and cropped, and each change is named."""
 
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy
@@ -8,6 +10,7 @@ import pytest
 from draft_helpers import limits
 from PIL import Image, ImageDraw
 from runs_helpers import picture, png_header
+from ui_helpers import PROJECT
 
 from runs import pictures
 from runs.files import RunError
@@ -46,6 +49,26 @@ def test_what_was_done_to_an_image_is_said_and_it_is_saved_in_a_format_that_ever
         assert image.mode == ("RGBA" if "mask" in options else "L" if mode in "LF" else "RGB")
         if "mask" in options:
             assert image.getpixel((0, 0)) == pytest.approx((254, 0, 0, 200), abs=3)
+
+
+MEASURED = """
+import resource, sys, pathlib
+from runs import pictures
+used = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+pictures.decoded(pathlib.Path(sys.argv[1]), crop=(0, 0, 0.1, 0.1))  # loads the decoder
+before = used()
+pictures.decoded(pathlib.Path(sys.argv[2]))
+print((used() - before) * 1024)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in kilobytes on Linux only")
+def test_a_large_transparent_image_needs_the_memory_of_two_copies_because_eight_are_converted_at_once(tmp_path):
+    paths = [tmp_path / "small.png", tmp_path / "large.png"]
+    for path, side in zip(paths, (10, 4000), strict=True):
+        Image.new("RGBA", (side, side), (255, 0, 0, 128)).save(path)
+    used = subprocess.check_output([sys.executable, "-c", MEASURED, *paths], cwd=PROJECT)
+    assert int(used) < 2.5 * 4 * 4000 * 4000
 
 
 def test_a_picture_that_cannot_be_used_is_named_with_what_to_do(tmp_path, monkeypatch):
