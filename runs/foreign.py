@@ -22,6 +22,7 @@ from runs.foreign_settings import TABLES, Settings, number, shown, tables
 
 GUI, JOB = TABLES["kohya_ss"], TABLES["ai_toolkit"]
 MAX_BYTES = 1_000_000  # of one file
+DEEP_KEY = re.compile(r"""(?<![\w"'-])(?:[\w"'-]++[ \t]*+\.[ \t]*+){300}""")  # a.a.a… = 1
 MAX_SCRIPT = 64_000  # of a script or YAML, which take longer to read; FluxGym's have 3 kB
 MAX_FILES = 10
 OFF = (None, "", False)  # values that a file can hold for a setting that is off
@@ -151,9 +152,8 @@ def _read_table(out: Settings, name: str, text: str) -> bool:
         kind, parse = "JSON", json.loads
     elif len(text) <= MAX_SCRIPT and re.search(r"^(job|config)[ \t]*:", text, re.MULTILINE):
         kind, parse = "YAML", yaml.safe_load
-    dots = max(line.count(".") for line in text.split("\n")) if kind == "TOML" else 0
-    if dots > 300 or (kind == "YAML" and text.count("[") > 1000):
-        raise RecursionError  # a.a.a…=1 and [[[…: their parsers take time, and tomllib memory, by the square
+    if (kind == "TOML" and DEEP_KEY.search(text)) or (kind == "YAML" and text.count("[") > 1000):
+        raise RecursionError  # their parsers take time, and tomllib memory, by the square of the depth
     try:
         if kind == "YAML" and any(isinstance(one, yaml.AliasEvent) for one in yaml.parse(text, yaml.SafeLoader)):
             raise ValueError("it has references, such as *name, of which a few can fill all memory; write them out")

@@ -87,9 +87,10 @@ def test_a_configuration_that_the_library_cannot_read_names_its_part(model, tmp_
     (folder / file).write_text(content)
     part = file.partition("/")[0]
     with pytest.raises(TrainError, match=rf"{part}: .*cannot be loaded: [^\0]*; download it again"):
-        models.load_tokenizer(folder, part) if part == "tokenizer" else models.load_part(
-            folder, part, torch.float32, CPU
-        )
+        if part == "tokenizer":
+            models.load_tokenizer(folder, part)
+        else:
+            models.load_part(folder, part, torch.float32, CPU)
 
 
 WEIGHTS, INDEX = "diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.safetensors.index.json"

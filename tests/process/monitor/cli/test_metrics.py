@@ -43,16 +43,10 @@ def test_metrics_are_served_on_this_machine_only_and_other_paths_say_so(tmp_path
         assert 'hangproof_step{run="toy"} 12' in answer.read().decode()
     with pytest.raises(urllib.error.HTTPError, match="404"):
         urllib.request.urlopen(f"http://127.0.0.1:{port}/other", timeout=10)
-    for host, served in (
-        ("localhost:1", True),
-        ("[::1]", True),
-        ("evil.example", False),
-        ("127.0.0.1.evil.example", False),
-    ):
+    hosts = {"localhost:1": True, "[::1]": True, "evil.example": False, "127.0.0.1.evil.example": False}
+    for host, served in hosts.items():  # a website whose name leads to this machine reads nothing
         asked = urllib.request.Request(f"http://127.0.0.1:{port}/metrics", headers={"Host": host})
         with contextlib.nullcontext() if served else pytest.raises(urllib.error.HTTPError, match="403: .*localhost"):
-            urllib.request.urlopen(
-                asked, timeout=10
-            ).close()  # a website whose name leads to this machine reads nothing
+            urllib.request.urlopen(asked, timeout=10).close()
     listening = [c.laddr.ip for c in psutil.Process(process.pid).net_connections() if c.status == "LISTEN"]
     assert listening == ["127.0.0.1"]
