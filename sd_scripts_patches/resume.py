@@ -192,9 +192,10 @@ class Run:
         else:
             self._begin_epoch(loader, epoch, resumed=state is not None)
             iterator = enumerate(loader)
+        skipped = len(self.loader) - len(loader)  # with --skip_until_initial_step, in the first epoch
         for step, batch in iterator:
-            self.batch = step + 1
-            batch_seeds.begin_batch(self.args.seed, epoch, step, self.accelerator)
+            self.batch = skipped + step + 1
+            batch_seeds.begin_batch(self.args.seed, epoch, skipped + step, self.accelerator)
             yield step, batch
             for follow_up in session.on_batch_end:
                 follow_up()
