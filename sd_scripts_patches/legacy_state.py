@@ -52,13 +52,6 @@ def check_state(folder: Path, step_is_given: bool = False) -> TrainerState | Non
     return None
 
 
-def requested_step(args: Any, steps_per_epoch: int) -> int | None:
-    """Return the step that --initial_step or --initial_epoch names, or None."""
-    if args.initial_step is not None:
-        return args.initial_step
-    return None if args.initial_epoch is None else (args.initial_epoch - 1) * steps_per_epoch
-
-
 def scheduler_steps(accelerator: Any) -> int | None:
     """Return the optimizer steps that the LR scheduler has counted. It is restored correctly in any case."""
     for scheduler in accelerator._schedulers:

@@ -63,6 +63,7 @@ class Run:
         self.loaded: TrainerState | None = None  # as read from the state folder
         self.rates: list[Any] = []  # of this run, by group of parameters
         self.settings: list[dict[str, Any]] = []  # of each optimizer, before its first step
+        self.fixed: list[Any] = []  # weights of the network that no optimizer trains
         self.resume_from: TrainerState | None = None  # until the resumed epoch has started
         self.replay: TrainerState | None = None  # set while the generators are set before single reads
         self.order: str | None = None  # the generator from which the order of the next epoch is drawn
@@ -74,13 +75,19 @@ class Run:
         """Before the state is loaded: each state that is loaded or saved includes a TrainerState."""
         self.accelerator = accelerator
         self.settings = [trainer_state.numbers(one.optimizer) for one in accelerator._optimizers]
+        trained = {id(weight) for group in self._groups() for weight in group["params"]}
+        for weights in ([*model.parameters()] for model in accelerator._models):
+            fixed = [weight for weight in weights if id(weight) not in trained]
+            self.fixed += fixed if len(fixed) < len(weights) else []  # not those of the base model
         accelerator.register_load_state_pre_hook(lambda models, folder: self._load(Path(folder)))
         accelerator.register_save_state_pre_hook(lambda models, weights, folder: self._save(Path(folder)))
 
     def after_load(self, args: Any, steps_from_state: int | None, loader: Any) -> int | None:
         """After the state is loaded: replace sd-scripts' own count, which gets None. Raises ResumeError."""
         shape = (len(loader), args.gradient_accumulation_steps, self.accelerator.num_processes)
-        requested = self.requested = legacy_state.requested_step(args, math.ceil(shape[0] / shape[1]))
+        requested = self.requested = args.initial_step
+        if requested is None and args.initial_epoch is not None:
+            requested = self.requested = (args.initial_epoch - 1) * math.ceil(shape[0] / shape[1])
         if not args.resume:
             return steps_from_state
         self.keep_rates()
@@ -192,9 +199,10 @@ class Run:
         else:
             self._begin_epoch(loader, epoch, resumed=state is not None)
             iterator = enumerate(loader)
+        skipped = len(self.loader) - len(loader)  # with --skip_until_initial_step, in the first epoch
         for step, batch in iterator:
-            self.batch = step + 1
-            batch_seeds.begin_batch(self.args.seed, epoch, step, self.accelerator)
+            self.batch = skipped + step + 1
+            batch_seeds.begin_batch(self.args.seed, epoch, skipped + step, self.accelerator)
             yield step, batch
             for follow_up in session.on_batch_end:
                 follow_up()
@@ -256,6 +264,7 @@ class Run:
 
     def _load(self, folder: Path) -> None:
         self.loaded = trainer_state.read(folder)
+        trainer_state.read_gradients(folder, self.fixed)
         self.rates = [_rate(group) for group in self._groups()]
         extra = self.loaded.extra if self.loaded is not None else {}
         optimizers = [one.optimizer for one in self.accelerator._optimizers]
@@ -303,6 +312,7 @@ class Run:
     def _save(self, folder: Path) -> None:
         if self.loader is not None:
             trainer_state.write(folder, self.current_state())
+            trainer_state.write_gradients(folder, self.fixed)
 
     def _losses(self) -> dict[str, Any]:
         """Return the averages, including a loss that LossRecorder.add has not received yet."""

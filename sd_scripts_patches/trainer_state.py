@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import torch
 
 FILE = "hangproof_resume.json"
+GRADIENTS = "hangproof_gradients.bin"
 VERSION = 1
 ACCELERATORS = ("cuda", "xpu")
 
@@ -88,6 +89,27 @@ def read(folder: Path) -> TrainerState | None:
         return TrainerState(**content)
     except TypeError as error:
         raise ResumeError(f"{path}: {error}; resume from another state") from error
+
+
+def write_gradients(folder: Path, weights: list[Any]) -> None:
+    """Write the gradients of weights that no optimizer trains: LoRA-FA's, or those of text encoders with a rate of 0.
+
+    kohya's trainers never clear them, and clip by the norm of all.
+    """
+    import torch
+
+    if weights:
+        torch.save([weight.grad for weight in weights], folder / GRADIENTS)
+
+
+def read_gradients(folder: Path, weights: list[Any]) -> None:
+    """Restore what `write_gradients` wrote."""
+    import torch
+
+    if (folder / GRADIENTS).exists():
+        saved = torch.load(folder / GRADIENTS, map_location="cpu", weights_only=True)
+        for weight, gradient in zip(weights, saved, strict=False):
+            weight.grad = gradient if gradient is None else gradient.to(weight.device)
 
 
 def generators(devices: bool = True) -> dict[str, Any]:

@@ -46,6 +46,13 @@ def test_a_run_that_began_with_an_initial_epoch_goes_on_after_a_kill_with_the_sa
     assert loaded(tmp_path, state=state, initial_epoch=2).step == 12
 
 
+def test_a_run_that_begins_within_an_epoch_counts_the_batches_that_it_skips():
+    """--initial_step with --skip_until_initial_step: a state of it named a place in the epoch that is too early."""
+    loader, run = torch.utils.data.DataLoader(range(5)), resume.Run()
+    run.loader, run.args = loader, argparse.Namespace(seed=1)
+    assert [run.batch for _ in run.iterate_batches(accelerate.skip_first_batches(loader, 2), 0)] == [3, 4, 5]
+
+
 def test_other_settings_keep_the_step_and_are_named(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         found = loaded(tmp_path, state=known(), shape=(10, 2, 1))

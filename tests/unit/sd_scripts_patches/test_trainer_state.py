@@ -48,14 +48,19 @@ class Optimizer(torch.optim.SGD):
 
 
 def test_an_optimizer_resumes_with_its_numbers_beside_its_state_and_the_objects_of_its_library(tmp_path):
-    """Else the first step after a kill had another learning rate, or no state could be loaded and all work was lost."""
+    """Else the first step after a kill had another learning rate, or no state could be loaded and all work was lost.
+
+    The gradients of a weight that is not trained are never cleared, and count when those of all weights are clipped."""
+    networks = []
 
     def made():
-        optimizer, run = Optimizer([torch.zeros(1, requires_grad=True)], lr=1.0), resume.Run()
+        networks.append(torch.nn.ParameterList([torch.zeros(1), torch.zeros(1)]))
+        optimizer, run = Optimizer([networks[-1][0]], lr=1.0), resume.Run()
         optimizer.optimizer, optimizer.fused = optimizer, True  # as accelerate wraps it; a setting, which stays
         add = lambda hook: None  # noqa: E731
         adds = {"register_load_state_pre_hook": add, "register_save_state_pre_hook": add}
-        run.register_hooks(SimpleNamespace(_optimizers=[optimizer], **adds))
+        models = [torch.nn.Linear(1, 1), networks[-1]]
+        run.register_hooks(SimpleNamespace(_optimizers=[optimizer], _models=models, **adds))
         return optimizer, run
 
     (before, run), (after, resumed) = made(), made()
@@ -65,6 +70,9 @@ def test_an_optimizer_resumes_with_its_numbers_beside_its_state_and_the_objects_
     assert extra == {"numbers": [{"mean": 0.1}]}
     trainer_state.write(tmp_path, trainer_state.TrainerState(**counts, epoch_over=False, extra=extra))
     torch.save(before.state_dict(), tmp_path / "optimizer.bin")
+    networks[0][1].grad = torch.ones(1)
+    trainer_state.write_gradients(tmp_path, run.fixed)
     resumed._load(tmp_path)
+    assert [weight.grad for weight in networks[1]] == [None, torch.ones(1)]
     after.load_state_dict(load(tmp_path / "optimizer.bin"))
     assert (after.mean, after.param_groups[0]["norm"]) == (0.1, Norm.SIGN)
