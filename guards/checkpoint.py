@@ -349,7 +349,7 @@ def guards(output_dir: str | os.PathLike[str], name: str | None = None) -> dict[
             continue
         if stat.S_ISDIR(status.st_mode):
             guard = guard_of(path)
-            if guard or _exists(path):
+            if guard or exists(path):
                 found.append((guard["step"] if guard else -1, status.st_mtime, path, guard))
     return {path: guard for _, _, path, guard in sorted(found, key=lambda f: f[:2], reverse=True)}
 
@@ -366,7 +366,7 @@ def set_aside(path: str | os.PathLike[str], reason: str) -> Path:
     """
     path = Path(path)
     number = 1
-    while _exists(aside := path.with_name(path.name + (".bad" if number == 1 else f".bad-{number}"))):
+    while exists(aside := path.with_name(path.name + (".bad" if number == 1 else f".bad-{number}"))):
         number += 1
     rename(path, aside, sync=False)
     with contextlib.suppress(OSError):
@@ -401,7 +401,7 @@ def retire(folder: str | os.PathLike[str]) -> bool:
     return True
 
 
-def _exists(path: Path) -> bool:
+def exists(path: Path) -> bool:
     """Is there anything at `path`? True where that cannot be found out."""
     try:
         os.lstat(path)
@@ -438,7 +438,7 @@ def sweep(output_dir: str | os.PathLike[str], name: str | None = None) -> list[P
     for path, match in sorted(left, key=lambda entry: entry[1]["state"] == "old"):
         final = path.with_name(path.name[1:].rsplit(".", 2)[0])
         with contextlib.suppress(OSError):
-            if match["state"] in ("tmp", "old") and not _exists(final):
+            if match["state"] in ("tmp", "old") and not exists(final):
                 result = verify(path)
                 if result.usable:
                     rename(path, final, sync=False)
@@ -448,7 +448,7 @@ def sweep(output_dir: str | os.PathLike[str], name: str | None = None) -> list[P
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 path.unlink(missing_ok=True)
-    return [path for path, _ in left if not _exists(path)]
+    return [path for path, _ in left if not exists(path)]
 
 
 def main(argv: list[str] | None = None) -> int:

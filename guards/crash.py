@@ -19,9 +19,10 @@ import signal
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from functools import partial
 from types import TracebackType
-from typing import IO, NoReturn
+from typing import IO, Any, NoReturn
 
 from guards import limits
 from guards.heartbeat import Heartbeat, stacks_path
@@ -60,14 +61,11 @@ def exit_now(code: int) -> NoReturn:
     """
 
     def flush() -> None:
-        try:
+        with contextlib.suppress(OSError, ValueError):  # it is closed, or its disk is full: nowhere to report it
             if "logging" in sys.modules:  # not in the monitor, which imports this file, too
                 sys.modules["logging"].shutdown()
-            for stream in (sys.stdout, sys.stderr):
-                if stream is not None:
-                    stream.flush()
-        except (OSError, ValueError):  # the stream is closed, or its disk is full: there is nowhere to report it
-            pass
+            for stream in filter(None, (sys.stdout, sys.stderr)):
+                stream.flush()
 
     flushing = threading.Thread(target=flush, name="hangproof-flush", daemon=True)
     flushing.start()
@@ -82,12 +80,24 @@ def exit_within(seconds: float, code: int) -> None:
     timer.start()
 
 
+def _never_failing(call: Callable[..., Any]) -> Callable[..., Any]:
+    """A log whose disk is full, or fails for a moment, costs lines, never a step: tqdm writes one at each."""
+
+    def called(*arguments: str) -> Any:
+        with contextlib.suppress(OSError):
+            return call(*arguments)
+
+    return called
+
+
 def install(heartbeat: Heartbeat) -> None:
-    """Write stacks on a signal, and exit after an uncaught error on the main thread. Raises OSError.
+    """Write stacks on a signal, exit after an uncaught error on the main thread, and train on without a log. OSError.
 
     The error is printed as usual and recorded in the heartbeat. Then the process exits with code 1 within the limit
     `flush_s`, even when another thread is stuck. SystemExit is not changed.
     """
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        stream.write, stream.flush = map(_never_failing, (stream.write, stream.flush))
     _enable_stacks()
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=_enable_in_child)
@@ -130,7 +140,8 @@ def _save_at_term(heartbeat: Heartbeat) -> None:
             first = False
             # The loader's workers got the signal too, and torch's handler would raise for them in mid-step.
             ignore_child_deaths()
-            os.write(2, b"hangproof: SIGTERM: saving a state at the next step boundary\n")  # print is not reentrant
+            with contextlib.suppress(OSError):
+                os.write(2, b"hangproof: SIGTERM: saving a state at the next step boundary\n")  # print is not reentrant
             return
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
@@ -151,7 +162,5 @@ def _save_at_term(heartbeat: Heartbeat) -> None:
 
 
 def _enable_in_child() -> None:
-    try:
+    with contextlib.suppress(OSError):  # the folder is gone: the child works without a file for its stacks
         _enable_stacks()
-    except OSError as error:  # the folder is gone: the child works without a file for its stacks
-        print(f"hangproof: cannot write the stacks of this worker: {error}", file=sys.stderr)

@@ -49,8 +49,7 @@ def expire(seconds: float, what: str) -> None:
     message = f"waited {seconds:g} s for {what}"
     if record_in is not None:
         record_in.end("deadline", message)
-    sys.stderr.write(f"\nhangproof: {message}. The process exits so that the run can restart.\n")
-    sys.stderr.flush()
+    print(f"\nhangproof: {message}. The process exits so that the run can restart.", file=sys.stderr, flush=True)
     faulthandler.dump_traceback(file=sys.__stderr__ or 2, all_threads=True)
     crash.exit_now(crash.EXIT_DEADLINE)
 

@@ -31,26 +31,19 @@ SHORT = ("/tmp", "/var/tmp", "/dev/shm")
 
 
 def rules(
-    num_workers: int,
-    persistent_workers: bool = False,
-    prefetch_factor: int | None = None,
-    timeout: float = 0.0,
+    num_workers: int, persistent_workers: bool = False, prefetch_factor: int | None = None, timeout: float = 0.0
 ) -> dict[str, object]:
     """Safe keyword arguments for `torch.utils.data.DataLoader`, from the requested ones.
 
     timeout: seconds, 0 for the limit `dataloader_timeout_s`. prefetch_factor: None for torch's default.
     """
-    if sys.platform in ("win32", "darwin"):
-        num_workers = 0
-    if num_workers == 0:
-        persistent_workers, prefetch_factor, timeout = False, None, 0.0
-    else:
-        timeout = timeout or limits.seconds("dataloader_timeout_s")
+    if num_workers == 0 or sys.platform in ("win32", "darwin"):
+        return {"num_workers": 0, "persistent_workers": False, "prefetch_factor": None, "timeout": 0.0}
     return {
         "num_workers": num_workers,
         "persistent_workers": persistent_workers,
         "prefetch_factor": prefetch_factor,
-        "timeout": timeout,
+        "timeout": timeout or limits.seconds("dataloader_timeout_s"),
     }
 
 

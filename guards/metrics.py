@@ -30,8 +30,7 @@ def utc_now() -> str:
 def say(message: str) -> None:
     """Write a line to the log at once, in one call: loader workers write to the same file."""
     with contextlib.suppress(OSError, ValueError):  # the log's disk is full, or its reader is gone
-        sys.stderr.write(f"hangproof: {message}\n")
-        sys.stderr.flush()
+        print(f"hangproof: {message}\n", end="", file=sys.stderr, flush=True)
 
 
 class Metrics:

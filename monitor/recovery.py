@@ -234,7 +234,9 @@ def close_incident(run: Run, view: Observation, first_new: int) -> None:
     at_s = first.step_s - (sum(first.intervals[-later:]) if later else 0.0)
     incident.recover_s = max(0.0, at_s - incident.progress_s)
     # It went on by itself where it has resumed nothing.
-    incident.steps_repeated = 0 if incident.resumed_from is None else incident.best_step - incident.resumed_from
+    # And a full disk has not kept how far the run was.
+    from_step = incident.best_step if incident.resumed_from is None else incident.resumed_from
+    incident.steps_repeated = max(0, incident.best_step - from_step)
     incident.close(run.folder, f"the run recovered: step {first_new} is new")
     run.state.save(run.folder)
     repeated = count(incident.steps_repeated, "step")
@@ -317,7 +319,7 @@ def start_attempt(run: Run) -> Attempt | Transition:
 def _start_attempt(run: Run) -> Attempt | Transition:
     state, folders = run.state, run.state_folders()
     kill_leftovers(run)
-    if state.attempt and not (script := run.folder.folder / SCRIPT).exists():
+    if state.attempt and not checkpoint.exists(script := run.folder.folder / SCRIPT):
         gone = f"{script} is gone: the run's folder was moved or deleted. Move it back, then start the run again"
         print_line(gone)  # its log is elsewhere, too
         return Transition(State.FAILED, gone)

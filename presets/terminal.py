@@ -6,11 +6,19 @@ from collections.abc import Callable
 
 
 def command(main: Callable[[], int]) -> int:
-    """The exit code of a command. Ctrl-C and `| head` end it quietly with 130; what Windows' pipes lack is escaped."""
+    """The exit code of a command. Ctrl-C and `| head` end it quietly with 130; what Windows' pipes lack is escaped.
+
+    A file that cannot be read or written, where the command does not say more, is named, with code 1.
+    """
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
         code = main()
         sys.stdout.flush()
     except (KeyboardInterrupt, BrokenPipeError):
         os._exit(130)  # nothing is flushed again
+    except OSError as error:  # of a disk that fails or a network drive that is gone; any other is a fault of ours
+        if error.filename is None:
+            raise
+        print(f"error: {error}; check this disk or network drive, then try again", file=sys.stderr)
+        return 1
     return code

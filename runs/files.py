@@ -44,11 +44,13 @@ REASONS = {
     errno.EACCES: "no permission to write there, or on Windows a program has a file open; close it, fix the folder's "
     "permissions, or set HANGPROOF_DATA to a folder of yours",
     errno.EROFS: "the file system is read-only; set HANGPROOF_DATA to a folder on another disk",
+    errno.EIO: "the disk or network drive cannot be read or written; check it, and how it is connected",
     errno.EEXIST: "a file has the name of the folder; move or rename the file, or set HANGPROOF_DATA to another folder",
     errno.ENAMETOOLONG: "the path is too long; use a shorter name, or set HANGPROOF_DATA to a shorter path",
     errno.ENOENT: "the folder does not exist; create it, or set HANGPROOF_DATA to an existing folder",
 }
 REASONS |= {errno.EPERM: REASONS[errno.EACCES], errno.ENOTDIR: REASONS[errno.EEXIST]}
+REASONS |= dict.fromkeys([errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT, errno.EHOSTDOWN], REASONS[errno.EIO])
 
 
 @contextlib.contextmanager
@@ -103,7 +105,8 @@ def building(final: Path) -> Iterator[Path]:
     taken = RunError(f"{final} exists already; choose another name, or delete that folder")
     try:
         yield temporary
-        os.chmod(temporary, 0o755)
+        with contextlib.suppress(PermissionError):  # on a share or stick that root has mounted, modes are fixed
+            os.chmod(temporary, 0o755)
         if final.exists():
             raise taken
         try:

@@ -65,13 +65,16 @@ class MemorySnapshots:
             return self.memory.turn_off(f"a state of {kind} is in the memory of several processes")
         if self.memory.due():
             assert self.memory.folder is not None
-            files = capture(loop.accelerator, self.memory.folder / FOLDER)
+            try:
+                files = capture(loop.accelerator, self.memory.folder / FOLDER)
+            except OSError as error:
+                return self.memory.turn_off(f"the state of step {loop.step} has no room in memory: {error}")
             name = f"{loop.args.output_name or 'at'}-step{loop.step:08d}-state"
             self.memory.take(name, loop.step, run.epochs_done, files)
 
 
 def capture(accelerator: Any, folder: Path) -> list[File]:
-    """The files that `accelerator.save_state` would write; their tensors are the training's own."""
+    """The files that `accelerator.save_state` would write; their tensors are the training's own. Raises OSError."""
     files: list[File] = []
     try:
         folder.mkdir(exist_ok=True)
@@ -217,7 +220,10 @@ def write_later(accelerator: Any, folder: Path, step: int, epoch: int) -> bool:
     """Have the state `folder` written in a thread, as `accelerator.save_state` would; False where that cannot be."""
     if saves.snapshots.folder is None or not saves.snapshots.active:
         return False
-    files = capture(accelerator, saves.snapshots.folder / FOLDER)
+    try:
+        files = capture(accelerator, saves.snapshots.folder / FOLDER)
+    except OSError:  # another program has filled the memory
+        return False
     saves.save(folder.name, step, epoch, files, lambda files: snapshot_files.write_state(folder, files, step, epoch))
     return True
 

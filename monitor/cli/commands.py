@@ -11,6 +11,8 @@ import argparse
 import contextlib
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
 import time
@@ -190,7 +192,15 @@ def ask_to_end(folder: Path, how: dict[str, bool]) -> bool:
             print(f"{folder.name}: killed {count(len(result.killed), 'process')} that no monitor watched")
             return False
         launch(folder)
-    atomic_write(folder / STOP, json.dumps(how))
+    try:
+        atomic_write(folder / STOP, json.dumps(how))
+    except OSError:  # a full disk takes no request: Ctrl-C, which its monitor understands, too, needs no file
+        found = platform.scan().values() if not platform.WINDOWS and "pause" not in how else ()
+        ours = [
+            one for one in found if re.search(rf" --child .* {re.escape(str(folder))}$", platform.command_of(one.pid))
+        ]
+        if not any([platform.send(one.pid, one.start, signal.SIGINT) for one in ours]):
+            raise
     return True
 
 

@@ -203,6 +203,14 @@ def helper(command: list[str], out: Stream, stdin: Stream = NULL) -> subprocess.
     return platform.popen(command, out, stdin, cwd=ROOT, env=helper_environment())
 
 
+def unnamed_file() -> IO[bytes]:
+    """For what a child reads or prints: in memory where the system can, because the disk of /tmp may be full. OSError."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            return open(os.memfd_create("hangproof"), "w+b")
+    return tempfile.TemporaryFile()
+
+
 def is_python_of(child: subprocess.Popen[bytes], pid: object) -> bool:
     """Whether `pid` is the Python that was started as `child`.
 
@@ -237,8 +245,8 @@ class Subjob:
         self._out: IO[bytes] | None = None
         self._popen: subprocess.Popen[bytes] | None = None
         try:
-            self._out = tempfile.TemporaryFile()  # noqa: SIM115 - closed in `_finish`
-            with tempfile.TemporaryFile() as source:
+            self._out = unnamed_file()  # closed in `_finish`
+            with unnamed_file() as source:
                 source.write(stdin or b"")
                 source.seek(0)
                 self._popen = helper(command, self._out, subprocess.PIPE if stdin is None else source)

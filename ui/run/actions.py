@@ -10,9 +10,7 @@ The order of the queue is in jobs/queue.py; the page shows it and changes it. It
 that is missing, so an open page is one more that keeps the queue going.
 """
 
-import os
 import subprocess
-import tempfile
 import threading
 import time
 from datetime import UTC, datetime
@@ -21,7 +19,7 @@ from typing import Any
 
 from guards import step_requests
 from jobs import queue
-from monitor.process.spawned import helper, python
+from monitor.process.spawned import helper, python, unnamed_file
 from monitor.run_folder import EVENTS, MonitorError
 from monitor.state import FINAL
 from runs import sweep
@@ -81,8 +79,7 @@ def stop(folder: Path) -> None:
 
 def _done(words: list[str], wait_s: float) -> bool:
     """Whether a command ended in time; it continues without the page. RunError: it failed, with its last lines."""
-    in_memory = hasattr(os, "memfd_create")  # on Linux: a full disk takes no file
-    with open(os.memfd_create("output"), "w+b") if in_memory else tempfile.TemporaryFile() as output:
+    with unnamed_file() as output:
         process = helper(python(*words), output)
         try:
             code = process.wait(wait_s)

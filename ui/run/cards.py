@@ -20,7 +20,7 @@ from runs.results import Lora
 from ui.html import duration, markdown, number, part, per_step
 from ui.run.readers import latest
 from ui.run.snapshots import Evolution
-from ui.run.view import Incident, View, number_of
+from ui.run.view import Incident, View, number_of, unreadable
 from ui.served import archive_url, file_url
 
 CARD = functools.partial(part, "run/cards.html")
@@ -93,7 +93,9 @@ def matching(views: list[View], search: str) -> list[View]:
 def run_list(views: list[View], selected: str, search: str = "") -> str:
     """The list of runs."""
     if not views:
-        return CARD("empty", "No runs yet", "Set one up under New LoRA. It appears here when it starts.")
+        why = unreadable()
+        text = why or "Set one up under New LoRA. It appears here when it starts."
+        return CARD("empty", "The runs cannot be shown" if why else "No runs yet", text)
     found = matching(views, search)
     if not found:
         return CARD("empty", "No run found", f"No name or state contains “{search}”.")
@@ -116,7 +118,9 @@ def _row(view: View, here: bool) -> str:
 def no_run(selected: str) -> str:
     """Why no run is shown: none is selected, or the selected one is gone."""
     if selected:
-        return CARD("empty", f"The run {selected!r} was renamed or deleted", "Choose a run in the list.", True, True)
+        why = unreadable()
+        title = f"The run {selected!r} {'cannot be shown' if why else 'was renamed or deleted'}"
+        return CARD("empty", title, why or "Choose a run in the list.", True, True)
     text = "A run shows its steps, loss and samples here, and each hang or crash with its recovery."
     return CARD("empty", "No run selected", text, True)
 

@@ -5,6 +5,7 @@ the view. The page asks every second, with hundreds of runs and a `metrics.jsonl
 again only after it changed, and a growing file is read from where the last read ended (ui/run/readers.py).
 """
 
+import contextlib
 import functools
 import json
 import os
@@ -23,7 +24,7 @@ from monitor.process.platform import LOCK, is_held
 from monitor.run_folder import METRICS, STATUS, STOP
 from monitor.state import FINAL, with_age
 from runs import env_file, manage, results
-from runs.files import RunError
+from runs.files import RunError, explained
 from runs.results import Lora
 from ui.dataset.draft_store import OUT_OF_DATE
 from ui.run import snapshots
@@ -135,8 +136,18 @@ def folder_of(name: object) -> Path:
     except (OSError, ValueError):  # too long, or with a null character
         known = False
     if not known:
-        raise RunError(f"There is no run {name[:100]!r}. It may have been deleted.")
+        raise RunError(unreadable() or f"There is no run {name[:100]!r}. It may have been deleted.")
     return folder
+
+
+def unreadable() -> str:
+    """Why no run can be shown, such as a network drive that is gone; "" where all can, or where there is none yet."""
+    try:
+        with explained("show the runs"), contextlib.suppress(FileNotFoundError):
+            os.listdir(runs.outputs_dir())
+    except RunError as error:
+        return str(error)
+    return ""
 
 
 # The list -------------------------------------------------------------------------------------------------------------

@@ -58,6 +58,15 @@ def test_it_ends_a_process_with_its_code_its_reason_and_its_record(tmp_path, wha
     assert (beat.phase, beat.outcome, beat.note) == ("load", *recorded)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="/dev/full")
+def test_a_log_that_its_disk_does_not_take_costs_lines_and_no_step(tmp_path):
+    code = PRELUDE + "import sys\nprint('1/9', flush=True)\nsys.stderr.write('2/9')\nsys.stderr.flush()\nhb.end('done')"
+    with open("/dev/full", "wb") as full:
+        command, env = [sys.executable, "-c", code], children.environment(HANGPROOF_HEARTBEAT=tmp_path)
+        assert subprocess.run(command, env=env, stdout=full, stderr=full, timeout=240, check=False).returncode == 0
+    assert read(path_of(tmp_path, 0)).outcome == "done"
+
+
 @pytest.mark.slow
 def test_a_deadline_kills_a_process_whose_standard_error_nobody_reads(tmp_path):
     """Standard error is a pipe that is full: every write to it waits for ever."""

@@ -353,6 +353,10 @@ def test_the_first_new_step_closes_the_incident_at_its_own_time(make_loop, train
     assert event["message"] == "step 11 is new: recovered in 91.0 s, 2 steps trained twice"
     recovery.close_incident(loop, Observation(now_s, 0.0, beats), 11)
     assert len(events(loop.folder.folder, "progress")) == 1
+    fail(loop, trained(loop))
+    loop.incident.resumed_from, number = 12, loop.incident.folder  # a full disk did not keep that the run was there
+    recovery.close_incident(loop, Observation(now_s, 0.0, beats), 13)
+    assert Incident.load(number).steps_repeated == 0
 
 
 def test_a_training_that_went_on_while_no_monitor_was_there_to_answer_its_failure_is_left_alone(make_loop, trained):
@@ -492,6 +496,15 @@ def test_a_tracker_that_cannot_be_started_costs_the_run_nothing(make_loop, monke
     assert "trackio could not be started: Cannot allocate memory" in (folder / "monitor.log").read_text()
     recovery.start_tracker(make_loop().folder)
     assert len(commands) == 1
+
+
+def test_a_folder_that_its_drive_does_not_show_for_a_moment_is_not_called_gone(make_loop, monkeypatch):
+    run = make_loop("")
+    run.state.attempt = 1
+    monkeypatch.setattr(recovery, "gpu_missing", lambda run: Transition(State.QUEUED, "so far"))
+    assert "is gone" in recovery.start_attempt(run).message
+    monkeypatch.setattr(os, "lstat", lambda *_, **__: (_ for _ in ()).throw(OSError(116, "Stale file handle")))
+    assert recovery.start_attempt(run).message == "so far"
 
 
 @pytest.mark.slow

@@ -37,3 +37,15 @@ def test_a_closed_pipe_and_ctrl_c_end_a_command_without_a_traceback(does):
         if "sleep" in does:
             process.send_signal(signal.SIGINT)
         assert process.wait(60) == 130 and process.stderr.read() == b""
+
+
+def test_a_network_drive_that_is_gone_is_named_in_a_line():
+    for where, says in (
+        (", '/nas/outputs'", "error: [Errno 116] Stale file handle: '/nas/outputs'; check"),
+        ("", "Traceback"),
+    ):
+        raises = f"lambda: (_ for _ in ()).throw(OSError(116, 'Stale file handle'{where}))"
+        done = run(
+            [sys.executable, "-c", PRINTS.format(raises)], cwd=ROOT, capture_output=True, timeout=60, check=False
+        )
+        assert done.returncode == 1 and done.stderr.decode().startswith(says), done.stderr

@@ -1,12 +1,17 @@
 """A snapshot of kohya's trainers holds what accelerate's save_state writes, each time, whatever the models are."""
 
+import errno
+from types import SimpleNamespace
+from unittest import mock
+
 import accelerate
 import pytest
 import torch
 
 from guards.checkpoint import GUARD
-from guards.snapshot_files import write_state
-from sd_scripts_patches import snapshots
+from guards.heartbeat import Heartbeat
+from guards.snapshot_files import RING, write_state
+from sd_scripts_patches import session, snapshots
 
 
 class Network(torch.nn.Module):
@@ -74,3 +79,16 @@ def test_every_capture_holds_what_save_state_writes(tmp_path, kind, drop):
         assert len([name for name in names if name.endswith(".safetensors")]) == (1 if drop else 2)
         for name in (name for name in names if name.endswith(".safetensors")):
             assert (written / name).read_bytes() == (captured / name).read_bytes(), (number, name)
+
+
+def test_memory_that_another_program_fills_ends_the_snapshots_and_not_the_training(tmp_path, monkeypatch):
+    full = mock.Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
+    monkeypatch.setattr(snapshots, "capture", full)
+    monkeypatch.setattr(session, "run", SimpleNamespace(loader=1, epochs_done=0))
+    monkeypatch.setenv(RING, str(tmp_path))
+    alone = SimpleNamespace(distributed_type="NO")
+    ours = snapshots.MemorySnapshots(SimpleNamespace(step=3, losses=[], accelerator=alone, args=None))
+    monkeypatch.setattr(snapshots, "saves", snapshots.StateSaves(ours.memory, Heartbeat(None)))
+    assert not snapshots.write_later(alone, tmp_path / "x-state", 3, 1), "so it is written at once"
+    ours.take_if_due()
+    assert "step 3 has no room in memory" in ours.memory.off and full.call_count == 2

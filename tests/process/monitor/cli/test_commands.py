@@ -1,13 +1,16 @@
 """What the commands about a run print, and what they refuse."""
 
 import argparse
+import errno
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
 from collections import Counter
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from monitor_helpers import STATUS, finish, monitor, toy_run, wait_for
@@ -16,7 +19,7 @@ from toys import fault_at
 from ui_helpers import metrics_line, write_history, write_run
 
 from monitor.cli import commands
-from monitor.process import spawned
+from monitor.process import platform, spawned
 from monitor.process.platform import Lock
 from monitor.run_folder import MonitorError, RunFolder
 from runs.paths import ROOT
@@ -118,6 +121,26 @@ def test_what_is_asked_of_a_run_that_cannot_do_it_is_refused_with_the_reason(tmp
         assert commands.launch(folder) == watched
     finally:
         lock.release()
+
+
+@pytest.mark.skipif(not LINUX, reason="/proc")
+def test_a_stop_reaches_the_monitor_of_a_run_whose_disk_takes_no_request(tmp_path, monkeypatch):
+    folder, waits = toy_run(tmp_path / "toy"), "import time; time.sleep(600)"
+    lock = Lock(folder / "monitor.lock")
+    assert lock.acquire()
+    full = mock.Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
+    monkeypatch.setattr(commands, "atomic_write", full)
+    with subprocess.Popen([sys.executable, "-c", waits, "--child", "1", f"{folder}-2"]) as other:
+        with pytest.raises(OSError, match="No space"):
+            commands.ask_to_end(folder, {"now": False})
+        with subprocess.Popen([sys.executable, "-c", waits, "--child", "1", str(folder)]) as monitor:
+            wait_for(lambda: str(folder) in platform.command_of(monitor.pid))
+            assert commands.ask_to_end(folder, {"now": False}) and monitor.wait(60) in (1, -signal.SIGINT)
+            with pytest.raises(OSError, match="No space"):
+                commands.ask_to_end(folder, {"pause": True})
+        assert other.poll() is None
+        other.kill()
+    lock.release()
 
 
 @pytest.mark.skipif(not LINUX, reason="/proc")

@@ -182,6 +182,14 @@ def test_a_program_that_is_missing_is_an_error_in_words():
 
 
 @linux
+def test_a_full_tmp_costs_no_answer(monkeypatch):
+    """Without the answer of its check, a good LoRA would be called damaged, and trained again until the run fails."""
+    monkeypatch.setattr("tempfile.tempdir", "/dev/full")
+    job = run("import sys; print(sys.stdin.read())", 60.0, stdin=b'{"usable": true}')
+    assert job.answer() == {"usable": True}, job.error
+
+
+@linux
 def test_without_a_free_descriptor_it_is_done_at_once():
     code = """
 import os, resource, tempfile

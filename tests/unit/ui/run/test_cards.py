@@ -1,14 +1,18 @@
 """The cards of a run: states, figures, incidents and the list of runs, as markup."""
 
+import errno
 import json
+import os
 import re
 from datetime import UTC, datetime, timedelta
+from unittest import mock
 
 import pytest
 from ui_helpers import watched, write_history, write_incident, write_run
 from ui_markup import harmless
 
 from monitor.process import platform
+from runs.files import RunError
 from ui.run import cards, view
 
 
@@ -89,6 +93,16 @@ def test_a_run_without_a_gpu_does_not_wait_for_one(tmp_path):
     assert "GPU" not in text and "Preparing" in text and "when a GPU is free" in cards.head(waiting)
     stopped = view.View(tmp_path, "r", {"state": "stopped", "message": "stopped at step 4"})
     assert "Stopped at step 4" in cards.head(stopped), "a sentence"
+
+
+def test_runs_on_a_network_drive_that_is_gone_are_not_called_deleted(data, monkeypatch):
+    stale = mock.Mock(side_effect=OSError(errno.ESTALE, "Stale file handle", "/nas/outputs"))
+    monkeypatch.setattr(os, "listdir", stale)
+    why = "cannot show the runs (/nas/outputs): the disk or network drive cannot be read or written"
+    with pytest.raises(RunError, match=re.escape(why)):
+        view.folder_of("cat")
+    for markup in (cards.run_list(view.read_all(), ""), cards.no_run("cat")):
+        assert "cannot be shown" in markup and why in markup
 
 
 def test_the_list_is_searched_by_name_and_state_and_names_how_many_it_leaves_out(data):
