@@ -16,9 +16,9 @@ def command(main: Callable[[], int]) -> int:
         sys.stdout.flush()
     except (KeyboardInterrupt, BrokenPipeError):
         os._exit(130)  # nothing is flushed again
-    except OSError as error:  # of a disk that fails or a network drive that is gone; any other is a fault of ours
-        if error.filename is None:
-            raise
+    except OSError as error:
+        if error.filename is None or isinstance(error, FileNotFoundError):
+            raise  # a fault of ours, not of a disk
         print(f"error: {error}; check this disk or network drive, then try again", file=sys.stderr)
         return 1
     return code
