@@ -64,8 +64,7 @@ def supervise(
         received: signals that the parent received before this process could.
 
     Raises:
-        MonitorError: another monitor watches the run, the configuration is wrong, or which of several machines this is;
-            or the run was deleted.
+        MonitorError: another monitor watches the run, it was deleted, or the configuration or machine number is wrong.
     """
     began_s = time.time()
     if not folder.is_dir():  # the lock would make it again
