@@ -137,11 +137,13 @@ def recover(run: Run, attempt: Attempt, incident: Incident) -> Transition:
 
     cause_count = state.cause_counts.get(cause.name, 0) + 1
     # From a cause's second failure on, or at once where it is certain to return.
-    change, limits = dict[str, Any](), run.config.restart
+    change, limits, history = dict[str, Any](), run.config.restart, state.history
     if run.leads and cause.ladder and (cause_count >= 2 or cause.at_once):
-        change = next_attempt.next_change(run, cause.ladder)
+        # While restarts bring new steps, no change may cost the steps so far: another program's memory gets free again.
+        keeps = state.best_step > 0 and not history.failures and history.restarts < limits.without_progress_count
+        change = next_attempt.next_change(run, cause.ladder, keeps)
     mark = f"{evidence.phase}/{evidence.step}/{cause.name}"  # the same failure twice has the same fingerprint
-    history, stop, wait_s = state.history.after_failure(mark, bool(change), limits, cause.wait_s)
+    history, stop, wait_s = history.after_failure(mark, bool(change), limits, cause.wait_s)
     # Without a heartbeat, as of a user's own script, nobody knows whether it has trained.
     trained = state.best_step or (run.folder.foreign and not view.beats)
     if not (cause.restart or (cause.may_return and trained)):

@@ -64,9 +64,11 @@ def supervise(
         received: signals that the parent received before this process could.
 
     Raises:
-        MonitorError: another monitor watches the run, the configuration is wrong, or which of several machines this is.
+        MonitorError: another monitor watches the run, it was deleted, or the configuration or machine number is wrong.
     """
     began_s = time.time()
+    if not folder.is_dir():  # the lock would make it again
+        raise MonitorError(f"{folder}: the run was deleted while its monitor started")
     run_folder = RunFolder(folder, echo, machine_number(folder, os.environ))
     lock = Lock(run_folder.own / LOCK)
     try:

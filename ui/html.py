@@ -4,7 +4,7 @@ import html
 import math
 import re
 from collections.abc import Iterable, Sequence
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -114,9 +114,8 @@ def _parser() -> "MarkdownIt":
     return MarkdownIt("commonmark", {"html": False}).enable("table").disable(["image", "link", "autolink", "reference"])
 
 
-@lru_cache(maxsize=128)
 def markdown(text: str) -> str:
-    """A report's Markdown as HTML; HTML inside it stays text. Cached, because a timer renders it every second."""
+    """A report's Markdown as HTML; HTML inside it stays text."""
     # A long line scrolls: the keyboard must reach it.
     return str(_parser().render(text)).replace("<pre>", '<pre tabindex="0">')
 

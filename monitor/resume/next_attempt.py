@@ -87,17 +87,18 @@ def with_state(text: str, folder: Path, state: Path | None) -> str:
     return text.replace(shlex.quote(str(folder / STAND_IN)), shlex.quote(str(state)))
 
 
-def next_change(run: Run, ladder: Sequence[str]) -> Change:
+def next_change(run: Run, ladder: Sequence[str], keeps: bool = False) -> Change:
     """The first mitigation of `ladder` that changes anything beyond those in force; {} for none, or where that fails.
 
-    One that cannot change a script that the user edited is left out, and an event says why.
+    keeps: only one after which the run's checkpoints can be resumed. One that cannot change a script that the user
+    edited is left out, and an event says why.
     """
     folder, changes = run.folder, run.state.changes
     left = [name for name in ladder if name not in [change["name"] for change in changes]]
     if folder.foreign or not left:
         return {}
     try:
-        request = {"want": "change", "ladder": left, "changes": changes}
+        request = {"want": "change", "ladder": left, "changes": changes, "keeps": keeps}
         answer = _ask(folder, request, run.config.check.render_s, run.pause)
     except (MonitorError, OSError) as error:
         folder.log(f"the run is not changed: {error}")
@@ -352,8 +353,8 @@ def respond(folder: Path, request: dict[str, Any]) -> dict[str, Any]:
 
     script: writes attempt "number", which resumes "resume"; "was": the mitigations when that was saved; {"script",
     "save_dir", "compatible"}. text: prints it; {"text", "save_dir", "alone": why two must not run at once}. change: the
-    first mitigation of "ladder" that changes something; {"name", "sentence", "patch"} or {}, and "refused". problems:
-    what prevents a start; {"problems", "notes"}.
+    first mitigation of "ladder" that changes something, with "keeps" one that resumes the states; {"name", "sentence",
+    "patch"} or {}, and "refused". problems: what prevents a start; {"problems", "notes"}.
 
     Raises:
         runs.RunError, presets.PresetError: the spec or a mitigation is wrong.
@@ -387,7 +388,7 @@ def respond(folder: Path, request: dict[str, Any]) -> dict[str, Any]:
         refused = list[str]()
         for name in request["ladder"]:
             patch, sentence = mitigate.change(job, name)
-            if patch:
+            if patch and (mitigate.same_state(job, job.patched(patch)) or not request.get("keeps")):
                 return {"name": name, "sentence": sentence, "patch": patch, "refused": refused}
             if reason := mitigate.refusal(job.run_spec(), name):
                 refused.append(f"{name.replace('_', ' ')}: {reason}")

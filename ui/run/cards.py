@@ -292,9 +292,11 @@ def loras(folder: Path, found: list[Lora], evolution: Evolution, picked: int | N
     return latest("loras", folder, (rows, size), made)
 
 
-def incidents(found: list[Incident]) -> str:
-    """All hangs and crashes of the run."""
-    return CARD("incidents", [*map(incident, found)], cost_of_all(found)) if found else ""
+def incidents(folder: Path, found: list[Incident]) -> str:
+    """All hangs and crashes of the run in `folder`; each report is made once, however many there are."""
+    rows = [latest("incident row", folder / one.number, (one,), functools.partial(incident, one)) for one in found]
+    made = functools.partial(CARD, "incidents", rows, cost_of_all(found))
+    return latest("incidents", folder, (rows,), made) if found else ""
 
 
 def cost_of_all(found: list[Incident]) -> str:

@@ -27,7 +27,7 @@ from monitor.process import platform, spawned
 from monitor.resume import checkpoints, next_attempt
 from monitor.resume.next_attempt import Rendered
 from monitor.run_folder import MonitorError, RunFolder
-from monitor.state import Observation, ResumePoint, RunState, Shutdown, State, Transition
+from monitor.state import History, Observation, ResumePoint, RunState, Shutdown, State, Transition
 from monitor.supervisor import turn
 from runs.pin import pinned
 from runs.scripts import rendered
@@ -300,7 +300,7 @@ def test_the_second_failure_of_a_cause_changes_something(make_loop, trained, mon
     """At the first where it is certain to return; the subprocess that knows the changes is replaced."""
     change = {"name": "workers_0", "sentence": "no workers", "patch": {"spec": {"workers": 0}, "flags": 1}}
     asked = []
-    monkeypatch.setattr(next_attempt, "next_change", lambda folder, ladder, *more: asked.append(ladder) or change)
+    monkeypatch.setattr(next_attempt, "next_change", lambda folder, ladder, keeps: asked.append(ladder) or change)
     loop = make_loop()
     oom = "CUDA out of memory. Tried to allocate 2.00 GiB"
     fail(loop, trained(loop), log=oom)
@@ -318,6 +318,27 @@ def test_the_second_failure_of_a_cause_changes_something(make_loop, trained, mon
     message = f"{other.incident.cause.title}; restarting in 5 s with all machines"
     assert result == Transition(State.PREEMPTED, message, code=6)
     assert len(asked) == 2, "what changes is decided on the first machine"
+
+
+@pytest.mark.parametrize(
+    ("steps", "history", "keeps"),
+    [
+        (0, History(), False),
+        (2000, History(), True),
+        (2000, History(restarts=2), True),
+        (2000, History(restarts=3), False),
+        (2000, History(1, {"step/2000/host_out_of_memory": 1}), False),
+    ],
+)
+def test_no_change_costs_the_steps_so_far_while_restarts_bring_new_ones(
+    make_loop, trained, monkeypatch, steps, history, keeps
+):
+    asked = []
+    monkeypatch.setattr(next_attempt, "next_change", lambda run, ladder, keeps: asked.append(keeps) or {})
+    loop = make_loop()
+    loop.state.best_step, loop.state.history = steps, history
+    fail(loop, trained(loop), log="CUDA out of memory. Tried to allocate 2.00 GiB")
+    assert asked == [keeps]
 
 
 def test_a_training_that_had_finished_or_was_asked_to_stop_is_not_restarted(make_loop, trained):

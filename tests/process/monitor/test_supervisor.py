@@ -458,6 +458,10 @@ def test_a_monitor_begins_once_and_lets_go_at_the_end(make_loop, monkeypatch, ca
     with pytest.raises(MonitorError, match="/no/such/file"):
         supervised(True)
     assert woken == [(folder.parent, False)] * 9
+    deleted = folder.with_name("deleted")
+    with pytest.raises(MonitorError, match="the run was deleted"):
+        supervisor.supervise(deleted, folder.parent, False, keeper.pid, False, [])
+    assert not deleted.exists(), "its folder is not made again"
 
 
 def test_the_evidence_of_a_probe_decides_and_a_trial_is_not_hung_without(make_loop):

@@ -55,6 +55,15 @@ def test_a_script_edited_by_hand_is_what_every_attempt_runs(tmp_path, data):
     assert refused.startswith("workers 0: ") and "--max_data_loader_n_workers is not written" in refused
 
 
+def test_a_change_that_keeps_the_steps_is_one_whose_states_can_be_resumed(tmp_path, data):
+    """The smaller tier of FLUX has another optimizer; of FLUX.2 klein it has the same."""
+    for model, backend, kept in (("flux-dev", "diffusers", {}), ("flux2-klein-4b", "diffusers", {"name": "tier_down"})):
+        folder = folder_of(tmp_path, name=model, model=model, backend=backend, tier="20G")
+        assert ask(folder, "change", ladder=["tier_down"], changes=[])["name"] == "tier_down"
+        found = ask(folder, "change", ladder=["tier_down"], changes=[], keeps=True)
+        assert {key: found[key] for key in found if key == "name"} == kept
+
+
 @pytest.mark.parametrize("platform", ["linux", "win32"])
 def test_a_script_of_other_tables_gives_its_own_flags(platform):
     """Those of the commands that cache, too; nothing of it is executed."""

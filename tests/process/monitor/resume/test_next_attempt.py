@@ -276,7 +276,7 @@ def test_what_the_subprocess_refuses_is_said_and_what_it_cannot_do_is_tried_agai
     assert next_attempt.next_change(changed, ["one"]) == {} and len(asked) == 3
     replies += [job({"name": "two", "refused": ["one: edited"]}), job(None, 1, "render: no tier")]
     assert next_attempt.next_change(changed, ["one", "two"]) == {"name": "two"}
-    assert asked[-1] == {"want": "change", "ladder": ["two"], "changes": [ONE]}
+    assert asked[-1] == {"want": "change", "ladder": ["two"], "changes": [ONE], "keeps": False}
     assert next_attempt.next_change(run, ["two"]) == {}
     log = (folder.folder / "monitor.log").read_text()
     assert "not_mitigated: one: edited" in log and "the run is not changed: no tier" in log
