@@ -288,9 +288,13 @@ def loras(folder: Path, found: list[Lora], evolution: Evolution, picked: int | N
     return latest("loras", folder, (rows, size), made)
 
 
-def incidents(found: list[Incident]) -> str:
+def incidents(folder: Path, found: list[Incident]) -> str:
     """All hangs and crashes of the run."""
-    return CARD("incidents", [*map(incident, found)], cost_of_all(found)) if found else ""
+
+    def made() -> str:
+        return CARD("incidents", [*map(incident, found)], cost_of_all(found)) if found else ""
+
+    return latest("incidents", folder, (found,), made)
 
 
 def cost_of_all(found: list[Incident]) -> str:

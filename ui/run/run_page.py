@@ -185,7 +185,7 @@ def render(selected: str, seen: str, search: str = "") -> list[Any]:
         saved, folder = view.loras(shown.folder), shown.folder
         if saved:
             parts["loras"] = cards.loras(folder, saved, view.evolution(folder), blind_vote.picked(folder))
-        parts["incidents"] = cards.incidents(view.incidents(folder))
+        parts["incidents"] = cards.incidents(folder, view.incidents(folder))
         parts["ledger"] = cards.ledger(shown)
         parts["actions"] = actions.html(shown)
     parts |= {name: gr.update(**change) for name, change in _buttons(shown).items()}

@@ -36,17 +36,18 @@ def test_old_figures_of_a_monitor_that_does_not_respond_are_called_old(data):
 
 def test_incidents_show_the_change_and_the_cost_the_latest_first(folder):
     write_incident(folder, "0010", step=9)
-    assert "Cost:" not in cards.incidents(view.incidents(folder))
+    assert "Cost:" not in cards.incidents(folder, view.incidents(folder))
     fields = {"resumed_from": 30, "steps_repeated": 11, "detect_s": 2.25, "recover_s": 71, "changed": "workers 2 → 0"}
     write_incident(folder, "0002", report="# Hang\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n**bold**", **fields)
     write_incident(folder, "0001", steps_repeated=1, recover_s=2.5, resumed_from=40, from_memory=True)
     found = view.incidents(folder)
-    markup = cards.incidents(found)
+    markup = cards.incidents(folder, found)
     shown = ["Hung after step 41", "Loader worker stuck", "workers 2 → 0", ">2.2 s<", "1 min 11 s", "step 30", ">11<"]
     shown += ["step 40, in memory", "Steps trained twice", "<strong>bold</strong>", "<td>1</td>"]
     shown += ["Cost: 1 min 14 s until the next new step, 12 steps trained twice"]
     assert [text for text in shown if text not in markup] == []
     assert [one.number for one in found] == ["0010", "0002", "0001"]
+    assert cards.incidents(folder, view.incidents(folder)) is markup  # the page asks every second: made once
 
 
 def test_the_page_shows_the_snapshots_or_why_there_are_none(data):
