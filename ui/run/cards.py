@@ -290,11 +290,9 @@ def loras(folder: Path, found: list[Lora], evolution: Evolution, picked: int | N
 
 def incidents(folder: Path, found: list[Incident]) -> str:
     """All hangs and crashes of the run."""
-
-    def made() -> str:
-        return CARD("incidents", [*map(incident, found)], cost_of_all(found)) if found else ""
-
-    return latest("incidents", folder, (found,), made)
+    if not found:
+        return ""
+    return latest("incidents", folder, (found,), lambda: CARD("incidents", [*map(incident, found)], cost_of_all(found)))
 
 
 def cost_of_all(found: list[Incident]) -> str:
