@@ -101,14 +101,14 @@ def unpack(path: Path, into: Path, name: str = "") -> tuple[list[Entry], list[st
     found: list[Entry] = []
     messages: list[str] = []
     with file, archive:
-        infos = archive.infolist()
+        every = archive.infolist()
+        # A ZIP of macOS has a hidden file beside each file.
+        infos = [one for one in every if not (one.is_dir() or ignored(one.orig_filename.replace("\\", "/")))]
         if len(infos) > limits["max_zip_entries"]:
             raise many
         last = {info.orig_filename: info for info in infos}
         left = limits["max_zip_mb"] * 1_000_000
         for number, info in enumerate(infos):
-            if info.is_dir() or ignored(info.orig_filename.replace("\\", "/")):
-                continue
             shown = name
             try:
                 inside = relative_name(info.orig_filename)

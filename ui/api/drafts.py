@@ -122,7 +122,7 @@ def remove_images(draft_id: str, images: list[str]) -> dict[str, Any]:
 
 def undo(draft_id: str) -> str:
     """Undo the last change of images or captions; returns what was undone, "" for nothing."""
-    return draft.undo(_known(draft_id)) or ""
+    return images.undo(_known(draft_id)) or ""
 
 
 def image_report(draft_id: str) -> dict[str, Any]:

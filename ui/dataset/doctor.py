@@ -20,7 +20,7 @@ from ui.dataset.bucket_preview import Bucket, Plan
 from ui.dataset.checks import KINDS, Finding, Findings
 from ui.dataset.draft import Item
 from ui.dataset.draft_images import Entry
-from ui.dataset.images import thumb_url
+from ui.dataset.images import thumb_url, undo
 from ui.html import esc, part, pressed
 from ui.new import form
 from ui.run import fold
@@ -286,7 +286,7 @@ def draw(draft_id: str, images: Any) -> None:
     picks = [kind.input, bucket.input]
     gr.on(picks, lambda name, at: (name, at, PAGE, ""), [kind, bucket], chosen, **QUIET).then(**refresh)
     for event in (
-        back.click(lambda: done(draft.undo), None, message, js=form.FLUSH, **QUIET),
+        back.click(lambda: done(undo), None, message, js=form.FLUSH, **QUIET),
         repair.click(lambda name: done(fix, name), kind, message, js=form.FLUSH, **QUIET),
         figures.act(on_act, [kind, most], [most, message], js=form.FLUSH, **QUIET),
     ):

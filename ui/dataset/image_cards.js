@@ -152,8 +152,11 @@ function showHistory(labels) {
   }
 }
 async function step(way) {
+  const say = dialog.open ? editor.say : showError;
+  // The rest of a drop would become a new step, after which nothing brings back the images that were undone.
+  if (uploading) return say("Images are being uploaded. Undo and redo when that has ended, or cancel the upload first.");
   if (!(await hangproof.send())) return;
-  const answer = await change(way, {}, dialog.open ? editor.say : showError);
+  const answer = await change(way, {}, say);
   if (!answer?.message) return;
   if (dialog.open) editor.mark("", answer.message);
   else showNotes([answer.message], "good", true);

@@ -76,7 +76,7 @@ async function uploadAll() {
     if (cancelled && !answer) break;
     if (answer?.ok !== true) {
       const why = answer ? answer.error : await noAnswer();
-      messages.push(`${why.replace(/\.?$/, ".")} ${waiting.splice(0).length} of ${total} files were not uploaded. Drop them again.`);
+      messages.unshift(`${why.replace(/\.?$/, ".")} ${waiting.splice(0).length} of ${total} files were not uploaded. Drop them again.`);
       break;
     }
     waiting.splice(0, batch.length);
@@ -87,7 +87,7 @@ async function uploadAll() {
     hangproof.tellOthers();
   }
   const left = waiting.splice(0).length;
-  if (left) messages.push(`Upload cancelled. ${many(left, "file")} not uploaded; Undo removes the others.`);
+  if (left) messages.unshift(`Upload cancelled. ${many(left, "file")} not uploaded; Undo removes the others.`);
   [uploading, cancelUpload.hidden] = [false, true];
   showProgress(DROP_HINT, null);
   const count = `${many(added, "image")} added.`;

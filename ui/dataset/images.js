@@ -31,7 +31,10 @@ skip.onclick = (event) => {
   document.getElementById("start").focus();
 };
 
+const MOST_NOTES = 20; // of a folder that is dropped again, each image has one
 const showNotes = (lines, kind, brief) => {
+  const more = lines.length - MOST_NOTES;
+  if (more > 0) lines = [...lines.slice(0, MOST_NOTES), `… and ${many(more, "more message")}.`];
   notes.className = "hp-notes hp-" + kind;
   notes.dataset.brief = brief ? "1" : ""; // a sentence that the next change makes untrue
   notes.replaceChildren(...lines.map((line) => make("p", "", line)));

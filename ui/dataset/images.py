@@ -214,6 +214,14 @@ def move_image(draft_id: str, id: str, data: dict, step: int) -> dict[str, Any]:
     return {"page": draft.move(draft_id, id, step) // _size_of(data)}
 
 
+def undo(draft_id: str, back: bool = True) -> str | None:
+    """`draft.undo`. Raises RunError: images are being imported. The next ones would become a new step, after which
+    nothing brings back those that were undone."""
+    if imports.waiting(draft_id):
+        raise RunError("Images are being imported. Undo and redo when that has ended, or cancel the import first")
+    return draft.undo(draft_id, back)
+
+
 class Upload(TypedDict):
     """An uploaded file: the path that the upload returned, and its name with its folders."""
 
@@ -285,8 +293,8 @@ CHANGES: dict[str, Callable[..., dict[str, Any] | None]] = {
     "clear_images": draft.clear,
     "insert_trigger": draft.insert_trigger,
     "move_image": move_image,
-    "undo": lambda draft_id: {"message": draft.undo(draft_id) or "There is nothing to undo."},
-    "redo": lambda draft_id: {"message": draft.undo(draft_id, back=False) or "There is nothing to redo."},
+    "undo": lambda draft_id: {"message": undo(draft_id) or "There is nothing to undo."},
+    "redo": lambda draft_id: {"message": undo(draft_id, back=False) or "There is nothing to redo."},
     "add_images": add_images,
     **image_edit.EDITS,
 }

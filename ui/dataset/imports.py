@@ -37,7 +37,7 @@ from ui.html import part
 JOB = "import"
 LIMIT_S = 7 * 24 * 3600.0
 MAX_ATTEMPTS = 3  # of one import whose process ends without a result
-LARGE_ZIP_BYTES = 50_000_000  # a smaller one is unpacked while the page waits
+LARGE_ZIP_BYTES = 10_000_000  # a smaller one is unpacked while the page waits, for a minute at most (images.js)
 CHUNK = 32  # files that are added at once
 MAX_FILES = 200_000
 MAX_MESSAGES = 20

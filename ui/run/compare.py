@@ -43,11 +43,7 @@ def told_apart(views: list["view.View"]) -> list["view.View"]:
 
 def losses(one: "view.View") -> list[tuple[str, float, float]]:
     """(name of the run, step, loss) of at most MOST_POINTS steps."""
-
-    def read(metrics: Metrics) -> dict[str, list[float]]:
-        return points(metrics.steps["step"], metrics.steps["loss"], MOST_POINTS)
-
-    found = view.with_metrics(one.folder, read)
+    found = view.with_metrics(one.folder, lambda its: points(its.steps["step"], its.steps["loss"], MOST_POINTS))
     return [(one.name, step, loss) for step, loss in zip(found["x"], found["mean"], strict=True)]
 
 

@@ -4,6 +4,7 @@ Gradio's own components show the pictures. Their addresses are those of the page
 nothing outside the data folders; a picture that it would not send is left out.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,7 @@ def draw(folder: Path) -> None:
         with gr.Row(elem_classes="hp-fields"):
             one, two = (
                 gr.Dropdown(
-                    _choices(everything), value=value, label=label, interactive=True, elem_id=f"samples-{label}"
+                    value=value, label=label, interactive=True, elem_id=f"samples-{label}", **_choices(found, value)
                 )
                 for label, value in zip(("Left", "Right"), pair or (None, None), strict=True)
             )
@@ -129,14 +130,14 @@ def draw(folder: Path) -> None:
             return fold.note(error, True)
         return summary(view.evolution(folder), folder)
 
-    def on_tick(known: list[Picture], prompt: int) -> list[Any]:
+    def on_tick(known: list[Picture], prompt: int, *chosen: str | None) -> list[Any]:
         found = view.evolution(folder)
         now = pictures(found)
         if now == [tuple(each) for each in known]:
             return [gr.skip()] * 8
         # The first pictures are compared at once; what was chosen since then stays.
         pair = [{}, {}] if known else [{"value": path} for path in _first_and_last(found, now) or ()]
-        sides = [gr.update(choices=_choices(now), **one) for one in pair]
+        sides = [gr.update(**_choices(found, *chosen), **one) for one in pair]
         between = gr.skip() if known else tuple(one["value"] for one in pair)
         heading = summary(found, folder)
         return [now, *on_prompt(prompt), *sides, between, gr.update(choices=_loras(found)), heading]
@@ -145,7 +146,7 @@ def draw(folder: Path) -> None:
     gr.on([one.input, two.input], on_compare, [one, two], slider, trigger_mode="always_last", **QUIET)
     best.input(on_best, best, head, **QUIET)
     outputs = [known, gallery, prompt, one, two, slider, best, head]
-    timer.tick(on_tick, [known, prompt], outputs, key="samples-tick", **QUIET)
+    timer.tick(on_tick, [known, prompt, one, two], outputs, key="samples-tick", **QUIET)
 
 
 def _vote(folder: Path, head: gr.HTML, timer: gr.Timer) -> None:
@@ -195,8 +196,15 @@ def _prompts(texts: dict[int, str]) -> list[tuple[str, int]]:
     return [("All prompts", ALL), *((text, one) for one, text in texts.items())]
 
 
-def _choices(shown: list[Picture]) -> list[Picture]:
-    return [(caption, path) for path, caption in shown]
+def _choices(found: Evolution, *chosen: str | None) -> dict[str, Any]:
+    """The pictures to compare two of. Of more than MOST, which Gradio's script would copy in each event of the page, one
+    step in two, four, … and the newest; those that are chosen stay."""
+    every, everything, steps = 1, pictures(found), found.snapshots
+    while len(everything) > MOST * every:
+        every *= 2
+    some = {path for path, _ in pictures(replace(found, snapshots=(*steps[::every], *steps[-1:])))} | {*chosen}
+    info = f"One in {every} steps that have samples, and the newest" if every > 1 else None
+    return {"choices": [(caption, path) for path, caption in everything if path in some], "info": info}
 
 
 def _loras(found: Evolution) -> list[tuple[str, int]]:

@@ -15,7 +15,7 @@ from runs.files import RunError
 from runs.pictures import valid_crop
 from ui import jobs
 from ui.api.server import endpoints
-from ui.dataset import bulk, draft, images, subsets
+from ui.dataset import bulk, draft, images, imports, subsets
 from ui.dataset.images import Query, image_action
 from ui.page import build
 from ui.run import actions
@@ -138,3 +138,16 @@ def test_images_are_found_by_caption_tag_subset_and_warning(mine):
     assert [images.listing(mine, page, size=3)["page"] for page in (-1, 99)] == [0, 1]
     one, other = item("a", 64, 64, warnings=["near"]), item("b", 64, 64, warnings=[])
     assert Query(kind="near").found([one, other]) == [one] == Query(kind="warned").found([other, one])
+
+
+def test_nothing_is_undone_while_images_are_imported(mine, tmp_path, monkeypatch):
+    """The next chunk became a new step: what was undone of the import was gone, and it ended as complete."""
+    filled(mine, "a cat")
+    before = draft.items(mine)
+    monkeypatch.setattr(jobs, "start", lambda *_, **__: None)
+    imports.start_folder(mine, str(tmp_path))
+    for name in ("undo", "redo"):
+        assert "Images are being imported" in act(name, {"draft": mine})["error"]
+    assert draft.items(mine) is before
+    imports.cancel(mine)
+    assert act("undo", {"draft": mine})["ok"] and draft.items(mine) != before

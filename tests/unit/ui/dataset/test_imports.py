@@ -61,6 +61,8 @@ def test_a_zip_with_too_many_entries_is_refused_before_they_are_read(mine, tmp_p
     path = packed(tmp_path / "many.zip", {f"{n}.txt": b"" for n in range(6)})
     _, messages = drop(mine, path)
     assert messages == ["many.zip: the ZIP has more than 5 entries; split it"]
+    of_macos = {name: b"" for n in range(5) for name in (f"{n}.txt", f"__MACOSX/._{n}.txt")}
+    assert "5 entries" not in str(drop(mine, packed(tmp_path / "mac.zip", of_macos)))
     end = bytearray(packed(tmp_path / "x.zip", {}).read_bytes())
     struct.pack_into("<L", end, 12, 3000)  # the directory is all that is before
     (tmp_path / "x.zip").write_bytes(bytes(3000) + end)

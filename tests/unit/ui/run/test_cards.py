@@ -51,6 +51,7 @@ def test_incidents_show_the_change_and_the_cost_the_latest_first(folder):
     shown += ["Cost: 1 min 14 s until the next new step, 12 steps trained twice", "Why. What to do."]
     assert [text for text in shown if text not in markup] == []
     assert [one.number for one in found] == ["0010", "0002", "0001"]
+    assert cards.incidents(folder, view.incidents(folder)) is markup  # the page asks every second: made once
 
 
 def test_reports_are_rendered_once_however_many_there_are(folder, monkeypatch):

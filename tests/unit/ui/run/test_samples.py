@@ -29,3 +29,21 @@ def test_texts_stay_texts_and_a_run_without_samples_says_how_to_get_them(sampled
     assert samples.summary(view.evolution(sampled), sampled) == ""
     (sampled / "metrics.jsonl").write_text('{"kind": "validation", "step": 16, "val_loss": 0.25}\n')
     assert "0.25 at step 16" in samples.summary(view.evolution(sampled), sampled)
+
+
+def test_of_many_samples_some_steps_can_be_compared_and_those_that_are_chosen(sampled, monkeypatch):
+    found = view.evolution(sampled)
+    everything = [(caption, path) for path, caption in samples.pictures(found)]
+    assert samples._choices(found) == {"choices": everything, "info": None}
+    monkeypatch.setattr(samples, "MOST", 2)
+    chosen = next(path for caption, path in everything if caption == "Step 16 · a cat")
+    shown = samples._choices(found, chosen, None)
+    kept = [
+        "Step 8 · a cat",
+        f"Step 8 · {PROMPT}",
+        "Step 16 · a cat",
+        "Step 24 · a cat",
+        f"Step 24 · {PROMPT}",
+        "mine.png",
+    ]
+    assert [caption for caption, _ in shown["choices"]] == kept and "One in 4 steps" in shown["info"]
