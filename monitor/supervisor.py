@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from guards.checkpoint import exists
 from monitor import config, recovery
 from monitor.attempt import Attempt, Unkillable, kill_leftovers, kill_processes
 from monitor.detect.probe import Probe
@@ -67,7 +68,7 @@ def supervise(
         MonitorError: another monitor watches the run, it was deleted, or the configuration or machine number is wrong.
     """
     began_s = time.time()
-    if not folder.is_dir():  # the lock would make it again
+    if not exists(folder):  # the lock would make it again
         raise MonitorError(f"{folder}: the run was deleted while its monitor started")
     run_folder = RunFolder(folder, echo, machine_number(folder, os.environ))
     lock = Lock(run_folder.own / LOCK)

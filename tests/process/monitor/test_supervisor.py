@@ -417,6 +417,7 @@ def test_a_start_waits_for_its_time_its_gpu_and_its_store(make_loop, trained, mo
 
 
 def test_a_run_of_another_account_is_refused_with_what_to_do_and_not_tried_ten_times(folder, monkeypatch):
+    folder.mkdir(parents=True)
     refused = PermissionError(errno.EACCES, "Permission denied", str(folder / LOCK))
     monkeypatch.setattr(supervisor, "Lock", lambda path: Mock(acquire=Mock(side_effect=refused)))
     with pytest.raises(MonitorError, match=rf"{LOCK}: this account may not write there; start the run as the account"):

@@ -19,7 +19,7 @@ from toys import fault_at
 from ui_helpers import metrics_line, write_history, write_run
 
 from monitor.cli import commands
-from monitor.process import platform, spawned
+from monitor.process import spawned
 from monitor.process.platform import Lock
 from monitor.run_folder import MonitorError, RunFolder
 from runs.paths import ROOT
@@ -125,7 +125,8 @@ def test_what_is_asked_of_a_run_that_cannot_do_it_is_refused_with_the_reason(tmp
 
 @pytest.mark.skipif(not LINUX, reason="/proc")
 def test_a_stop_reaches_the_monitor_of_a_run_whose_disk_takes_no_request(tmp_path, monkeypatch):
-    folder, waits = toy_run(tmp_path / "toy"), "import time; time.sleep(600)"
+    folder = toy_run(tmp_path / "toy")
+    waits = "import signal, time; signal.signal(2, signal.SIG_DFL); print('ready', flush=True); time.sleep(600)"
     lock = Lock(folder / "monitor.lock")
     assert lock.acquire()
     full = mock.Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
@@ -133,9 +134,10 @@ def test_a_stop_reaches_the_monitor_of_a_run_whose_disk_takes_no_request(tmp_pat
     with subprocess.Popen([sys.executable, "-c", waits, "--child", "1", f"{folder}-2"]) as other:
         with pytest.raises(OSError, match="No space"):
             commands.ask_to_end(folder, {"now": False})
-        with subprocess.Popen([sys.executable, "-c", waits, "--child", "1", str(folder)]) as monitor:
-            wait_for(lambda: str(folder) in platform.command_of(monitor.pid))
-            assert commands.ask_to_end(folder, {"now": False}) and monitor.wait(60) in (1, -signal.SIGINT)
+        command = [sys.executable, "-c", waits, "--child", "1", str(folder)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as monitor:
+            assert monitor.stdout.readline() == b"ready\n"
+            assert commands.ask_to_end(folder, {"now": False}) and monitor.wait(60) == -signal.SIGINT
             with pytest.raises(OSError, match="No space"):
                 commands.ask_to_end(folder, {"pause": True})
         assert other.poll() is None
