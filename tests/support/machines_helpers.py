@@ -25,6 +25,9 @@ LIMITS = """allow_below_guards = true
 stopped_s = 2
 [phases.step]
 ceiling_s = 20
+[phases.save]
+floor_s = 20
+ceiling_s = 30
 [end]
 grace_s = 1
 """
