@@ -195,11 +195,11 @@ def ask_to_end(folder: Path, how: dict[str, bool]) -> bool:
     try:
         atomic_write(folder / STOP, json.dumps(how))
     except OSError:  # a full disk takes no request: Ctrl-C, which its monitor understands, too, needs no file
-        found = platform.scan().values() if not platform.WINDOWS and "pause" not in how else ()
-        ours = [
-            one for one in found if re.search(rf" --child .* {re.escape(str(folder))}$", platform.command_of(one.pid))
-        ]
-        if not any([platform.send(one.pid, one.start, signal.SIGINT) for one in ours]):
+        if platform.WINDOWS or "pause" in how:
+            raise
+        its = re.compile(rf" --child .* {re.escape(str(folder))}$")
+        monitors = [one for one in platform.scan().values() if its.search(platform.command_of(one.pid))]
+        if not any([platform.send(one.pid, one.start, signal.SIGINT) for one in monitors]):
             raise
     return True
 
