@@ -80,24 +80,20 @@ def exit_within(seconds: float, code: int) -> None:
     timer.start()
 
 
-def _never_failing(call: Callable[..., Any]) -> Callable[..., Any]:
+def _or_lose(call: Callable[..., Any], *text: str) -> Any:
     """A log whose disk is full, or fails for a moment, costs lines, never a step: tqdm writes one at each."""
-
-    def called(*arguments: str) -> Any:
-        with contextlib.suppress(OSError):
-            return call(*arguments)
-
-    return called
+    with contextlib.suppress(OSError):
+        return call(*text)
 
 
 def install(heartbeat: Heartbeat) -> None:
-    """Write stacks on a signal, exit after an uncaught error on the main thread, and train on without a log. OSError.
+    """Write stacks on a signal, and exit after an uncaught error on the main thread. Raises OSError.
 
-    The error is printed as usual and recorded in the heartbeat. Then the process exits with code 1 within the limit
+    What the log's disk does not take is lost, without an error. An uncaught error is printed as usual and recorded in the heartbeat. Then the process exits with code 1 within the limit
     `flush_s`, even when another thread is stuck. SystemExit is not changed.
     """
     for stream in filter(None, (sys.stdout, sys.stderr)):
-        stream.write, stream.flush = map(_never_failing, (stream.write, stream.flush))
+        stream.write, stream.flush = partial(_or_lose, stream.write), partial(_or_lose, stream.flush)
     _enable_stacks()
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=_enable_in_child)
@@ -162,5 +158,7 @@ def _save_at_term(heartbeat: Heartbeat) -> None:
 
 
 def _enable_in_child() -> None:
-    with contextlib.suppress(OSError):  # the folder is gone: the child works without a file for its stacks
+    try:
         _enable_stacks()
+    except OSError as error:  # the folder is gone: the child works without a file for its stacks
+        print(f"hangproof: cannot write the stacks of this worker: {error}", file=sys.stderr)

@@ -85,9 +85,10 @@ class Run:
     def after_load(self, args: Any, steps_from_state: int | None, loader: Any) -> int | None:
         """After the state is loaded: replace sd-scripts' own count, which gets None. Raises ResumeError."""
         shape = (len(loader), args.gradient_accumulation_steps, self.accelerator.num_processes)
-        requested = self.requested = args.initial_step
+        requested = args.initial_step
         if requested is None and args.initial_epoch is not None:
-            requested = self.requested = (args.initial_epoch - 1) * math.ceil(shape[0] / shape[1])
+            requested = (args.initial_epoch - 1) * math.ceil(shape[0] / shape[1])
+        self.requested = requested
         if not args.resume:
             return steps_from_state
         self.keep_rates()

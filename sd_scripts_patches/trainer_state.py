@@ -103,13 +103,15 @@ def write_gradients(folder: Path, weights: list[Any]) -> None:
 
 
 def read_gradients(folder: Path, weights: list[Any]) -> None:
-    """Restore what `write_gradients` wrote."""
+    """Restore what `write_gradients` wrote, where the settings still leave the same weights untrained."""
     import torch
 
     if (folder / GRADIENTS).exists():
         saved = torch.load(folder / GRADIENTS, map_location="cpu", weights_only=True)
-        for weight, gradient in zip(weights, saved, strict=False):
-            weight.grad = gradient if gradient is None else gradient.to(weight.device)
+        if len(saved) == len(weights):
+            for weight, gradient in zip(weights, saved, strict=True):
+                if gradient is not None and gradient.shape == weight.shape:
+                    weight.grad = gradient.to(weight)
 
 
 def generators(devices: bool = True) -> dict[str, Any]:

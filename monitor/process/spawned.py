@@ -204,7 +204,7 @@ def helper(command: list[str], out: Stream, stdin: Stream = NULL) -> subprocess.
 
 
 def unnamed_file() -> IO[bytes]:
-    """For what a child reads or prints: in memory where the system can, because the disk of /tmp may be full. OSError."""
+    """A file for what a child reads or prints: in memory on Linux, because /tmp may be full. Raises OSError."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError):
             return open(os.memfd_create("hangproof"), "w+b")

@@ -108,6 +108,11 @@ def prepare(worker: bool) -> None:
     session.run = run
 
 
+def sorted_glob(*args: Any, **kwargs: Any) -> list[str]:
+    """Return the paths that match, in the order of their names."""
+    return sorted(glob.glob(*args, **kwargs))
+
+
 @around
 def _register_hooks(original: Callable, self: Any, args: Any, accelerator: Any, network: Any) -> Any:
     run.trainer = self
@@ -144,9 +149,7 @@ PATCH = Patch(
         function(TRAIN_UTILS, "LossRecorder.add(self)"),
         function(DATASET, "ImageDataset.shuffle_buckets(self)"),
         function(DATASET, "VideoDataset.shuffle_buckets(self)"),
-        Target(
-            DATASET, "glob", beside="ImageDataset", make=with_names(glob=lambda *a, **k: sorted(glob.glob(*a, **k)))
-        ),
+        Target(DATASET, "glob", beside="ImageDataset", make=with_names(glob=sorted_glob)),
         *(t for t in resume.PATCH.targets if t.module == "accelerate.accelerator"),
     ),
     rewrites=((function(BASE, f"{LOOP}(self, args, accelerator)"), rewrite),),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import time
 from pathlib import Path
 
@@ -28,6 +29,9 @@ LAUNCHER = (  # what accelerate adds to the log of a training that fails; how it
     "    raise subprocess.CalledProcessError(returncode=process.returncode, cmd=cmd)\n"
     "subprocess.CalledProcessError: Command '['/venv/bin/python', '-m', 'sd_scripts_patches', 'flux_train_network.py']' "
 )
+
+HEADER = b'{"t":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
+LORA = struct.pack("<Q", len(HEADER)) + HEADER + bytes(4)
 
 
 def crash(log: str = "", **values) -> Evidence:

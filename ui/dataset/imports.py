@@ -308,9 +308,10 @@ def files_of(root: Path, drop: str) -> tuple[list[Dropped], list[str]]:
     message for what is not added. A link is followed to a file inside the folder only. Raises RunError: the folder has
     no images, or too many files."""
     found: list[Dropped] = []
+    messages: list[str] = []
     outside, images, real = 0, 0, root.resolve()
-    ours = real.is_relative_to(datasets_dir().resolve())
-    messages = ["masks and weights are not added; 'New LoRA from this run' on a run's page copies them"] * ours
+    if real.is_relative_to(datasets_dir().resolve()):
+        messages.append("masks and weights are not added; 'New LoRA from this run' on a run's page copies them")
 
     def unread(error: OSError) -> None:
         messages.append(f"{error.filename}: the folder cannot be read; allow this user to read it")

@@ -74,5 +74,7 @@ def test_an_optimizer_resumes_with_its_numbers_beside_its_state_and_the_objects_
     trainer_state.write_gradients(tmp_path, run.fixed)
     resumed._load(tmp_path)
     assert [weight.grad for weight in networks[1]] == [None, torch.ones(1)]
+    trainer_state.read_gradients(tmp_path, [other := torch.zeros(2)])
+    assert other.grad is None, "the settings have changed which weights are trained"
     after.load_state_dict(load(tmp_path / "optimizer.bin"))
     assert (after.mean, after.param_groups[0]["norm"]) == (0.1, Norm.SIGN)

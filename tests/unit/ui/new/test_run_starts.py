@@ -48,10 +48,8 @@ def test_start_asks_once_about_images_that_nothing_describes_and_about_a_failed_
     form.save(mine, {"name": "captioned", "trigger": ""}, typed=True)
     monkeypatch.setattr("ui.dataset.captioning.running", lambda _: True)
     assert "Captions are still being written" in start()[0]
-    draft.set_caption(
-        mine, draft.items(mine)[0].id, "written meanwhile"
-    )  # one more has a caption; nothing new is asked
-    assert start() == ("", "captioned")
+    draft.set_caption(mine, draft.items(mine)[0].id, "written meanwhile")
+    assert start() == ("", "captioned"), "one more has a caption, and nothing new is asked"
     with monkeypatch.context() as patch, pytest.raises(runs.RunError, match="A run named 'captioned' already exists"):
         patch.setattr("ui.dataset.draft.sources", lambda _: pytest.fail("before an image is copied"))
         run_starts.start(mine)
