@@ -32,7 +32,7 @@ from runs.machine import ask, this_machine
 from runs.paths import ROOT, START, data_root, datasets_dir, models_dir, outputs_dir, venv_program
 from runs.quoting import quote
 from sd_scripts_patches import install, versions
-from sd_scripts_patches.trainers import TRAINERS, Trainer
+from sd_scripts_patches.trainers import CUDA, CUDA_INDEX, TRAINERS, Trainer
 
 OK, NOTE, FAILED = "ok", "note", "failed"
 LEAST_DISK_GB = 40  # the files of FLUX.1 take 34 GB
@@ -219,7 +219,8 @@ def python_versions(name: str, python: Path, again: str) -> Iterator[Finding]:
         bf16 = "" if found.get("bf16") else ", without bf16"
         yield Finding(f"{name} PyTorch", OK, f"{text}; it sees {', '.join(found['devices'])}{bf16}")
     elif this_machine().vram_gb:
-        fix = "Install the CUDA build of this version (pytorch.org, Get started)."
+        build = f"torch=={found['torch'].partition('+')[0]}+{CUDA}"
+        fix = f"Run {python} -m pip install --extra-index-url {CUDA_INDEX} {build}"
         if found["cuda_build"]:
             fix = "Update the GPU driver, then restart the machine."
         yield Finding(f"{name} PyTorch", FAILED, f"{text}; it cannot use the GPU", fix)

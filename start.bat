@@ -61,7 +61,10 @@ if errorlevel 1 (
     exit /b 1
 )
 echo Hangproof: installing requirements.txt, first start only; PyTorch is a large download ... 1>&2
-.venv\Scripts\python -m pip install --quiet --disable-pip-version-check -r requirements.txt 1>&2
+rem On Windows, PyPI's PyTorch is the build for the processor alone. Pip prefers the CUDA build where it finds both.
+set "cuda="
+where nvidia-smi >nul 2>&1 && set "cuda=--extra-index-url https://download.pytorch.org/whl/cu130"
+.venv\Scripts\python -m pip install --quiet --disable-pip-version-check %cuda% -r requirements.txt 1>&2
 if errorlevel 1 (
     echo Hangproof: the installation failed, see above; fix the error, then run start.bat again 1>&2
     exit /b 1

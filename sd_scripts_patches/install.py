@@ -99,9 +99,14 @@ def fetch(folder: Path, trainer: Trainer, url: str = "", commit: str = "") -> bo
 
 
 def requirements(folder: Path, trainer: Trainer) -> str:
-    """Return the requirements of a checkout as a file's text, with what the trainer does not list first."""
+    """Return the requirements of a checkout as a file's text, with what the trainer does not list first.
+
+    On Windows with an NVIDIA driver, pip also looks where the CUDA builds of PyTorch are, and prefers them.
+    """
+    cuda = sys.platform == "win32" and shutil.which("nvidia-smi")
+    index = [f"--extra-index-url {trainers.CUDA_INDEX}"] if cuda else []
     try:
-        return "\n".join([*trainer.extra, *trainers.requirements(folder)]) + "\n"
+        return "\n".join([*index, *trainer.extra, *trainers.requirements(folder)]) + "\n"
     except (ValueError, OSError) as error:
         raise InstallError(f"read the requirements of {trainer.name}: {error}") from error
 

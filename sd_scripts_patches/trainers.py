@@ -15,6 +15,9 @@ from sd_scripts_patches import compatibility
 ROOT = Path(__file__).resolve().parent.parent
 TORCH = ("torch==2.13.0", "torchvision==0.28.0")
 """Both trainers leave torch to their user, and sd-scripts imports torchvision without listing it."""
+CUDA = "cu130"
+CUDA_INDEX = f"https://download.pytorch.org/whl/{CUDA}"
+"""PyTorch's own builds for the CUDA version that PyPI has for Linux; for Windows, PyPI has the processor's build alone."""
 
 
 @dataclass(frozen=True)

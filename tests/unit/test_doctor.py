@@ -1,5 +1,6 @@
 """What `./start.sh doctor` says of a trainer; the complete command: tests/process/test_doctor.py."""
 
+import json
 import sys
 
 from runs_helpers import executable
@@ -7,7 +8,7 @@ from runs_helpers import executable
 import doctor
 from doctor import ask, gpu, installed, python_versions
 from runs.machine import Machine
-from sd_scripts_patches.trainers import TRAINERS
+from sd_scripts_patches.trainers import CUDA, CUDA_INDEX, TRAINERS
 
 
 def test_what_is_not_installed_is_a_note_and_what_is_half_installed_a_failure_with_its_fix(tmp_path, monkeypatch):
@@ -21,6 +22,16 @@ def test_what_is_not_installed_is_a_note_and_what_is_half_installed_a_failure_wi
     python = executable(tmp_path / "python", """#!/bin/sh\necho '{"python": "3.12.1", "start": "fork"}'\n""")
     _, lacks = python_versions("musubi", python, "Delete it.")
     assert (lacks.status, lacks.text, lacks.action) == ("failed", "PyTorch is not installed", "Delete it.")
+
+
+def test_the_cpu_build_of_pytorch_beside_a_gpu_is_a_failure_with_the_command_that_replaces_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(doctor, "this_machine", lambda: Machine("RTX 4070", 12.0, False, 16.0, 100.0))
+    found = {"python": "3.12.1", "start": "spawn", "torch": "2.13.0+cpu", "cuda_build": "", "cuda": False}
+    python = executable(tmp_path / "python", f"#!/bin/sh\necho '{json.dumps(found)}'\n")
+    _, pytorch, _ = python_versions("Hangproof", python, "Delete it.")
+    assert pytorch.status == "failed" and "built for the processor only; it cannot use the GPU" in pytorch.text
+    install = f"{python} -m pip install --extra-index-url {CUDA_INDEX} torch==2.13.0+{CUDA}"
+    assert pytorch.action == f"Run {install}"
 
 
 def test_what_a_machine_without_an_nvidia_gpu_can_train(monkeypatch):

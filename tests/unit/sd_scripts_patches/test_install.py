@@ -17,7 +17,7 @@ from runs_helpers import call, executable
 import hangproof
 from runs.paths import ROOT
 from sd_scripts_patches import install
-from sd_scripts_patches.trainers import TRAINERS
+from sd_scripts_patches.trainers import CUDA_INDEX, TRAINERS
 
 SD_SCRIPTS, MUSUBI = TRAINERS["sd-scripts"], TRAINERS["musubi"]
 PYPROJECT = """[project]
@@ -117,6 +117,19 @@ def test_the_requirements_are_the_checkouts_own_with_torchvision_and_without_its
     wanted = install.requirements(tmp_path / "musubi", MUSUBI).splitlines()
     assert any(line.startswith("torch==") for line in wanted)
     assert wanted[-2:] == ["accelerate==1.6.0", "diffusers[torch]==0.32.1"] and "torch>=2.5.1" not in wanted
+
+
+def test_on_windows_with_an_nvidia_driver_pip_finds_pytorchs_cuda_builds(tmp_path, monkeypatch):
+    """PyPI's builds for Windows train on the processor alone; of two builds of a version, pip takes that with a suffix."""
+    repository(tmp_path / "sd-scripts", "sd-scripts")
+    for system, driver in (("linux", "/usr/bin/nvidia-smi"), ("win32", None), ("win32", "C:/nvidia-smi.exe")):
+        monkeypatch.setattr(install.sys, "platform", system)
+        monkeypatch.setattr(install.shutil, "which", lambda program, driver=driver: driver)
+        wanted = install.requirements(tmp_path / "sd-scripts", SD_SCRIPTS)
+        assert (f"--extra-index-url {CUDA_INDEX}\n" in wanted) is (system == "win32" and driver is not None)
+    start = (ROOT / "start.bat").read_text()
+    assert f'where nvidia-smi >nul 2>&1 && set "cuda=--extra-index-url {CUDA_INDEX}"' in start
+    assert "%cuda% -r requirements.txt" in start
 
 
 def test_a_python_that_the_trainer_supports_is_found_or_the_ones_found_are_named(tmp_path, monkeypatch):
