@@ -46,7 +46,7 @@ def test_a_frozen_disk_is_reported_at_once_and_the_run_goes_on_when_it_thaws(dis
         faults.run("fsfreeze", "--freeze", str(disk))
         reader.start()
         wait_for(lambda: any("cannot be killed" in line for line in said), what="it is reported")
-        assert "Nothing watches the training" in said[-1], said
+        assert "nothing watches the training" in said[-1], said
         assert stuck.status() == psutil.STATUS_DISK_SLEEP and len(trainers(folder)) == 1
         assert read_status(folder)["age_s"] > 10, "it can still be read, and says how old it is"
         unfreeze(disk)
