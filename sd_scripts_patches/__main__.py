@@ -137,7 +137,7 @@ def check(arguments: list[str]) -> int:
         sd_scripts, musubi = (" and ".join(names) for names in compatibility.MARKERS.values())
         print(
             f"sd_scripts_patches: {folder} is not an sd-scripts checkout: it needs {sd_scripts}; "
-            f"nor one of musubi-tuner: src/ needs {musubi}",
+            f"nor one of musubi-tuner: src/ needs {musubi}. An older version lacks some of them: update it",
             file=sys.stderr,
         )
         return 1
