@@ -165,12 +165,11 @@ class Loop(Run):
         """Seconds until the next turn."""
         if self.at.give_up_s:
             return UNKILLABLE_POLL_S
-        if self.at.state in (State.RUNNING, State.SUSPECT, State.SLOW, State.STOPPING):
-            left_s = self.at.due_s - time.monotonic()
-            return min(self.watch.poll_s(), left_s + 0.005) if left_s > 0 else self.watch.poll_s()
-        if self.at.state is State.BACKOFF:
-            return min(IDLE_POLL_S, max(0.0, self.at.due_s - time.monotonic()))
-        return 0.0 if self.at.state in (State.OPENING, State.RECOVERING) else IDLE_POLL_S
+        watches = self.at.state in (State.RUNNING, State.SUSPECT, State.SLOW, State.STOPPING)
+        usual_s = self.watch.poll_s() if watches else IDLE_POLL_S
+        if (left_s := self.at.due_s - time.monotonic()) > 0:
+            return min(usual_s, left_s + 0.005)
+        return 0.0 if self.at.state in (State.OPENING, State.RECOVERING, State.BACKOFF) else usual_s
 
     def pause(self, seconds: float) -> None:
         """Wait for a subprocess; Interrupted when a signal or a stop request came."""

@@ -25,13 +25,13 @@ from typing import Any
 
 from guards import checkpoint
 from guards.checkpoint import writing_file
-from guards.heartbeat import REQUEST_TERM, Beat
+from guards.heartbeat import Beat
 from monitor import gpu
 from monitor.attempt import Attempt, kill_leftovers, kill_processes
 from monitor.config import Config
 from monitor.detect.progress import Watch
 from monitor.diagnose import causes
-from monitor.diagnose.causes import LORA_DAMAGED, Evidence
+from monitor.diagnose.causes import Evidence
 from monitor.diagnose.incident import RESTARTING, Incident
 from monitor.gpu import GpuQueue
 from monitor.phrases import PHASES, count, duration
@@ -40,7 +40,7 @@ from monitor.process.spawned import helper, python
 from monitor.resume import checkpoints, next_attempt
 from monitor.resume.next_attempt import Standby
 from monitor.run_folder import SCRIPT, TRAINING_LOG, MonitorError, RunFolder, print_line
-from monitor.state import EXIT_AGAIN, EXIT_BUDGET, ExitStatus, Observation, ResumePoint, RunState, State, Transition
+from monitor.state import EXIT_AGAIN, EXIT_BUDGET, Observation, ResumePoint, RunState, State, Transition
 from monitor.store import StoreAgent
 
 # Before a start that failed for a passing reason is tried again: doubled each time.
@@ -116,8 +116,7 @@ class Run:
 def recover(run: Run, attempt: Attempt, incident: Incident) -> Transition:
     """Answer the failure that `open_incident` has recorded.
 
-    Returns what follows: BACKOFF before a restart, an end, COMPLETED when the training was complete, or STOPPING when
-    it stopped because it was asked to.
+    Returns what follows: BACKOFF before a restart, an end, or COMPLETED when the training was complete.
 
     Raises:
         Unkillable: a process of the attempt lives on.
@@ -125,10 +124,7 @@ def recover(run: Run, attempt: Attempt, incident: Incident) -> Transition:
     state, evidence, cause = run.state, incident.evidence, incident.cause
     kill_processes(run, attempt)
     view = attempt.poll(platform.now(), 0.0, fresh=True)
-    status = attempt.exit_status(view.beats)
-    if stopped_on_request(status, view) and state.shutdown is not None:
-        return Transition(State.STOPPING, "stopped as requested")
-    if status.done(run.folder.foreign, evidence.kind == "hang") and evidence.outcome != LORA_DAMAGED:
+    if evidence.kind == "hang" and attempt.exit_status(view.beats).done(run.folder.foreign, killed=True):
         problem = complete(run)
         if not problem:
             incident.outcome = "the training was complete; only its process had not exited"
@@ -257,11 +253,6 @@ def _close_given_up(run: Run, incident: Incident, reason: str) -> str:
     # The last line of the log, where a launcher's own traceback has pushed the trainer's error out of sight.
     run.folder.mark_log(f"stopped: {said.splitlines()[0]}")
     return f"{said} See incidents/{incident.number}/report.md"
-
-
-def stopped_on_request(status: ExitStatus, view: Observation) -> bool:
-    """It saved and exited because the monitor asked, and not because something else sent it SIGTERM."""
-    return status.outcome == "stopped" and not any(b.request == REQUEST_TERM for b in view.beats)
 
 
 def complete(run: Run) -> str:

@@ -20,6 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from guards.checkpoint import exists
+from guards.heartbeat import REQUEST_TERM
 from monitor import config, recovery
 from monitor.attempt import Attempt, Unkillable, kill_leftovers, kill_processes
 from monitor.detect.probe import Probe
@@ -297,7 +298,7 @@ def admission(loop: Loop, store: StoreAgent) -> Transition | None:
 
 def spent(loop: Loop) -> Transition | None:
     """The run has cost what it may: stop it with a checkpoint."""
-    busy = loop.at.state in (State.OPENING, State.STOPPING) or loop.state.shutdown is not None
+    busy = loop.at.state in (State.OPENING, State.STOPPING)
     return shut_down(loop, Shutdown("spent")) if not busy and over_limit(loop) else None
 
 
@@ -424,7 +425,8 @@ def script_ended(loop: Loop, attempt: Attempt) -> Transition:
         loop.watch.observe(replace(view, ranks_gone=False))  # learn from the last steps
     status = attempt.exit_status(view.beats)
     done = status.done(loop.folder.foreign, killed=False)
-    if done or recovery.stopped_on_request(status, view):
+    # Saved and exited because a monitor asked, and not because something else sent it SIGTERM.
+    if done or (status.outcome == "stopped" and not any(b.request == REQUEST_TERM for b in view.beats)):
         kill_processes(loop, attempt)
         problem = recovery.complete(loop) if done else ""
         if not done and loop.several:
@@ -463,8 +465,7 @@ def recovering(loop: Loop) -> Transition:
     loop.drop_probe()
     if result.state is State.COMPLETED:
         return completed(loop)
-    if result.state is not State.STOPPING:
-        loop.state.durations, loop.attempt = loop.watch.learned(), None
+    loop.state.durations, loop.attempt = loop.watch.learned(), None
     return result
 
 

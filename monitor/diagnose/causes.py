@@ -234,6 +234,8 @@ def kernel_lines(since_s: float) -> list[str]:
 TABLE: list[dict[str, Any]] = tomllib.loads(Path(__file__).with_name("causes.toml").read_text(encoding="utf-8"))[
     "cause"
 ]
+for _row in TABLE:  # a list of conditions, one of which is enough
+    _row["match"] = _row["match"] if isinstance(_row["match"], list) else [_row["match"]]
 LINES, WIDTH = 300, 4000  # of the log: an older line is not about how the run ended, a longer one makes searches slow
 CUT = " … "  # in the middle of a longer line: a launcher's error ends with the exit code, behind the complete command
 BUSY = 95  # percent of a GPU
@@ -317,13 +319,8 @@ def row_of(evidence: Evidence, log: Log) -> tuple[dict[str, Any], dict[str, Any]
             return any(fnmatch.filter(frames, pattern) for pattern in wanted)
         return _found(wanted, texts[condition]) if condition in texts else not values[condition].isdisjoint(wanted)
 
-    each = ((row, conditions) for row in TABLE for conditions in alternatives(row))
+    each = ((row, conditions) for row in TABLE for conditions in row["match"])
     return next(found for found in each if all(holds(*condition) for condition in found[1].items()))
-
-
-def alternatives(row: dict[str, Any]) -> list[dict[str, Any]]:
-    """The conditions of a row: it matches when those of one entry hold."""
-    return row["match"] if isinstance(row["match"], list) else [row["match"]]
 
 
 def facts(evidence: Evidence) -> set[str]:

@@ -6,11 +6,10 @@ import pytest
 from monitor_evidence import LORA, beat, crash, hang, saved_state
 from monitor_helpers import events
 
-from guards.heartbeat import REQUEST_TERM
 from monitor import config, recovery
 from monitor.diagnose.incident import RESTARTING, Incident
 from monitor.resume import next_attempt
-from monitor.state import History, Observation, RunState, Shutdown, State, Transition
+from monitor.state import History, Observation, RunState, State, Transition
 from monitor.supervisor import turn
 
 
@@ -121,7 +120,7 @@ def test_no_change_costs_the_steps_so_far_while_restarts_bring_new_ones(
     assert asked == [keeps]
 
 
-def test_a_training_that_had_finished_or_was_asked_to_stop_is_not_restarted(make_loop, trained):
+def test_a_training_that_had_finished_is_not_restarted(make_loop, trained):
     loop = make_loop()
     lora = loop.folder.folder / "toy.safetensors"
     lora.write_bytes(LORA)
@@ -131,11 +130,6 @@ def test_a_training_that_had_finished_or_was_asked_to_stop_is_not_restarted(make
     lora.unlink()
     assert recover(loop, trained(loop, **done), hang()).state is State.BACKOFF, "without a LoRA"
     assert "is missing; the last checkpoint is used" in (loop.folder.folder / "monitor.log").read_text()
-    loop.state.cause_counts.clear()
-    loop.state.shutdown, stopped = Shutdown("stopped"), dict(outcome="stopped", step=20)
-    assert recover(loop, trained(loop, **stopped), hang()).state is State.STOPPING
-    own = trained(loop, **stopped, request=REQUEST_TERM)
-    assert recovery.recover(loop, own, loop.incident).state is State.BACKOFF, "something else sent it SIGTERM"
 
 
 def test_the_first_new_step_closes_the_incident_at_its_own_time(make_loop, trained):

@@ -28,7 +28,7 @@ END = config.load().end
         (State.OPENING, 0, "", False, "so far", 0.0),
         (State.STOPPING, 0, "", False, "so far", None),
         (State.QUEUED, 0, "", False, "waiting", 0.2),
-        (State.BACKOFF, 0.1, "", False, "waiting", 0.1),
+        (State.BACKOFF, 0.1, "", False, "waiting", 0.105),
         (State.BACKOFF, 9, "", False, "waiting", 0.2),
         (State.BACKOFF, -1, "", True, "recovering", 0.0),
         (State.STARTING, 0, "load", False, "loading", 0.2),
