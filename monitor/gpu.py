@@ -6,12 +6,10 @@ is the helper: it takes a reading every ten seconds and for every byte on its st
 closes.
 
 One run a GPU needs no dispatcher: locks die with their holders. A run that waits tries again and again; which of
-several goes first, the queue decides (jobs/queue.py), where people see and change it. The training's shell inherits the
-lock, so a GPU stays taken while a killed monitor's training lives. `HANGPROOF_GPUS` names the GPUs to lock ("" for
-none); else `CUDA_VISIBLE_DEVICES`; else the first, where there is one. The files are in one folder for all accounts of
-the machine, whatever TMPDIR says, and have the GPU's UUID in their names: "0" and its UUID are one GPU. An index counts
-as NVML and nvidia-smi do, by PCI bus. The folder is one that everybody may write to and nobody else's files may be
-removed from, so each file is opened as what somebody else may have put there (process/platform.py).
+several goes first, the queue decides (jobs/queue.py). The training's shell inherits the lock, so a GPU stays taken
+while a killed monitor's training lives. The files are in one folder that every account of the machine may write to,
+whatever TMPDIR says, so each is opened as what somebody else may have put there (process/platform.py). They have the
+GPU's UUID in their names: "0" and its UUID are one GPU. An index counts as NVML and nvidia-smi do, by PCI bus.
 """
 
 import contextlib

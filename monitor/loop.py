@@ -79,7 +79,7 @@ class Loop(Run):
         self.slow_reason = ""  # why the current suspicion was judged slow
         self.calm_since_s = -math.inf  # when the last suspicion proved wrong
         self.last_step_s: float | None = None  # when the last new step was seen
-        self.errors: dict[str, int] = {}  # unexpected ones, by their place
+        self.errors: set[str] = set()  # the places of unexpected ones
         self.errors_since: tuple[float, int] | None = None  # (time, step) since when every turn of the loop has failed
 
     def run_until_final(self) -> int:
@@ -230,13 +230,11 @@ class Loop(Run):
         text = traceback.format_exc()
         place = "\n".join(text.strip().splitlines()[-3:])
         last = place.splitlines()[-1][:300]
-        times = self.errors[place] = self.errors.get(place, 0) + 1
         with contextlib.suppress(OSError):
-            if times == 1:
+            if place not in self.errors:
+                self.errors.add(place)
                 self.folder.log(f"unexpected error in state {self.at.state}; the monitor continues\n{text}")
                 self.folder.event("monitor_error", f"the monitor had an error and continues: {last}")
-            elif times & (times - 1) == 0:  # 2, 4, 8, …
-                self.folder.log(f"the same error, {times} times: {last}")
             self.drop_probe()  # evidence that an error cut short must not be compared
             now_s = time.monotonic()
             since_s, step = self.errors_since = self.errors_since or (now_s, self.state.best_step)

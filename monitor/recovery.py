@@ -217,7 +217,7 @@ def load_incident(run: Run) -> None:
             run.folder.log(f"incident {number} cannot be continued: its incident.json is missing or damaged")
             run.state.failing, run.state.incident = False, ""
         elif run.state.failing:  # it may have been closed for as long as a process could not be killed
-            run.incident.outcome, run.incident.ended_at = RESTARTING, None
+            run.incident.outcome = RESTARTING
         elif run.incident.recover_s is not None:
             run.incident = None  # closed already
 

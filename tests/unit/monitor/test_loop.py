@@ -95,7 +95,7 @@ def test_the_end_of_a_run_says_what_is_not_kept_and_closes_its_incident(make_loo
     (event,) = events(run.folder.folder, str(end.state))
     assert event["reached"] == 33 and event["message"] == reason
     saved = Incident.load(run.incident.folder)
-    assert saved.outcome == outcome and saved.ended_at
+    assert saved.outcome == outcome
     assert RunState.load(run.folder).state is end.state and not run.state.failing
     run.close()
     assert step_requests.waiting(run.folder.folder) == () and len(events(run.folder.folder, "ledger")) == 1
@@ -181,8 +181,7 @@ def test_a_monitor_that_fails_at_each_turn_stops_the_run_unless_it_trains(make_l
     assert fails(9, limit_s) is State.FAILED and "cannot watch this run: ZeroDivisionError: a bug" in run.at.message
     assert len(events(run.folder.folder, "monitor_error")) == 1
     log = (run.folder.folder / "monitor.log").read_text()
-    assert "Traceback (most recent call last)" in log and "ZeroDivisionError: a bug" in log
-    assert log.count("the same error, ") == 2 and "the same error, 4 times" in log
+    assert log.count("Traceback (most recent call last)") == 1 and "ZeroDivisionError: a bug" in log
 
 
 def test_a_wait_ends_for_a_stop_once_what_an_earlier_monitor_left_is_known(make_loop):
