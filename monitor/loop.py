@@ -47,7 +47,7 @@ EVERY_S = 1.0  # between two writes of the status
 CHECKPOINTS_S, GPU_S, MACHINE_S = 5.0, 30.0, 5.0  # between two looks, samples in metrics.jsonl, readings of the machine
 GPU_KEYS = ("name", "utilization", "memory_used", "memory_total", "temperature", "power_w")
 Turn = Callable[["Loop"], Transition]
-ACTIVE = (State.STARTING, State.RUNNING, State.SUSPECT, State.SLOW, State.STOPPING)
+ACTIVE = (*WATCHED, State.STOPPING)
 
 
 class Loop(Run):

@@ -226,17 +226,15 @@ def opening(loop: Loop) -> Transition:
         if over and not (living and loop.several):
             # This machine is here, and a keeper repeats its signals. A training that was asked to save ends first.
             state.shutdown = Shutdown("changed") if attempt is not None and not state.failing else None
-    if not living:
-        kill_leftovers(loop)
-        with contextlib.suppress(OSError):
-            for text in spawned.orphans():
-                loop.folder.log(text)
+    kill_leftovers(loop, attempt if living else None)
+    with contextlib.suppress(OSError):
+        for text in spawned.orphans():
+            loop.folder.log(text)
     if attempt is not None and not fresh:
         loop.attach(attempt)
         if loop.store is not None:
             loop.store.admitted = True  # it held the lease when this training began
         if living:
-            kill_leftovers(loop, attempt)
             message = f"adopted the running training (attempt {attempt.record.number}, pid {attempt.pid})"
             loop.folder.event("started", message)
         if state.shutdown is not None:

@@ -356,23 +356,18 @@ def diagnose(args: argparse.Namespace) -> Answer:
     return 0, answer
 
 
-def rank_report(folder: Path) -> dict[str, Any] | None:
-    """The rank report of the attempt that runs now, from the heartbeats alone: no process is asked for its stacks.
-
-    Returns `Group.as_json` with "lines", the same as text; None where nothing runs or no rank has started. The verdict
-    accuses a rank only while the monitor suspects or has found a hang.
+def rank_report(folder: Path) -> list[str]:
+    """The lines of the rank report of the attempt that runs now, from the heartbeats alone: no process is asked for its
+    stacks. It accuses a rank only while the monitor suspects or has found a hang. [] where no rank has started.
     """
     from guards import heartbeat
     from monitor.diagnose import ranks
 
     record = RunState.load(RunFolder(folder)).current
     beats = heartbeat.read_all(record.heartbeats) if record else []
-    if not beats:
-        return None
     group = ranks.Group(ranks.records(beats, platform.now()))
     state = (read_status(folder) or {}).get("state")
-    said = group.verdict(stuck=state in ("suspect", "recovering"))
-    return group.as_json(said) | {"lines": group.lines(said)}
+    return group.lines(group.verdict(stuck=state in ("suspect", "recovering")))
 
 
 def metrics(args: argparse.Namespace) -> Answer:

@@ -276,6 +276,6 @@ def describe(name: str, evidence: Evidence, signals: Signals, cause: Cause) -> t
     lines += [f"  {line}" for line in _details(evidence)]
     lines += [f"\nStacks of {pid}:\n{text.strip()}" for pid, text in evidence.stacks.items()]
     found: dict[str, Any] = {"name": name, "summary": summary, "where": evidence.where(), "signals": asdict(signals)}
-    found["rank_report"] = group.as_json(said) if evidence.ranks else None
+    found["verdict"] = vars(said) if evidence.ranks else None
     known = {"cause": cause.name, "explanation": f"{cause.title}. {cause.explanation}", "advice": cause.advice}
     return "\n".join(lines), asdict(evidence) | found | (known if stuck else dict.fromkeys(known))

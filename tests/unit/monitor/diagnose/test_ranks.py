@@ -168,5 +168,4 @@ def test_a_record_becomes_a_rank_of_the_report(tmp_path, monkeypatch):
     first, second = mine["points"]
     assert (first["name"], second["name"], second["number"]) == ("arguments", "data", 6)
     assert first["at"][:4] == now.utc[:4] and 0.01 <= first["spent_s"] < 60 and 0 <= second["spent_s"] < 60
-    group = ranks.Group(found)
-    assert json.loads(json.dumps(group.as_json(group.verdict())))["verdict"]["rank"] == 0
+    assert ranks.Group(json.loads(json.dumps(found))).verdict().rank == 0
