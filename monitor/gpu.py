@@ -18,7 +18,6 @@ import math
 import os
 import re
 import stat
-import subprocess
 import sys
 import threading
 import time
@@ -73,24 +72,22 @@ def shared_bytes(text: str) -> int | None:
         return None
 
 
-class SharedMemory(threading.Thread):
+class SharedMemory:
     """Asks Windows, beside the readings of the driver, how much memory of the host a full GPU uses."""
 
     def __init__(self) -> None:
-        super().__init__(daemon=True)
-        self.full = threading.Event()
-        self.bytes: int | None = None
+        self._bytes: int | None = None
+        self._job: Subjob | None = None
+        self._next_s = -math.inf
 
-    def run(self) -> None:
-        """Ask once a GPU is full, and not again for a while."""
-        command = [POWERSHELL, "-NoProfile", "-NonInteractive", "-Command", COUNTERS]
-        while self.full.wait():
-            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-                done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                                      errors="replace", timeout=COUNTERS_S, check=False)  # fmt: skip
-                self.bytes = shared_bytes(done.stdout)
-            self.full.clear()
-            time.sleep(COUNTERS_EVERY_S)
+    def poll(self) -> int | None:
+        """What it said last. It is asked again, and not again for a while. Called while a GPU is full."""
+        if self._job is not None and self._job.done():
+            self._bytes, self._job = shared_bytes(self._job.text()), None
+        if self._job is None and (now_s := time.monotonic()) >= self._next_s:
+            self._next_s = now_s + COUNTERS_EVERY_S
+            self._job = Subjob([POWERSHELL, "-NoProfile", "-NonInteractive", "-Command", COUNTERS], COUNTERS_S)
+        return self._bytes
 
 
 def present() -> bool:
@@ -230,8 +227,7 @@ def take(nvml: ModuleType, shared: SharedMemory | None = None) -> list[dict[str,
         if "throttle" in gpu:
             gpu["throttle"] = ", ".join(dict.fromkeys(text for bit, text in THROTTLE.items() if gpu["throttle"] & bit))
         if shared is not None and gpu.get("memory_used", 0) >= FULL * gpu.get("memory_total", math.inf):
-            shared.full.set()
-            gpu |= {"shared": shared.bytes} if shared.bytes is not None else {}
+            gpu |= {"shared": known} if (known := shared.poll()) is not None else {}
         found.append(gpu)
     return found
 
@@ -259,8 +255,6 @@ def main(path: Path) -> int:
     from runs.machine import ABSENT
 
     shared = SharedMemory() if spills() else None
-    if shared is not None:
-        shared.start()
     while True:
         requested.clear()
         at_s = time.monotonic()  # before the reading: `wait_free` needs one that began after its request
