@@ -26,7 +26,6 @@ from monitor import config, gpu, recovery
 from monitor.attempt import Attempt, Unkillable, kill_processes
 from monitor.detect.probe import Missing, Probe, Sample, growths, take
 from monitor.detect.progress import Watch
-from monitor.diagnose.causes import Evidence
 from monitor.diagnose.incident import RESTARTING
 from monitor.diagnose.slow import Slowdown
 from monitor.ledger import Ledger, amount
@@ -53,15 +52,14 @@ ACTIVE = (*WATCHED, State.STOPPING)
 class Loop(Run):
     """One run until it reaches a final state.
 
-    `trial`: its attempt is only tried (launch/rehearse.py). A failure ends it, nothing hangs without evidence, signals
-    end the process, and nobody is notified. `evidence`: of its failure. `on_view`: called with each observation.
+    `trial`: its attempt is only tried (launch/rehearse.py). Nothing hangs without evidence, signals end the process, and
+    nobody is notified. `on_view`: called with each observation.
     """
 
     def __init__(self, folder: RunFolder, turn: Turn, parent_pid: int | None = None, trial: bool = False):
         super().__init__(folder, config.load())
         self.turn, self.trial = turn, trial
         self.anew = False  # a person has started it: a stop that an earlier monitor left half done is over
-        self.evidence: Evidence | None = None
         self.on_view: Callable[[Attempt, Observation], None] = lambda attempt, view: None
         self.about: dict[str, Any] = {}  # what the training process says of itself
         self.waker = platform.Waker()
@@ -129,14 +127,11 @@ class Loop(Run):
         state.durations, state.pace = self.watch.learned(), self.slowdown.known()
         if new.state in FINAL:
             state.ledger.ends(new.state is State.PREEMPTED, new.state is State.COMPLETED)
-            try:  # shown before it is saved: after that, the keeper starts no monitor that could show the end
-                self.write_status(force=True)
-            finally:
+        try:  # shown before it is saved: after that, the keeper starts no monitor that could show the end
+            self.write_status(force=True)
+        finally:
+            if new.state in (State.STOPPING, *FINAL):
                 state.save(self.folder)
-            return
-        if new.state is State.STOPPING:
-            state.save(self.folder)
-        self.write_status(force=True)
 
     def write_status(self, force: bool = False) -> bool:
         """status.json, once a second or when `force`; and the ledger, which an activity begins on time."""

@@ -413,7 +413,7 @@ def hung(loop: Loop, attempt: Attempt, view: Observation, verdict: Verdict) -> T
     found = recovery.evidence_of(loop, attempt, "hang")
     evidence = causes.of_hang(found, attempt, verdict, status, probe.texts(), slow_reason)
     evidence.missing += probe.missing
-    return failed(loop, attempt, evidence, loop.watch.last_progress_s())
+    return recovery.open_incident(loop, attempt, evidence, loop.watch.last_progress_s())
 
 
 def script_ended(loop: Loop, attempt: Attempt) -> Transition:
@@ -439,16 +439,7 @@ def script_ended(loop: Loop, attempt: Attempt) -> Transition:
         status = replace(status, outcome=causes.LORA_DAMAGED, note=problem)
     evidence = causes.of_crash(recovery.evidence_of(loop, attempt, "crash"), attempt, status)
     last_s = loop.watch.last_progress_s() if loop.watch.ranks else attempt.record.started_s
-    return failed(loop, attempt, evidence, last_s)
-
-
-def failed(loop: Loop, attempt: Attempt, evidence: causes.Evidence, progress_s: float) -> Transition:
-    """Record the failure, which the next turn answers. A trial ends with it."""
-    if not loop.trial:
-        return recovery.open_incident(loop, attempt, evidence, progress_s)
-    loop.evidence = evidence
-    kill_processes(loop, attempt)
-    return Transition(State.FAILED, "it failed")
+    return recovery.open_incident(loop, attempt, evidence, last_s)
 
 
 def recovering(loop: Loop) -> Transition:
