@@ -315,9 +315,11 @@ def diagnose(args: argparse.Namespace) -> Answer:
     from monitor import config
     from monitor.cli import explain
     from monitor.detect.probe import Probe, compare
+    from monitor.detect.progress import HUNG
     from monitor.diagnose import causes
     from monitor.diagnose.causes import Evidence
     from monitor.diagnose.incident import describe
+    from monitor.state import Verdict
 
     process: platform.ProcessInfo | None = None
     limits, found = config.load(), Evidence("hang")
@@ -347,7 +349,11 @@ def diagnose(args: argparse.Namespace) -> Answer:
         signals, stacks = compare(first, probe.newest, [b.pid for b in beats] or [pid]), probe.texts()
     if "Failed to find python version" in stacks.get(pid, ""):  # py-spy, of any other program
         stacks[pid] = "(not a Python process: its stack cannot be shown)"
-    evidence = causes.of_process(found, attempt, signals.stuck, stacks)
+    verdict = Verdict(HUNG, phase="step", evidence=signals.stuck)  # as if it were
+    for beat in beats[:1]:
+        stalled_s = time.monotonic() - max(beat.step_s, beat.phase_s)
+        verdict = Verdict(HUNG, beat.rank, beat.phase, beat.step, stalled_s, evidence=signals.stuck)
+    evidence = causes.of_hang(found, attempt, verdict, attempt.exit_status(beats), stacks, "")
     text, answer = describe(name, evidence, signals, causes.match(evidence))
     if process is not None:
         answer["process"] = explain.facts(process)

@@ -105,7 +105,8 @@ def of_hang(
     """`found` with the evidence on a hung run. `slow_reason`: why the monitor waited beyond the limit, "" if not."""
     slow = [f"the run was slow before it hung: {slow_reason}"] if slow_reason else []
     found.phase, found.rank, found.step = verdict.phase, verdict.rank, verdict.step or found.step
-    found.signs, found.stacks, found.outcome = [*verdict.evidence, *slow], stacks, status.outcome
+    found.signs, found.outcome = [*verdict.evidence, *slow], status.outcome
+    found.stacks = {pid: stacks[pid] for pid in sorted(stacks, key=lambda pid: pid != attempt.pid)}
     found.stalled_s, found.budget_s = verdict.stalled_s, verdict.budget_s
     _add_common(found, attempt)
     found.note = status.note or next((r["note"] for r in found.ranks if r["rank"] == found.rank), "")
@@ -129,16 +130,6 @@ def of_crash(found: Evidence, attempt: Attempt, status: ExitStatus) -> Evidence:
         found.phase, found.step, found.rank = first.phase, first.step, first.rank
     fatal = {b.pid: probe.fatal_dump(attempt.heartbeats, b.pid) for b in attempt.beats}
     found.stacks = {pid: text for pid, text in fatal.items() if text}
-    return _add_common(found, attempt)
-
-
-def of_process(found: Evidence, attempt: Attempt, signs: tuple[str, ...], stacks: dict[int, str]) -> Evidence:
-    """`found` with the evidence on a living run or, without heartbeats, its first process; judged as a hang."""
-    found.phase, found.signs = "step", list(signs)
-    found.stacks = {pid: stacks[pid] for pid in sorted(stacks, key=lambda pid: pid != attempt.pid)}
-    for beat in attempt.beats[:1]:
-        found.phase, found.step, found.note = beat.phase, beat.step, beat.note
-        found.stalled_s = platform.now().mono_s - max(beat.step_s, beat.phase_s)
     return _add_common(found, attempt)
 
 

@@ -98,7 +98,7 @@ def test_a_living_process_is_described_without_heartbeats(tmp_path, spawn):
     stacks = {1: frames("a.py:launcher"), process.pid: frames("b.py:trainer")}
     living = attempt(tmp_path, members=members)
     living.record = replace(living.record, root=(process.pid, members[process.pid].start))
-    found = causes.of_process(known("hang"), living, ("sleeping",), stacks)
+    found = hung(living, Verdict("hung", phase="step", evidence=("sleeping",)), stacks, outcome="")
     assert found.where() == "trainer (b.py:1)", "that of the process in question, not of the first one"
     (one,) = found.processes
     assert one["trainer"] and one["name"] == "sleep" and one["state"] in ("S", "R") and "60" in one["command"]
