@@ -63,8 +63,9 @@ def own(readings: Sequence[dict[str, Any]], devices: Sequence[str]) -> list[dict
 
 def shared_bytes(text: str) -> int | None:
     """The host's memory that the GPU with the most memory of its own uses, as COUNTERS says; None: no answer."""
+    lines = (line for line in text.splitlines() if line.startswith(("[", "{")))  # others: PowerShell's notices
     try:
-        found = json.loads(text)
+        found = json.loads("".join(lines))
         rows = found if isinstance(found, list) else [found]
         most = max(rows, key=lambda row: int(row["DedicatedUsage"]))
         return int(most["SharedUsage"])
@@ -150,14 +151,8 @@ class Gpus:
             return tuple(reading["gpus"])
         return None
 
-    def count(self, pause: Callable[[float], None]) -> int | None:
-        """How many GPUs this machine has; None when the driver fails or does not answer within COUNT_S.
-
-        Args:
-            pause: waits so many seconds; what it raises leaves here.
-        """
-        while self.listed() is None:
-            pause(0.05)
+    def count(self) -> int | None:
+        """How many GPUs this machine has; None when the driver fails, or has not answered (`listed` says whether)."""
         reading = self._reading()
         answered = reading["at_s"] > -math.inf and not reading["error"]
         return len(reading["gpus"]) if answered or not present() else None

@@ -416,7 +416,7 @@ def gpu_missing(run: Run) -> Transition | None:
     wish, trained_on = os.environ.get(NEEDS_GPU, ""), run.state.gpu
     if wish == "0" or not (trained_on or wish == "1"):
         return None
-    needed, found = int(run.folder.spec.get("gpus", 1)), run.gpus.count(run.pause)
+    needed, found = int(run.folder.spec.get("gpus", 1)), run.gpus.count()
     if found is None or found >= needed:
         return None
     here = "this machine has none" if not found else f"this machine has {count(found, 'GPU')}"
