@@ -5,6 +5,7 @@ import math
 import os
 import signal
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -266,9 +267,9 @@ GPU["bus"] = "0000:3b:00"
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Seconds that the status writer's clock is ahead."""
-    ahead, now = [0.0], platform.now
-    later = lambda: (m := now()).__class__(m.mono_s + ahead[0], m.boot_s, m.wall_s + ahead[0])  # noqa: E731
+    """Seconds that the status writer's clock, which stands still, is ahead: a slow machine changes nothing."""
+    ahead, m = [0.0], platform.now()
+    later = lambda: replace(m, mono_s=m.mono_s + ahead[0], wall_s=m.wall_s + ahead[0])  # noqa: E731
     monkeypatch.setattr(platform, "now", later)
     return ahead
 
