@@ -34,7 +34,6 @@ from launch import forecast
 from launch.common import RUN, LaunchError, report
 from monitor import supervisor
 from monitor.attempt import Attempt
-from monitor.diagnose import causes
 from monitor.loop import Loop
 from monitor.process import platform, spawned
 from monitor.process.platform import LOCK as WATCHED, Lock, is_held
@@ -272,7 +271,7 @@ class Trial:
             phase.floor_s = phase.ceiling_s = STALLED_S
         config.watch.poll_min_s, config.watch.poll_max_s, config.watch.tree_s = POLL_S, POLL_S, TREE_S
         config.end.grace_s, config.end.kill_wait_s = 0.0, KILL_S
-        config.restart.snapshots_bytes = config.standby.tries_count = 0
+        config.restart.snapshots_bytes = config.restart.in_all_count = config.standby.tries_count = 0
         loop.standby = Standby(loop)
         self.until_s, self._on_phase = until_s, on_phase
         self.busy = ""
@@ -403,14 +402,15 @@ class Work:
 
     def _explain(self, spec: RunSpec, trial: Trial) -> None:
         """Why the attempt did not complete, as its monitor found."""
-        now, evidence = self.now.key if self.now else "check", trial.loop.evidence
-        if trial.loop.attempt is None:
+        now, incident = self.now.key if self.now else "check", trial.loop.incident
+        if incident is None and trial.loop.attempt is None:
             self._fail(now, "It cannot be started", trial.loop.at.message, "Correct this, then rehearse again.")
-        elif evidence is None:
+        elif incident is None:
             title = "It took too long" if time.monotonic() >= self.until_s else "It ended early"
             self._fail(now, title, trial.loop.at.message, "Read the end of the log below.")
         else:
-            cause, said = causes.match(evidence), evidence.group().verdict().text if evidence.kind == "hang" else ""
+            cause, evidence = incident.cause, incident.evidence
+            said = evidence.group().verdict().text if evidence.kind == "hang" else ""
             stage = now if now == "resume" else STAGE_OF.get(evidence.phase, "load")
             text = " ".join(filter(None, (cause.explanation, said)))
             setting = next(filter(None, (mitigate.apply(spec, name)[1] for name in cause.ladder)), "")

@@ -1,22 +1,16 @@
 """`python -m monitor run|start|status|stop|…`: supervise a run, and ask about it.
 
-Each command imports what it needs when it runs. `monitor run RUN` finds the run, then becomes the keeper: a process
-that restarts a monitor that was killed or is silent. The monitor is its child. `run --keep` and `run --child`, which
-are these two, are read without argparse.
+`monitor run RUN` finds the run, then becomes the keeper: a process that restarts its child, the monitor, when that was
+killed or is silent. `run --keep` and `run --child`, which are these two, are read without argparse. docs/recovery.md
+says what follows when the keeper is killed too.
 
 Decision: a parent that sleeps until its child ends, or until the beat of its child's loop stops (process/platform.py),
-costs next to no processor time; a timer or a lock that is polled does. The child adopts the living training, so a
-restart takes the time of an import. A run that has reached its final state is never started again, whatever ended the
-monitor. If the keeper is killed too, the monitor goes on alone, and `python -m monitor resume-all` or systemd's
-`Restart=` (docs/machines.md) continues a run that has neither.
+costs next to no processor time; a timer or a lock that is polled does. It sleeps as long as the training lasts, so its
+size matters: what a command or a failure needs is imported when there is one.
 
 A silent monitor may be stuck on the disk with the run's folder, which its log and its successor need as well. So the
-keeper touches no file of the run: what it has to say is written and sent by processes of their own, and it tries again
-at growing intervals. The training is left alone: it works, or waits for the same disk, and the next monitor that works
-judges it. On Windows only the end of the monitor is noticed.
-
-The keeper sleeps as long as the training lasts, so its size matters: this file imports little more than nothing, and
-what a failure needs is imported when there is one.
+keeper touches no file of the run: what it has to say is written and sent by processes of their own. The training is
+left alone: the next monitor that works judges it. On Windows only the end of the monitor is noticed.
 """
 
 from __future__ import annotations

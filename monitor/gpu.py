@@ -6,12 +6,10 @@ is the helper: it takes a reading every ten seconds and for every byte on its st
 closes.
 
 One run a GPU needs no dispatcher: locks die with their holders. A run that waits tries again and again; which of
-several goes first, the queue decides (jobs/queue.py), where people see and change it. The training's shell inherits the
-lock, so a GPU stays taken while a killed monitor's training lives. `HANGPROOF_GPUS` names the GPUs to lock ("" for
-none); else `CUDA_VISIBLE_DEVICES`; else the first, where there is one. The files are in one folder for all accounts of
-the machine, whatever TMPDIR says, and have the GPU's UUID in their names: "0" and its UUID are one GPU. An index counts
-as NVML and nvidia-smi do, by PCI bus. The folder is one that everybody may write to and nobody else's files may be
-removed from, so each file is opened as what somebody else may have put there (process/platform.py).
+several goes first, the queue decides (jobs/queue.py). The training's shell inherits the lock, so a GPU stays taken
+while a killed monitor's training lives. The files are in one folder that every account of the machine may write to,
+whatever TMPDIR says, so each is opened as what somebody else may have put there (process/platform.py). They have the
+GPU's UUID in their names: "0" and its UUID are one GPU. An index counts as NVML and nvidia-smi do, by PCI bus.
 """
 
 import contextlib
@@ -20,7 +18,6 @@ import math
 import os
 import re
 import stat
-import subprocess
 import sys
 import threading
 import time
@@ -66,8 +63,9 @@ def own(readings: Sequence[dict[str, Any]], devices: Sequence[str]) -> list[dict
 
 def shared_bytes(text: str) -> int | None:
     """The host's memory that the GPU with the most memory of its own uses, as COUNTERS says; None: no answer."""
+    lines = (line for line in text.splitlines() if line.startswith(("[", "{")))  # others: PowerShell's notices
     try:
-        found = json.loads(text)
+        found = json.loads("".join(lines))
         rows = found if isinstance(found, list) else [found]
         most = max(rows, key=lambda row: int(row["DedicatedUsage"]))
         return int(most["SharedUsage"])
@@ -75,24 +73,22 @@ def shared_bytes(text: str) -> int | None:
         return None
 
 
-class SharedMemory(threading.Thread):
+class SharedMemory:
     """Asks Windows, beside the readings of the driver, how much memory of the host a full GPU uses."""
 
     def __init__(self) -> None:
-        super().__init__(daemon=True)
-        self.full = threading.Event()
-        self.bytes: int | None = None
+        self._bytes: int | None = None
+        self._job: Subjob | None = None
+        self._next_s = -math.inf
 
-    def run(self) -> None:
-        """Ask once a GPU is full, and not again for a while."""
-        command = [POWERSHELL, "-NoProfile", "-NonInteractive", "-Command", COUNTERS]
-        while self.full.wait():
-            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-                done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                                      errors="replace", timeout=COUNTERS_S, check=False)  # fmt: skip
-                self.bytes = shared_bytes(done.stdout)
-            self.full.clear()
-            time.sleep(COUNTERS_EVERY_S)
+    def poll(self) -> int | None:
+        """What it said last. It is asked again, and not again for a while. Called while a GPU is full."""
+        if self._job is not None and self._job.done():
+            self._bytes, self._job = shared_bytes(self._job.text()), None
+        if self._job is None and (now_s := time.monotonic()) >= self._next_s:
+            self._next_s = now_s + COUNTERS_EVERY_S
+            self._job = Subjob([POWERSHELL, "-NoProfile", "-NonInteractive", "-Command", COUNTERS], COUNTERS_S)
+        return self._bytes
 
 
 def present() -> bool:
@@ -155,14 +151,8 @@ class Gpus:
             return tuple(reading["gpus"])
         return None
 
-    def count(self, pause: Callable[[float], None]) -> int | None:
-        """How many GPUs this machine has; None when the driver fails or does not answer within COUNT_S.
-
-        Args:
-            pause: waits so many seconds; what it raises leaves here.
-        """
-        while self.listed() is None:
-            pause(0.05)
+    def count(self) -> int | None:
+        """How many GPUs this machine has; None when the driver fails, or has not answered (`listed` says whether)."""
         reading = self._reading()
         answered = reading["at_s"] > -math.inf and not reading["error"]
         return len(reading["gpus"]) if answered or not present() else None
@@ -232,8 +222,7 @@ def take(nvml: ModuleType, shared: SharedMemory | None = None) -> list[dict[str,
         if "throttle" in gpu:
             gpu["throttle"] = ", ".join(dict.fromkeys(text for bit, text in THROTTLE.items() if gpu["throttle"] & bit))
         if shared is not None and gpu.get("memory_used", 0) >= FULL * gpu.get("memory_total", math.inf):
-            shared.full.set()
-            gpu |= {"shared": shared.bytes} if shared.bytes is not None else {}
+            gpu |= {"shared": known} if (known := shared.poll()) is not None else {}
         found.append(gpu)
     return found
 
@@ -261,8 +250,6 @@ def main(path: Path) -> int:
     from runs.machine import ABSENT
 
     shared = SharedMemory() if spills() else None
-    if shared is not None:
-        shared.start()
     while True:
         requested.clear()
         at_s = time.monotonic()  # before the reading: `wait_free` needs one that began after its request

@@ -26,7 +26,6 @@ from monitor import config, gpu, recovery
 from monitor.attempt import Attempt, Unkillable, kill_processes
 from monitor.detect.probe import Missing, Probe, Sample, growths, take
 from monitor.detect.progress import Watch
-from monitor.diagnose.causes import Evidence
 from monitor.diagnose.incident import RESTARTING
 from monitor.diagnose.slow import Slowdown
 from monitor.ledger import Ledger, amount
@@ -47,21 +46,20 @@ EVERY_S = 1.0  # between two writes of the status
 CHECKPOINTS_S, GPU_S, MACHINE_S = 5.0, 30.0, 5.0  # between two looks, samples in metrics.jsonl, readings of the machine
 GPU_KEYS = ("name", "utilization", "memory_used", "memory_total", "temperature", "power_w")
 Turn = Callable[["Loop"], Transition]
-ACTIVE = (State.STARTING, State.RUNNING, State.SUSPECT, State.SLOW, State.STOPPING)
+ACTIVE = (*WATCHED, State.STOPPING)
 
 
 class Loop(Run):
     """One run until it reaches a final state.
 
-    `trial`: its attempt is only tried (launch/rehearse.py). A failure ends it, nothing hangs without evidence, signals
-    end the process, and nobody is notified. `evidence`: of its failure. `on_view`: called with each observation.
+    `trial`: its attempt is only tried (launch/rehearse.py). Nothing hangs without evidence, signals end the process, and
+    nobody is notified. `on_view`: called with each observation.
     """
 
     def __init__(self, folder: RunFolder, turn: Turn, parent_pid: int | None = None, trial: bool = False):
         super().__init__(folder, config.load())
         self.turn, self.trial = turn, trial
         self.anew = False  # a person has started it: a stop that an earlier monitor left half done is over
-        self.evidence: Evidence | None = None
         self.on_view: Callable[[Attempt, Observation], None] = lambda attempt, view: None
         self.about: dict[str, Any] = {}  # what the training process says of itself
         self.waker = platform.Waker()
@@ -79,7 +77,7 @@ class Loop(Run):
         self.slow_reason = ""  # why the current suspicion was judged slow
         self.calm_since_s = -math.inf  # when the last suspicion proved wrong
         self.last_step_s: float | None = None  # when the last new step was seen
-        self.errors: dict[str, int] = {}  # unexpected ones, by their place
+        self.errors: set[str] = set()  # the places of unexpected ones
         self.errors_since: tuple[float, int] | None = None  # (time, step) since when every turn of the loop has failed
 
     def run_until_final(self) -> int:
@@ -129,14 +127,11 @@ class Loop(Run):
         state.durations, state.pace = self.watch.learned(), self.slowdown.known()
         if new.state in FINAL:
             state.ledger.ends(new.state is State.PREEMPTED, new.state is State.COMPLETED)
-            try:  # shown before it is saved: after that, the keeper starts no monitor that could show the end
-                self.write_status(force=True)
-            finally:
+        try:  # shown before it is saved: after that, the keeper starts no monitor that could show the end
+            self.write_status(force=True)
+        finally:
+            if new.state in (State.STOPPING, *FINAL):
                 state.save(self.folder)
-            return
-        if new.state is State.STOPPING:
-            state.save(self.folder)
-        self.write_status(force=True)
 
     def write_status(self, force: bool = False) -> bool:
         """status.json, once a second or when `force`; and the ledger, which an activity begins on time."""
@@ -165,12 +160,11 @@ class Loop(Run):
         """Seconds until the next turn."""
         if self.at.give_up_s:
             return UNKILLABLE_POLL_S
-        if self.at.state in (State.RUNNING, State.SUSPECT, State.SLOW, State.STOPPING):
-            left_s = self.at.due_s - time.monotonic()
-            return min(self.watch.poll_s(), left_s + 0.005) if left_s > 0 else self.watch.poll_s()
-        if self.at.state is State.BACKOFF:
-            return min(IDLE_POLL_S, max(0.0, self.at.due_s - time.monotonic()))
-        return 0.0 if self.at.state in (State.OPENING, State.RECOVERING) else IDLE_POLL_S
+        watches = self.at.state in (State.RUNNING, State.SUSPECT, State.SLOW, State.STOPPING)
+        usual_s = self.watch.poll_s() if watches else IDLE_POLL_S
+        if (left_s := self.at.due_s - time.monotonic()) > 0:
+            return min(usual_s, left_s + 0.005)
+        return 0.0 if self.at.state in (State.OPENING, State.RECOVERING, State.BACKOFF) else usual_s
 
     def pause(self, seconds: float) -> None:
         """Wait for a subprocess; Interrupted when a signal or a stop request came."""
@@ -231,13 +225,11 @@ class Loop(Run):
         text = traceback.format_exc()
         place = "\n".join(text.strip().splitlines()[-3:])
         last = place.splitlines()[-1][:300]
-        times = self.errors[place] = self.errors.get(place, 0) + 1
         with contextlib.suppress(OSError):
-            if times == 1:
+            if place not in self.errors:
+                self.errors.add(place)
                 self.folder.log(f"unexpected error in state {self.at.state}; the monitor continues\n{text}")
                 self.folder.event("monitor_error", f"the monitor had an error and continues: {last}")
-            elif times & (times - 1) == 0:  # 2, 4, 8, …
-                self.folder.log(f"the same error, {times} times: {last}")
             self.drop_probe()  # evidence that an error cut short must not be compared
             now_s = time.monotonic()
             since_s, step = self.errors_since = self.errors_since or (now_s, self.state.best_step)

@@ -25,13 +25,13 @@ from typing import Any
 
 from guards import checkpoint
 from guards.checkpoint import writing_file
-from guards.heartbeat import REQUEST_TERM, Beat
+from guards.heartbeat import Beat
 from monitor import gpu
 from monitor.attempt import Attempt, kill_leftovers, kill_processes
 from monitor.config import Config
 from monitor.detect.progress import Watch
 from monitor.diagnose import causes
-from monitor.diagnose.causes import LORA_DAMAGED, Evidence
+from monitor.diagnose.causes import Evidence
 from monitor.diagnose.incident import RESTARTING, Incident
 from monitor.gpu import GpuQueue
 from monitor.phrases import PHASES, count, duration
@@ -40,7 +40,7 @@ from monitor.process.spawned import helper, python
 from monitor.resume import checkpoints, next_attempt
 from monitor.resume.next_attempt import Standby
 from monitor.run_folder import SCRIPT, TRAINING_LOG, MonitorError, RunFolder, print_line
-from monitor.state import EXIT_AGAIN, EXIT_BUDGET, ExitStatus, Observation, ResumePoint, RunState, State, Transition
+from monitor.state import EXIT_AGAIN, EXIT_BUDGET, Observation, ResumePoint, RunState, State, Transition
 from monitor.store import StoreAgent
 
 # Before a start that failed for a passing reason is tried again: doubled each time.
@@ -116,8 +116,7 @@ class Run:
 def recover(run: Run, attempt: Attempt, incident: Incident) -> Transition:
     """Answer the failure that `open_incident` has recorded.
 
-    Returns what follows: BACKOFF before a restart, an end, COMPLETED when the training was complete, or STOPPING when
-    it stopped because it was asked to.
+    Returns what follows: BACKOFF before a restart, an end, or COMPLETED when the training was complete.
 
     Raises:
         Unkillable: a process of the attempt lives on.
@@ -125,10 +124,7 @@ def recover(run: Run, attempt: Attempt, incident: Incident) -> Transition:
     state, evidence, cause = run.state, incident.evidence, incident.cause
     kill_processes(run, attempt)
     view = attempt.poll(platform.now(), 0.0, fresh=True)
-    status = attempt.exit_status(view.beats)
-    if stopped_on_request(status, view) and state.shutdown is not None:
-        return Transition(State.STOPPING, "stopped as requested")
-    if status.done(run.folder.foreign, evidence.kind == "hang") and evidence.outcome != LORA_DAMAGED:
+    if evidence.kind == "hang" and attempt.exit_status(view.beats).done(run.folder.foreign, killed=True):
         problem = complete(run)
         if not problem:
             incident.outcome = "the training was complete; only its process had not exited"
@@ -138,7 +134,8 @@ def recover(run: Run, attempt: Attempt, incident: Incident) -> Transition:
     cause_count = state.cause_counts.get(cause.name, 0) + 1
     # From a cause's second failure on, or at once where it is certain to return.
     change, limits, history = dict[str, Any](), run.config.restart, state.history
-    if run.leads and cause.ladder and (cause_count >= 2 or cause.at_once):
+    restarts = history.restarts < limits.in_all_count
+    if restarts and run.leads and cause.ladder and (cause_count >= 2 or cause.at_once):
         # While restarts bring new steps, no change may cost the steps so far: another program's memory gets free again.
         keeps = state.best_step > 0 and not history.failures and history.restarts < limits.without_progress_count
         change = next_attempt.next_change(run, cause.ladder, keeps)
@@ -221,7 +218,7 @@ def load_incident(run: Run) -> None:
             run.folder.log(f"incident {number} cannot be continued: its incident.json is missing or damaged")
             run.state.failing, run.state.incident = False, ""
         elif run.state.failing:  # it may have been closed for as long as a process could not be killed
-            run.incident.outcome, run.incident.ended_at = RESTARTING, None
+            run.incident.outcome = RESTARTING
         elif run.incident.recover_s is not None:
             run.incident = None  # closed already
 
@@ -257,11 +254,6 @@ def _close_given_up(run: Run, incident: Incident, reason: str) -> str:
     # The last line of the log, where a launcher's own traceback has pushed the trainer's error out of sight.
     run.folder.mark_log(f"stopped: {said.splitlines()[0]}")
     return f"{said} See incidents/{incident.number}/report.md"
-
-
-def stopped_on_request(status: ExitStatus, view: Observation) -> bool:
-    """It saved and exited because the monitor asked, and not because something else sent it SIGTERM."""
-    return status.outcome == "stopped" and not any(b.request == REQUEST_TERM for b in view.beats)
 
 
 def complete(run: Run) -> str:
@@ -424,7 +416,7 @@ def gpu_missing(run: Run) -> Transition | None:
     wish, trained_on = os.environ.get(NEEDS_GPU, ""), run.state.gpu
     if wish == "0" or not (trained_on or wish == "1"):
         return None
-    needed, found = int(run.folder.spec.get("gpus", 1)), run.gpus.count(run.pause)
+    needed, found = int(run.folder.spec.get("gpus", 1)), run.gpus.count()
     if found is None or found >= needed:
         return None
     here = "this machine has none" if not found else f"this machine has {count(found, 'GPU')}"

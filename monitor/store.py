@@ -1,10 +1,9 @@
 """The durable store as the monitor sees it: a process that copies, the file that it writes, and orders to it.
 
 Decision: the monitor opens no connection. `python -m launch store agent RUN` does all that can be slow, hang or need a
-library of 80 MB; it runs at low priority, and a store that fails costs the training nothing. The agent writes
-`store.json` in the run's folder; the monitor writes orders to its standard input, which also ends the agent when the
-monitor is gone. The agent is started again whenever it ends. The lease decides who may train (launch/store/lease.py):
-the first attempt waits until it is held, and a run whose lease another machine took is stopped.
+library of 80 MB; it runs at low priority, is started again whenever it ends, and costs the training nothing. It writes
+`store.json` in the run's folder; the end of its standard input, which takes the monitor's orders, ends it. The lease
+decides who may train (launch/store/lease.py).
 
 A machine that dies while checkpoint N is being copied leaves the one before it in the store: a whole interval and the
 time of the copy would be lost. So between two saves the monitor requests one more of the training.

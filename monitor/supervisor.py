@@ -20,6 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from guards.checkpoint import exists
+from guards.heartbeat import REQUEST_TERM
 from monitor import config, recovery
 from monitor.attempt import Attempt, Unkillable, kill_leftovers, kill_processes
 from monitor.detect.probe import Probe
@@ -225,17 +226,15 @@ def opening(loop: Loop) -> Transition:
         if over and not (living and loop.several):
             # This machine is here, and a keeper repeats its signals. A training that was asked to save ends first.
             state.shutdown = Shutdown("changed") if attempt is not None and not state.failing else None
-    if not living:
-        kill_leftovers(loop)
-        with contextlib.suppress(OSError):
-            for text in spawned.orphans():
-                loop.folder.log(text)
+    kill_leftovers(loop, attempt if living else None)
+    with contextlib.suppress(OSError):
+        for text in spawned.orphans():
+            loop.folder.log(text)
     if attempt is not None and not fresh:
         loop.attach(attempt)
         if loop.store is not None:
             loop.store.admitted = True  # it held the lease when this training began
         if living:
-            kill_leftovers(loop, attempt)
             message = f"adopted the running training (attempt {attempt.record.number}, pid {attempt.pid})"
             loop.folder.event("started", message)
         if state.shutdown is not None:
@@ -297,7 +296,7 @@ def admission(loop: Loop, store: StoreAgent) -> Transition | None:
 
 def spent(loop: Loop) -> Transition | None:
     """The run has cost what it may: stop it with a checkpoint."""
-    busy = loop.at.state in (State.OPENING, State.STOPPING) or loop.state.shutdown is not None
+    busy = loop.at.state in (State.OPENING, State.STOPPING)
     return shut_down(loop, Shutdown("spent")) if not busy and over_limit(loop) else None
 
 
@@ -414,7 +413,7 @@ def hung(loop: Loop, attempt: Attempt, view: Observation, verdict: Verdict) -> T
     found = recovery.evidence_of(loop, attempt, "hang")
     evidence = causes.of_hang(found, attempt, verdict, status, probe.texts(), slow_reason)
     evidence.missing += probe.missing
-    return failed(loop, attempt, evidence, loop.watch.last_progress_s())
+    return recovery.open_incident(loop, attempt, evidence, loop.watch.last_progress_s())
 
 
 def script_ended(loop: Loop, attempt: Attempt) -> Transition:
@@ -424,7 +423,8 @@ def script_ended(loop: Loop, attempt: Attempt) -> Transition:
         loop.watch.observe(replace(view, ranks_gone=False))  # learn from the last steps
     status = attempt.exit_status(view.beats)
     done = status.done(loop.folder.foreign, killed=False)
-    if done or recovery.stopped_on_request(status, view):
+    # Saved and exited because a monitor asked, and not because something else sent it SIGTERM.
+    if done or (status.outcome == "stopped" and not any(b.request == REQUEST_TERM for b in view.beats)):
         kill_processes(loop, attempt)
         problem = recovery.complete(loop) if done else ""
         if not done and loop.several:
@@ -439,16 +439,7 @@ def script_ended(loop: Loop, attempt: Attempt) -> Transition:
         status = replace(status, outcome=causes.LORA_DAMAGED, note=problem)
     evidence = causes.of_crash(recovery.evidence_of(loop, attempt, "crash"), attempt, status)
     last_s = loop.watch.last_progress_s() if loop.watch.ranks else attempt.record.started_s
-    return failed(loop, attempt, evidence, last_s)
-
-
-def failed(loop: Loop, attempt: Attempt, evidence: causes.Evidence, progress_s: float) -> Transition:
-    """Record the failure, which the next turn answers. A trial ends with it."""
-    if not loop.trial:
-        return recovery.open_incident(loop, attempt, evidence, progress_s)
-    loop.evidence = evidence
-    kill_processes(loop, attempt)
-    return Transition(State.FAILED, "it failed")
+    return recovery.open_incident(loop, attempt, evidence, last_s)
 
 
 def recovering(loop: Loop) -> Transition:
@@ -463,8 +454,7 @@ def recovering(loop: Loop) -> Transition:
     loop.drop_probe()
     if result.state is State.COMPLETED:
         return completed(loop)
-    if result.state is not State.STOPPING:
-        loop.state.durations, loop.attempt = loop.watch.learned(), None
+    loop.state.durations, loop.attempt = loop.watch.learned(), None
     return result
 
 

@@ -315,9 +315,11 @@ def diagnose(args: argparse.Namespace) -> Answer:
     from monitor import config
     from monitor.cli import explain
     from monitor.detect.probe import Probe, compare
+    from monitor.detect.progress import HUNG
     from monitor.diagnose import causes
     from monitor.diagnose.causes import Evidence
     from monitor.diagnose.incident import describe
+    from monitor.state import Verdict
 
     process: platform.ProcessInfo | None = None
     limits, found = config.load(), Evidence("hang")
@@ -347,7 +349,11 @@ def diagnose(args: argparse.Namespace) -> Answer:
         signals, stacks = compare(first, probe.newest, [b.pid for b in beats] or [pid]), probe.texts()
     if "Failed to find python version" in stacks.get(pid, ""):  # py-spy, of any other program
         stacks[pid] = "(not a Python process: its stack cannot be shown)"
-    evidence = causes.of_process(found, attempt, signals.stuck, stacks)
+    verdict = Verdict(HUNG, phase="step", evidence=signals.stuck)  # as if it were
+    for beat in beats[:1]:
+        stalled_s = time.monotonic() - max(beat.step_s, beat.phase_s)
+        verdict = Verdict(HUNG, beat.rank, beat.phase, beat.step, stalled_s, evidence=signals.stuck)
+    evidence = causes.of_hang(found, attempt, verdict, attempt.exit_status(beats), stacks, "")
     text, answer = describe(name, evidence, signals, causes.match(evidence))
     if process is not None:
         answer["process"] = explain.facts(process)
@@ -356,23 +362,18 @@ def diagnose(args: argparse.Namespace) -> Answer:
     return 0, answer
 
 
-def rank_report(folder: Path) -> dict[str, Any] | None:
-    """The rank report of the attempt that runs now, from the heartbeats alone: no process is asked for its stacks.
-
-    Returns `Group.as_json` with "lines", the same as text; None where nothing runs or no rank has started. The verdict
-    accuses a rank only while the monitor suspects or has found a hang.
+def rank_report(folder: Path) -> list[str]:
+    """The lines of the rank report of the attempt that runs now, from the heartbeats alone: no process is asked for its
+    stacks. It accuses a rank only while the monitor suspects or has found a hang. [] where no rank has started.
     """
     from guards import heartbeat
     from monitor.diagnose import ranks
 
     record = RunState.load(RunFolder(folder)).current
     beats = heartbeat.read_all(record.heartbeats) if record else []
-    if not beats:
-        return None
     group = ranks.Group(ranks.records(beats, platform.now()))
     state = (read_status(folder) or {}).get("state")
-    said = group.verdict(stuck=state in ("suspect", "recovering"))
-    return group.as_json(said) | {"lines": group.lines(said)}
+    return group.lines(group.verdict(stuck=state in ("suspect", "recovering")))
 
 
 def metrics(args: argparse.Namespace) -> Answer:

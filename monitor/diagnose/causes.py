@@ -6,10 +6,11 @@ monitor; stacks are collected beforehand (`detect/probe.py`). What cannot be rea
 permission for the kernel log, an I/O error) is named in `Evidence.missing` and never an exception: evidence explains a
 failure, but the restart does not depend on it.
 
-A row matches when each of its conditions holds; a list holds when one of its entries does. `stack` is a pattern for a
-`file.py:function` of the main thread of the rank in question (other threads always wait somewhere), `log`, `error`,
-`note` and `kernel` are regular expressions, `host` is one of `facts`; the others are values of the evidence. `error` is
-only the exception that ended the run: what a library could not import, and did without, is in the log, too.
+A row matches when each condition of its `match` holds, or of one where it has several; a list holds when one of its
+entries does. `stack` is a pattern for a `file.py:function` of the main thread of the rank in question (other threads
+always wait somewhere), `log`, `error`, `note` and `kernel` are regular expressions, `host` is one of `facts`; the others
+are values of the evidence. `error` is only the exception that ended the run: what a library could not import, and did
+without, is in the log, too.
 """
 
 from __future__ import annotations
@@ -104,7 +105,8 @@ def of_hang(
     """`found` with the evidence on a hung run. `slow_reason`: why the monitor waited beyond the limit, "" if not."""
     slow = [f"the run was slow before it hung: {slow_reason}"] if slow_reason else []
     found.phase, found.rank, found.step = verdict.phase, verdict.rank, verdict.step or found.step
-    found.signs, found.stacks, found.outcome = [*verdict.evidence, *slow], stacks, status.outcome
+    found.signs, found.outcome = [*verdict.evidence, *slow], status.outcome
+    found.stacks = {pid: stacks[pid] for pid in sorted(stacks, key=lambda pid: pid != attempt.pid)}
     found.stalled_s, found.budget_s = verdict.stalled_s, verdict.budget_s
     _add_common(found, attempt)
     found.note = status.note or next((r["note"] for r in found.ranks if r["rank"] == found.rank), "")
@@ -128,16 +130,6 @@ def of_crash(found: Evidence, attempt: Attempt, status: ExitStatus) -> Evidence:
         found.phase, found.step, found.rank = first.phase, first.step, first.rank
     fatal = {b.pid: probe.fatal_dump(attempt.heartbeats, b.pid) for b in attempt.beats}
     found.stacks = {pid: text for pid, text in fatal.items() if text}
-    return _add_common(found, attempt)
-
-
-def of_process(found: Evidence, attempt: Attempt, signs: tuple[str, ...], stacks: dict[int, str]) -> Evidence:
-    """`found` with the evidence on a living run or, without heartbeats, its first process; judged as a hang."""
-    found.phase, found.signs = "step", list(signs)
-    found.stacks = {pid: stacks[pid] for pid in sorted(stacks, key=lambda pid: pid != attempt.pid)}
-    for beat in attempt.beats[:1]:
-        found.phase, found.step, found.note = beat.phase, beat.step, beat.note
-        found.stalled_s = platform.now().mono_s - max(beat.step_s, beat.phase_s)
     return _add_common(found, attempt)
 
 
@@ -233,6 +225,8 @@ def kernel_lines(since_s: float) -> list[str]:
 TABLE: list[dict[str, Any]] = tomllib.loads(Path(__file__).with_name("causes.toml").read_text(encoding="utf-8"))[
     "cause"
 ]
+for _row in TABLE:  # a list of conditions, one of which is enough
+    _row["match"] = _row["match"] if isinstance(_row["match"], list) else [_row["match"]]
 LINES, WIDTH = 300, 4000  # of the log: an older line is not about how the run ended, a longer one makes searches slow
 CUT = " … "  # in the middle of a longer line: a launcher's error ends with the exit code, behind the complete command
 BUSY = 95  # percent of a GPU
@@ -261,9 +255,10 @@ class Cause:
 
 def match(evidence: Evidence) -> Cause:
     """The probable cause: the first row that matches, its texts filled in from the evidence."""
-    row, late, where = row_of(evidence), evidence.late(), evidence.where()
-    line = _line([*row["match"].get("log", []), *row["match"].get("error", [])], evidence)
-    files = _FILE.findall("\n".join(_ending(evidence)[0][-20:]))
+    log, late, where = Log(evidence.log_tail), evidence.late(), evidence.where()
+    row, conditions = row_of(evidence, log)
+    line = log.shown([*conditions.get("log", []), *conditions.get("error", [])], evidence.note)
+    files = _FILE.findall("\n".join(log.before[-20:]))
     values = {
         "phase": PHASES.get(evidence.phase, evidence.phase),
         "note": evidence.note.rstrip(". ") or "no message was recorded",
@@ -279,28 +274,26 @@ def match(evidence: Evidence) -> Cause:
         "file": f" The last file that the log names before it is {files[-1]}." if files else "",
         "where": f" The main thread was in {where}." if where else "",
         "worker": evidence.worker(),
-        "kernel": next(
-            (line.rstrip(".") for line in evidence.kernel if _found(row["match"].get("kernel", []), line)), ""
-        ),
+        "kernel": next((s.rstrip(".") for s in evidence.kernel if _found(conditions.get("kernel", []), s)), ""),
         "wchan": next((p["wchan"] for p in evidence.processes if p["state"] == "D" and p["wchan"]), "the kernel"),
     }
     texts = {key: row[key].format_map(values) for key in ("title", "explanation", "advice") if key in row}
     return Cause(**{key: value for key, value in row.items() if key != "match"} | texts)
 
 
-def row_of(evidence: Evidence) -> dict[str, Any]:
-    """The first row of the table that matches. The last one matches everything."""
+def row_of(evidence: Evidence, log: Log) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The first row of the table that matches, and which conditions of it hold. The last one matches everything."""
     late = evidence.late()
     if late is not None and BARRIER in evidence.note:  # it gave up waiting for the late rank, which is judged as hung
         evidence = replace(evidence, kind="hang", outcome="", note=late["note"])
     frames = [frame.name for text in evidence.rank_stacks() for frame in probe.frames(text)]
     own = evidence.note * (evidence.outcome == "failed")  # the log lacks it where its disk is full
-    lines = [line for line in log_lines(evidence.log_tail) if " skipped: " not in line]  # a sample image, and why
+    lines = [line for line in log.lines if " skipped: " not in line]  # a sample image, and why
     texts = {"note": f"{evidence.note} {evidence.ended}", "log": "\n".join([*lines, own])}
     texts["kernel"] = "\n".join(evidence.kernel)
     killed = evidence.signal or re.search(r"died with <Signals|exitcode\s*: -", texts["log"])
     raised = evidence.outcome in ("", "failed") and not killed
-    texts["error"] = "\n".join([*_ending(evidence)[1], own]) if raised else ""
+    texts["error"] = "\n".join([*log.error, own]) if raised else ""
     # A launcher reports the exit code of its child; its own is often 1.
     launchers = re.findall(r"returned non-zero exit status (-?\d+)|exitcode\s*: (\d+)", texts["log"])
     values: dict[str, set[Any]] = {
@@ -317,7 +310,8 @@ def row_of(evidence: Evidence) -> dict[str, Any]:
             return any(fnmatch.filter(frames, pattern) for pattern in wanted)
         return _found(wanted, texts[condition]) if condition in texts else not values[condition].isdisjoint(wanted)
 
-    return next(row for row in TABLE if all(holds(*condition) for condition in row["match"].items()))
+    each = ((row, conditions) for row in TABLE for conditions in row["match"])
+    return next(found for found in each if all(holds(*condition) for condition in found[1].items()))
 
 
 def facts(evidence: Evidence) -> set[str]:
@@ -343,29 +337,32 @@ def _found(patterns: list[str], text: str) -> bool:
     return any(re.search(pattern, text, re.IGNORECASE | re.MULTILINE) for pattern in patterns)
 
 
-def _ending(evidence: Evidence) -> tuple[list[str], list[str]]:
-    """The log before the exception that ended the run, and that exception with its message; a launcher's own is none."""
-    lines = [line.strip() for line in log_lines(evidence.log_tail)]
-    starts = [i for i, line in enumerate(lines) if _EXCEPTION.match(line) and not line.startswith(_LAUNCHER)]
-    if not starts:
-        return lines, []
-    error = list(takewhile(lambda line: not line.startswith(("Traceback", *_LAUNCHER)), lines[starts[-1] :]))[:_MORE]
-    return lines[: starts[-1]], [" ".join(error[:2]), *error[2:]] if error[0].endswith(":") else error
+class Log:
+    """The end of the log. `error`: the exception that ended the run, and its message; [] for none but a launcher's.
+    `before`: the lines before it."""
 
+    def __init__(self, text: str):
+        self.lines = log_lines(text)
+        lines = [line.strip() for line in self.lines]
+        starts = [i for i, line in enumerate(lines) if _EXCEPTION.match(line) and not line.startswith(_LAUNCHER)]
+        begin = starts[-1] if starts else len(lines)
+        error = list(takewhile(lambda line: not line.startswith(("Traceback", *_LAUNCHER)), lines[begin:]))[:_MORE]
+        self.before = lines[:begin]
+        self.error = [" ".join(error[:2]), *error[2:]] if error and error[0].endswith(":") else error
 
-def _line(patterns: list[str], evidence: Evidence) -> str:
-    """The line of the log that shows this cause; else the last error, the rank's note, or the last line."""
-    last = "".join(_ending(evidence)[1][:1])[:400]
-    if last and (not patterns or _found(patterns, last)):
-        return last
-    lines = [line.strip() for line in log_lines(evidence.log_tail)]
-    shows = [line for line in lines if _found(patterns, line) and not line.startswith("Traceback")]
-    own = [line for line in shows if not line.startswith(_LAUNCHER)]
-    line = (own or shows)[-1] if shows else last or evidence.note or (lines[-1] if lines else "the log is empty")
-    died = re.search(r"died with <Signals\.(\w+)|returned non-zero exit status (\d+)", line)
-    if died and line.startswith(_LAUNCHER):  # without the complete command
-        return f"its launcher reports {died[1] or f'exit code {died[2]}'}"
-    return line[:400]
+    def shown(self, patterns: list[str], note: str) -> str:
+        """The line that shows this cause; else the last error, the rank's note, or the last line."""
+        last = "".join(self.error[:1])[:400]
+        if last and (not patterns or _found(patterns, last)):
+            return last
+        lines = [line.strip() for line in self.lines]
+        shows = [line for line in lines if _found(patterns, line) and not line.startswith("Traceback")]
+        own = [line for line in shows if not line.startswith(_LAUNCHER)]
+        line = (own or shows)[-1] if shows else last or note or (lines[-1] if lines else "the log is empty")
+        died = re.search(r"died with <Signals\.(\w+)|returned non-zero exit status (\d+)", line)
+        if died and line.startswith(_LAUNCHER):  # without the complete command
+            return f"its launcher reports {died[1] or f'exit code {died[2]}'}"
+        return line[:400]
 
 
 def log_lines(log: str) -> list[str]:

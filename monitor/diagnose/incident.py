@@ -18,7 +18,6 @@ from typing import Any
 
 from guards.reading import read_text
 from monitor.diagnose.causes import LORA_DAMAGED, Cause, Evidence, log_lines
-from monitor.diagnose.ranks import UNKNOWN
 from monitor.phrases import PHASES, STATES, count, duration, moment, printable
 from monitor.process import platform
 from monitor.run_folder import RunFolder, read_json, typed
@@ -49,7 +48,6 @@ class Incident:
     standby: bool = False  # in an attempt that had been started early
     steps_repeated: int | None = None
     changed: list[str] = field(default_factory=list)
-    ended_at: str | None = None
     outcome: str = RESTARTING  # a sentence
     bad_checkpoints: list[str] = field(default_factory=list)
     killed: list[dict[str, Any]] = field(default_factory=list)  # {"name", "pid"}
@@ -88,7 +86,6 @@ class Incident:
             stacks = {int(pid): stack.strip() for pid, stack in zip(parts[1::2], parts[2::2], strict=True)}
             incident: Incident = typed(cls, {**values, "folder": path, "cause": values["diagnosis"]})
             incident.evidence.stacks, incident.evidence.log_tail = stacks, read_text(path / "log_tail.txt")
-            incident.evidence.ranks = [UNKNOWN | rank for rank in incident.evidence.ranks]
             report(incident, "")  # it can be written again
             if values["boot_id"] != platform.boot_id():  # a monotonic time of before the reboot: only the UTC is left
                 now = platform.now()
@@ -98,8 +95,8 @@ class Incident:
             return None  # written by another version
 
     def close(self, folder: RunFolder, outcome: str) -> None:
-        """Record how it ended, as a sentence, and when; saved."""
-        self.outcome, self.ended_at = outcome, platform.now().utc
+        """Record how it ended, as a sentence; saved."""
+        self.outcome = outcome
         self.save(folder)
 
     def save(self, folder: RunFolder) -> bool:
@@ -279,6 +276,6 @@ def describe(name: str, evidence: Evidence, signals: Signals, cause: Cause) -> t
     lines += [f"  {line}" for line in _details(evidence)]
     lines += [f"\nStacks of {pid}:\n{text.strip()}" for pid, text in evidence.stacks.items()]
     found: dict[str, Any] = {"name": name, "summary": summary, "where": evidence.where(), "signals": asdict(signals)}
-    found["rank_report"] = group.as_json(said) if evidence.ranks else None
+    found["verdict"] = vars(said) if evidence.ranks else None
     known = {"cause": cause.name, "explanation": f"{cause.title}. {cause.explanation}", "advice": cause.advice}
     return "\n".join(lines), asdict(evidence) | found | (known if stuck else dict.fromkeys(known))

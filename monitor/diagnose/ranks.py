@@ -276,11 +276,6 @@ class Group:
 
     # ---- the report ----
 
-    def as_json(self, said: Finding) -> dict[str, Any]:
-        """The report for programs, as JSON values: {"verdict", "ranks", "check_points", "slowest"}."""
-        slow = slowest(self.ranks)
-        return {"verdict": vars(said), "ranks": self.ranks, "check_points": CHECK_POINTS, "slowest": slow}
-
     def lines(self, said: Finding) -> list[str]:
         """The report, a line each, without control characters; [] where no rank has recorded a check point."""
         if not any(r["points"] or r["missing"] for r in self.ranks):

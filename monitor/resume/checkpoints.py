@@ -6,13 +6,9 @@ verified" is not "bad": a check that fails (no memory, broken torch, a disk that
 hashes alone, and if that fails too the state stays in place and the run does not start over. Bad checkpoints are set
 aside by name, the last good one is kept.
 
-The snapshots are in a folder under /dev/shm, which the monitor makes before the first attempt, notes in the RunState,
-and removes when the run has ended and its newest snapshot is on the disk. Folders of runs that are gone are removed
-when the next run makes its own. After a reboot there is none, and the disk decides. Containers may share this memory
-without seeing each other's files, so a folder of another mount namespace counts as in use until its monitor has been
-silent for `SILENT_S`. A snapshot is verified like a checkpoint, and must be of this run, its settings and this boot. A
-fault that may have damaged memory makes the snapshots since then suspect, and after repeated failures without a new
-step only the disk is trusted.
+The snapshots are in a folder under /dev/shm (monitor/README.md). Folders of runs that are gone are removed when the next
+run makes its own. Containers may share this memory without seeing each other's files, so a folder of another mount
+namespace counts as in use until its monitor has been silent for `SILENT_S`.
 """
 
 from __future__ import annotations

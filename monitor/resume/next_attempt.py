@@ -8,14 +8,7 @@ without: a request on its standard input, the answer on its last line, both JSON
 rendered with a stand-in for the state's name, which is known only at the restart; another job or a new change makes it
 stale, and then it is rendered again.
 
-`Standby` starts that script. Starting Python and importing a trainer's libraries takes seconds and is the same for each
-attempt: once a run makes steps, the next attempt waits at the gate (guards/gate.py) with everything imported. When the
-attempt that trains fails, it gets the state in a message and goes on, at the latest when it has imported everything;
-when the failure changes the script, a cold start follows.
-
-Decision: the standby is an `Attempt` from the beginning, so that everything that watches, adopts and kills attempts
-works for it once it is released. Until then only this file knows it. It holds the reading end of a pipe whose writing
-end only the monitor has: however the monitor dies, the standby ends by itself.
+`Standby` starts that script, which waits with everything imported; monitor/README.md explains it.
 """
 
 from __future__ import annotations

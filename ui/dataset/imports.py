@@ -23,7 +23,7 @@ from typing import Any
 
 from monitor.phrases import count
 from monitor.run_folder import read_json
-from runs import archives
+from runs import archives, masks
 from runs.dataset import CAPTION_SUFFIXES
 from runs.files import RunError, atomic_write, explained
 from runs.paths import datasets_dir
@@ -310,8 +310,6 @@ def files_of(root: Path, drop: str) -> tuple[list[Dropped], list[str]]:
     found: list[Dropped] = []
     messages: list[str] = []
     outside, images, real = 0, 0, root.resolve()
-    if real.is_relative_to(datasets_dir().resolve()):
-        messages.append("masks and weights are not added; 'New LoRA from this run' on a run's page copies them")
 
     def unread(error: OSError) -> None:
         messages.append(f"{error.filename}: the folder cannot be read; allow this user to read it")
@@ -337,6 +335,9 @@ def files_of(root: Path, drop: str) -> tuple[list[Dropped], list[str]]:
     if outside:
         files = "1 file was" if outside == 1 else f"{outside} files were"
         messages.append(f"{files} not added: links to places outside {root}, or no regular files; name that folder")
+    own = found if real.is_relative_to(datasets_dir().resolve()) else []
+    if any("weight-" in one.folder or masks.of(real, one.path.resolve()) for one in own):
+        messages.append("masks and weights are not added; 'New LoRA from this run' on a run's page copies them")
     if not images:
         raise RunError("\n".join([f"{root}: no images in this folder; use {USABLE}", *messages]))
     return found, messages

@@ -153,8 +153,8 @@ def _ranks(folder: Path) -> str:
     """The rank report of a run under way, from the heartbeats alone: no process is disturbed."""
     from monitor.cli.commands import rank_report
 
-    found = rank_report(folder) if view.read(folder).running else None
-    return region("Rank report", esc("\n".join(found["lines"]))) if found else ""
+    lines = rank_report(folder) if view.read(folder).running else []
+    return region("Rank report", esc("\n".join(lines))) if lines else ""
 
 
 # The part of the page -------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from guards import checkpoint
 from launch import rehearse
 from launch.common import LaunchError
 from launch.rehearse import CANCELLED, DONE, FAILED, LOST, PASSED, RUNNING, SKIPPED, WAITING, Rehearsal, Stage, Trial
+from monitor.diagnose import causes
 from monitor.process import spawned
 from monitor.process.platform import Lock
 from monitor.state import Observation, State, Transition
@@ -115,9 +116,14 @@ def stage_states(found: Rehearsal) -> list[str]:
 
 def ended(at: State, message: str = "", **values) -> Made:
     """A trial that has ended; values: of its loop."""
-    plain = {"at": Transition(at, message), "attempt": Mock(), "evidence": None, "run_until_final": lambda: None}
+    plain = {"at": Transition(at, message), "attempt": Mock(), "incident": None, "run_until_final": lambda: None}
     loop = Made(**{**plain, **values})
     return Made(loop=loop, busy="", intervals=(2.0, 0.5), memory={"host_bytes": 7}, image_s=lambda: 0.25)
+
+
+def failed(evidence: causes.Evidence) -> Made:
+    """A trial whose attempt failed: it is killed, and recorded."""
+    return ended(State.FAILED, attempt=None, incident=Made(evidence=evidence, cause=causes.match(evidence)))
 
 
 def test_a_rehearsal_writes_a_job_of_its_own_steps(work, clean, monkeypatch):
@@ -237,8 +243,8 @@ def test_the_first_attempt_is_measured_and_what_it_did_not_leave_is_the_problem(
     [
         (ended(State.FAILED, "no torch", attempt=None), "Train two steps", "It cannot be started", "then rehearse again"),
         (ended(State.FAILED, "gone"), "Train two steps", "It ended early", "Read the end of the log"),
-        (ended(State.FAILED, evidence=crash("CUDA out of memory", phase="save")), "Save the LoRA", "GPU", "setting: "),
-        (ended(State.FAILED, evidence=hang(phase="cache_text")), "Encode images", "", ""),
+        (failed(crash("CUDA out of memory", phase="save")), "Save the LoRA", "GPU", "setting: "),
+        (failed(hang(phase="cache_text")), "Encode images", "", ""),
     ],
 )  # fmt: skip
 def test_a_failure_says_where_why_and_what_to_change(work, trial, stage, title, change):

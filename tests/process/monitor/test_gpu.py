@@ -89,6 +89,20 @@ def test_a_driver_that_fails_is_a_note(gpus, driver, how, text):
     assert left == set() and took_s < 60
 
 
+@pytest.mark.skipif(platform.WINDOWS, reason="a script of the shell stands for PowerShell")
+def test_windows_is_asked_for_the_memory_of_a_full_gpu_and_not_again_for_a_while(tmp_path, monkeypatch):
+    counters = tmp_path / "powershell"
+    counters.write_text("""#!/bin/sh\necho '{"DedicatedUsage":9,"SharedUsage":7}'\n""")
+    counters.chmod(0o755)
+    monkeypatch.setattr(gpu, "POWERSHELL", str(counters))
+    shared = gpu.SharedMemory()
+    assert shared.poll() is None and wait_for(shared.poll) == 7
+    counters.unlink()
+    assert shared.poll() == 7
+    shared._next_s = 0.0
+    assert shared.poll() == 7 and wait_for(lambda: shared.poll() is None), "it fails: what it said before is old"
+
+
 def test_waiting_for_the_memory_of_dead_processes_ends_when_it_is_free(gpus, driver):
     (driver / "pids").write_text("12 13")
     one = gpus()

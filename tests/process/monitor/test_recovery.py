@@ -258,7 +258,7 @@ def test_a_start_that_the_system_refuses_is_tried_up_to_the_limit_with_growing_w
 def test_a_run_that_needs_a_gpu_has_one(make_loop, monkeypatch, wish, trained_on, found, gpus, state, words):
     run = make_loop(f"gpus = {gpus}\n")
     monkeypatch.setenv(recovery.NEEDS_GPU, wish)
-    monkeypatch.setattr(run.gpus, "count", lambda pause: found)
+    monkeypatch.setattr(run.gpus, "count", lambda: found)
     run.state.gpu = trained_on
     result = recovery.gpu_missing(run)
     assert (result.state if result else None) is state

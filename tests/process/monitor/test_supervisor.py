@@ -190,6 +190,7 @@ def test_a_stopped_run_says_where_and_with_which_checkpoint(make_loop, trained):
     run.at = Transition(State.RUNNING)
     run.state.ledger.seconds["training"] = 3 * 3600.0
     assert supervisor.spent(run) and run.state.shutdown == Shutdown("spent")
+    run.at = Transition(State.STOPPING)
     assert supervisor.spent(run) is None, "it ends already"
     run.state.shutdown, run.at = None, Transition(State.QUEUED)  # the user starts it again, with the same limit
     again = turn(run)

@@ -98,7 +98,7 @@ def test_a_living_process_is_described_without_heartbeats(tmp_path, spawn):
     stacks = {1: frames("a.py:launcher"), process.pid: frames("b.py:trainer")}
     living = attempt(tmp_path, members=members)
     living.record = replace(living.record, root=(process.pid, members[process.pid].start))
-    found = causes.of_process(known("hang"), living, ("sleeping",), stacks)
+    found = hung(living, Verdict("hung", phase="step", evidence=("sleeping",)), stacks, outcome="")
     assert found.where() == "trainer (b.py:1)", "that of the process in question, not of the first one"
     (one,) = found.processes
     assert one["trainer"] and one["name"] == "sleep" and one["state"] in ("S", "R") and "60" in one["command"]
@@ -270,8 +270,9 @@ def test_what_the_trainers_of_the_field_print_stops_a_run_where_no_restart_helps
 
 
 def test_every_row_of_the_table_is_matched_by_one_of_these():
-    met = [causes.row_of(evidence) for evidence, _ in FOUND.values()]
-    assert [row["title"] for row in causes.TABLE if row not in met] == []
+    met = [causes.row_of(evidence, causes.Log(evidence.log_tail))[1] for evidence, _ in FOUND.values()]
+    missing = [(row["title"], way) for row in causes.TABLE for way in row["match"] if way not in met]
+    assert missing == []
 
 
 def test_the_explanation_shows_the_trainings_error_and_not_the_launchers():
@@ -300,9 +301,10 @@ def test_what_can_never_start_is_explained_by_its_own_message_and_not_restarted(
 def test_every_cause_is_a_sentence_and_every_mitigation_exists():
     for row in causes.TABLE:
         assert row["title"][0].isupper() and row["explanation"].endswith((".", "}")), row["name"]
-        for pattern in (*row["match"].get("log", ()), *row["match"].get("note", ())):
-            re.compile(pattern)
-    assert causes.TABLE[-1]["match"] == {}
+        for way in row["match"]:
+            for pattern in (*way.get("log", ()), *way.get("error", ()), *way.get("note", ())):
+                re.compile(pattern)
+    assert causes.TABLE[-1]["match"] == [{}]
     used = {name for row in (*causes.TABLE, *slow.TABLE) for name in row.get("ladder", ())}
     assert used == set(MITIGATIONS), "each is used, and no other"
     of = {row["name"]: row.get("ladder", ()) for row in reversed(causes.TABLE)}

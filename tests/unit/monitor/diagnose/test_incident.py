@@ -178,7 +178,7 @@ def test_an_incident_is_read_back_as_it_was_written(tmp_path):
     assert {**vars(again), "evidence": 0} == {**vars(found), "evidence": 0}
     values = json.loads((found.folder / "incident.json").read_text())
     keys = "id kind cause title explanation phase step resumed_from steps_repeated detect_s recover_s changed"
-    assert {*keys.split(), "started_at", "ended_at", "attempt", "outcome"} <= set(values)
+    assert {*keys.split(), "started_at", "attempt", "outcome"} <= set(values)
     assert values["evidence"]["stalled_s"] == 2.3
     values["evidence"]["processes"] = [{"pid": 7}]
     (found.folder / "incident.json").write_text(json.dumps(values))

@@ -9,6 +9,7 @@ from monitor_evidence import attempt, beat, frames, hang, known, proc
 from guards.heartbeat import POINTS, WAITS, Heartbeat, path_of, read
 from monitor.diagnose import causes, ranks
 from monitor.process import platform
+from monitor.state import ExitStatus, Verdict
 
 BARRIER_STACK = frames("distributed_c10d.py:barrier", "state.py:wait_for_everyone", "setup.py:barrier")
 REDUCE_STACK = frames("distributed_c10d.py:all_reduce", "operations.py:reduce", "loop.py:average")
@@ -122,7 +123,8 @@ def test_a_rank_that_a_signal_has_stopped_is_named_and_a_run_that_moves_is_no_ac
     assert evidence.late()["rank"] == evidence.group().verdict().rank == 1
     moves = verdict(THREE[:2], stuck=False)
     assert (moves.rank, moves.text) == (None, "No sign of a hang: ranks 0 and 1 at step 91.")
-    assert causes.of_process(known("hang"), attempt(tmp_path, beat(0), beat(1)), (), {}).late() is None
+    both, status = attempt(tmp_path, beat(0), beat(1)), ExitStatus(None, None, "running", "", trained=False)
+    assert causes.of_hang(known("hang"), both, Verdict("hung"), status, {}, "").late() is None
 
 
 def test_only_ranks_that_should_be_on_this_machine_are_missing():
@@ -168,5 +170,4 @@ def test_a_record_becomes_a_rank_of_the_report(tmp_path, monkeypatch):
     first, second = mine["points"]
     assert (first["name"], second["name"], second["number"]) == ("arguments", "data", 6)
     assert first["at"][:4] == now.utc[:4] and 0.01 <= first["spent_s"] < 60 and 0 <= second["spent_s"] < 60
-    group = ranks.Group(found)
-    assert json.loads(json.dumps(group.as_json(group.verdict())))["verdict"]["rank"] == 0
+    assert ranks.Group(json.loads(json.dumps(found))).verdict().rank == 0

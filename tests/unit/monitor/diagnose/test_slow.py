@@ -107,7 +107,7 @@ def test_the_quota_of_a_container_is_read_from_either_version_of_cgroups(tmp_pat
     ("text", "found"),
     [
         ('[{"DedicatedUsage":100,"SharedUsage":9000},{"DedicatedUsage":12000,"SharedUsage":700}]', 700),
-        ('{"DedicatedUsage":12000,"SharedUsage":700}', 700),
+        ('#< CLIXML\n{"DedicatedUsage":12000,"SharedUsage":700}\n<Objs Version="1.1.0.1">', 700),
         ("", None),
         ("[]", None),
         ("Get-CimInstance : Invalid class", None),

@@ -127,10 +127,15 @@ def test_links_out_of_a_folder_are_counted_and_not_followed(tmp_path, links, wor
     assert [one.name for one in found] == ["own.png"] and len(messages) == 1 and messages[0].startswith(words)
 
 
-def test_the_folder_of_a_runs_data_set_is_imported_and_its_masks_are_said_to_be_elsewhere(data):
-    photo(data / "datasets/cat/10_cat/own.png")
+@pytest.mark.parametrize(
+    ("folder", "mode", "said"), [("10_cat", "RGB", 0), ("10_cat", "RGBA", 1), ("30_weight-3-cat", "RGB", 1)]
+)
+def test_the_folder_of_a_runs_data_set_is_imported_and_its_masks_are_said_to_be_elsewhere(data, folder, mode, said):
+    path = photo(data / f"datasets/cat/{folder}/own.png")
+    Image.open(path).convert(mode).save(path)
     found, messages = imports.files_of(data / "datasets/cat", "")
-    assert [one.name for one in found] == ["own.png"] and "'New LoRA from this run' on a run's page" in messages[0]
+    assert [one.name for one in found] == ["own.png"] and len(messages) == said
+    assert all("'New LoRA from this run' on a run's page" in message for message in messages)
 
 
 def test_what_is_written_just_now_is_no_import_that_waits(mine):

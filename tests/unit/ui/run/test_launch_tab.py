@@ -89,7 +89,7 @@ def test_a_rehearsal_that_cannot_begin_does_not_show_the_result_of_the_one_befor
 
 
 def test_the_rank_report_of_a_run_that_does_not_train_is_empty(folder, monkeypatch):
-    report = lambda folder: {"lines": [f"all ranks of {folder.name} train"]}  # noqa: E731
+    report = lambda folder: [f"all ranks of {folder.name} train"]  # noqa: E731
     monkeypatch.setattr("monitor.cli.commands.rank_report", report)
     assert launch_tab._ranks(folder) == ""
     with watched(folder):
