@@ -114,11 +114,12 @@ def take_turns(
     for name in SIDES:
         os.mkfifo(folder / f"{name}.turn")
     running = []
+    home = "logging_util" if (tiny.checkout() / "library" / "logging_util.py").is_file() else "train_util"
     for number, name in enumerate(SIDES):
         (folder / name).mkdir()
         env = tiny.installation().environment(
             work,
-            TINY_FAULTS=f"library.train_util={folder / 'turns.py'}",
+            TINY_FAULTS=f"library.{home}={folder / 'turns.py'}",  # that has LossRecorder
             TURNS_STEPS=str(steps),
             TURNS_MINE=str(folder / f"{name}.turn"),
             TURNS_OTHERS=str(folder / f"{SIDES[1 - number]}.turn"),

@@ -40,6 +40,7 @@ VERSION = 1
 DIGESTS = ("sha256", "crc32")
 PIECE_BYTES = 32 << 20  # 11 s of a disk that writes 3 MB a second
 _WAIT_WRITE_WAIT = 1 | 2 | 4  # SYNC_FILE_RANGE_*, linux/fs.h
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 _NUMBER = r"(-step\d{8}|-\d{6})?"
 _STATE = re.compile(rf"(?P<name>.+?){_NUMBER}-state")
 
@@ -141,7 +142,7 @@ def append_text(path: str | os.PathLike[str], text: str) -> None:
 def append_line(path: str | os.PathLike[str], record: Mapping[str, object]) -> None:
     """Append one JSON line. NaN and infinity, which JSON lacks, become null. Raises OSError."""
     clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
-    append_text(path, json.dumps(clean, ensure_ascii=False, allow_nan=False))
+    append_text(path, _encode(clean))
 
 
 def _digest(path: Path, kind: str) -> str:

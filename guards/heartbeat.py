@@ -355,7 +355,7 @@ def _create(path: Path) -> mmap.mmap:
 def read(path: str | os.PathLike[str]) -> Beat:
     """The record at `path`. HeartbeatError when it is missing, foreign, or torn."""
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", buffering=0) as file:
             for _ in range(50):
                 file.seek(0)
                 data = file.read(SIZE)

@@ -32,7 +32,7 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
     while True:
         tries_left -= 1
         try:
-            with open(path, "rb") as file:
+            with open(path, "rb", buffering=0) as file:
                 return file.read()
         except OSError as error:
             if not tries_left or error.errno not in SHORTAGES:
@@ -110,9 +110,9 @@ def cgroups(process: str, controller: str) -> list[Path]:
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
         if controllers and controller not in controllers.split(","):
             continue
+        names = [name for name in path.split("/") if name]
         for base in (CGROUPS / controllers, CGROUPS / controller) if controllers else (CGROUPS, CGROUPS / "unified"):
-            folder = base / path.lstrip("/")
-            found += [one for one in (folder, *folder.parents) if one == base or base in one.parents]
+            found += [base.joinpath(*names[:count]) for count in range(len(names), -1, -1)]
     return list(dict.fromkeys(found))
 
 

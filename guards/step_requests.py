@@ -48,7 +48,7 @@ def ask(folder: str | os.PathLike[str], kind: str) -> str:
 
 def waiting(folder: str | os.PathLike[str]) -> tuple[str, ...]:
     """The kinds that are requested and not done yet."""
-    return tuple(kind for kind in KINDS if os.path.exists(path_of(folder, kind)))
+    return tuple(kind for kind in KINDS if os.path.exists(os.path.join(folder, FILES[kind])))
 
 
 def refuse(folder: str | os.PathLike[str], kind: str, step: int, reason: str) -> None:

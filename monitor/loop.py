@@ -16,7 +16,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from guards import step_requests
 from guards.heartbeat import Beat
 from monitor import config, gpu, recovery
 from monitor.attempt import Attempt, Unkillable, kill_processes
-from monitor.detect.probe import Missing, Probe, Sample, growths, take
+from monitor.detect.probe import Missing, Probe, Sample, growths, processes
 from monitor.detect.progress import Watch
 from monitor.diagnose.incident import RESTARTING
 from monitor.diagnose.slow import Slowdown
@@ -420,12 +420,12 @@ class StatusWriter:
             "keeper_pid": self.parent_pid,
             "started_at": saved.started_at,
             "elapsed_s": round(saved.ledger.wall_s - saved.ledger.seconds["waiting"], 1),
-            "ledger": asdict(saved.ledger),
+            "ledger": vars(saved.ledger),
             "devices": run.queue.devices,  # the GPUs that this run queues for
             **self._machine,
             "updated_at": now.utc,
             "updated_mono_s": round(now.mono_s, 3),  # with the boot, its age does not depend on the wall clock
-            "boot": platform.boot_id()[:8],
+            "boot": saved.ledger.boot[:8],
             "last_progress_at": self._progress_utc,
             "message": run.at.message,
             **self._files,
@@ -467,7 +467,8 @@ class StatusWriter:
             for i, reading in enumerate(readings):
                 values = {k: v for k, v in reading.items() if k not in ("pids", "spill", "uuid", "bus", "use")}
                 folder.metric({"kind": "gpu", "t": now.utc, "gpu": i, **values})
-        before, self._sample = self._sample, take(attempt.tree.keys(), Missing()) if attempt else Sample(0.0)
+        known = processes(attempt.tree.keys(), Missing()) if attempt else {}
+        before, self._sample = self._sample, Sample(now.mono_s, known)
         used_s = growths(before, self._sample, "cpu_s")
         with contextlib.suppress(OSError):
             disk_free = shutil.disk_usage(folder.folder).free

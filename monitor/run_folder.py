@@ -242,7 +242,7 @@ class RunFolder:
     def log_size(self) -> int:
         """Size of training.log in bytes, 0 when it cannot be read."""
         try:
-            return os.stat(self.own / TRAINING_LOG).st_size
+            return os.stat(f"{self.own}{os.sep}{TRAINING_LOG}").st_size
         except OSError:
             return 0
 
@@ -263,7 +263,7 @@ class RunFolder:
 
     def write_status(self, values: dict[str, Any]) -> bool:
         """Replace status.json."""
-        return self.replace(STATUS, json.dumps(values, ensure_ascii=False, indent=1))
+        return self.replace(STATUS, json.dumps(values, ensure_ascii=False))
 
     def replace(self, name: str, text: str, sync: bool = False, errors: str = "replace") -> bool:
         """Replace a file of this machine's monitor atomically; False, with a message, if it fails. `sync`: onto disk.

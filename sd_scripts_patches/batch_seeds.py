@@ -52,7 +52,7 @@ def seed_all(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-_batches = 0  # of an epoch, over all processes
+_batches = 0  # of an epoch, over all processes; 0 where random numbers do not follow from them
 _repeated = False
 
 
@@ -65,8 +65,8 @@ def begin_training(loader: Any) -> None:
     """Before the first epoch: all ranks, and one process, draw the order of an epoch from the same generator."""
     global _batches
     owner = data_order.innermost_batch_sampler(loader.batch_sampler)
-    sampler, _batches = owner.sampler, len(owner)
-    if by_batch() and getattr(sampler, "generator", None) is not None:
+    sampler, _batches = owner.sampler, len(owner) if by_batch() else 0
+    if _batches and getattr(sampler, "generator", None) is not None:
         sampler.generator = None
 
 
@@ -79,7 +79,7 @@ def begin_epoch(seed: int, epoch: int) -> None:
 def begin_batch(seed: int, epoch: int, batch: int, accelerator: Any) -> None:
     """Before batch `batch` (its index among those of this process) of an epoch is trained."""
     global _repeated
-    if by_batch():
+    if _batches:
         number = batch * accelerator.num_processes + accelerator.process_index
         _repeated = number >= _batches
         seed_all(seed_for(seed, "noise", epoch, number))

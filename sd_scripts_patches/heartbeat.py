@@ -203,8 +203,6 @@ class TrainingLoop:
             session.log(
                 f"step {step} of {self.args.max_train_steps}, epoch {epoch}, loss {loss:.4g}, {step_s:.2f} s per step"
             )
-        for follow_up in session.on_step:
-            follow_up(step)
         saves = getattr(self.args, "save_every_n_steps", None)
         if self.beat.rank and saves and step % saves == 0:  # until its next step is complete
             self.beat.phase("save", note=f"{WAITS} 0, which saves")
@@ -238,7 +236,7 @@ class TrainingLoop:
         """Between two steps: do what is requested. When that is a stop, save a state of this step and exit."""
         if not self.step or self.losses:
             return
-        main = self.accelerator.is_main_process
+        main = not self.beat.rank
         if not main and {"save", "state"} & {*self.requests.now}:
             self.beat.phase("save", note=f"{WAITS} 0, which saves")
         self.requests.finish(self.step, main)

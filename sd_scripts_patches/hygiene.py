@@ -5,8 +5,7 @@ not use the GPU. A child that does gets an error that names it, and so does ever
 set's `map`). Threads of the tokenizers library do not survive a fork, so they are off. Output is unbuffered and UTF-8:
 the log shows the last line before a hang, and no caption can end a run with an encoding error. git gets `git_timeout_s`
 to report the revision. cuDNN's attention is off: since PyTorch 2.11 it is the default on an H100 and H200, where its
-gradients can be NaN (pytorch/pytorch#196678). The GPU's cache is emptied every N steps only on request,
-because that costs a synchronization.
+gradients can be NaN (pytorch/pytorch#196678).
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from guards import deadline, limits
-from sd_scripts_patches import session, timeouts
+from sd_scripts_patches import session
 from sd_scripts_patches.patch import Patch, Target, around, function
 
 UTIL = "library.train_util"
@@ -35,19 +34,6 @@ def prepare(worker: bool) -> None:
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
             reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
-    if not worker:
-        every = timeouts.count("empty_cache_steps")
-        if every > 0:
-            session.on_step.append(lambda step: empty_cache(step, every))
-
-
-def empty_cache(step: int, every: int) -> None:
-    """Return the GPU's free memory to the driver every `every` steps."""
-    import torch
-
-    if step % every == 0 and torch.cuda.is_initialized():
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
 
 
 @around

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from guards import limits
-from sd_scripts_patches import session
+from sd_scripts_patches import session, trainer_state
 from sd_scripts_patches.musubi import BASE
 from sd_scripts_patches.patch import Patch, Target, around, function, uses
 
@@ -41,6 +41,7 @@ class BudgetExceeded(Exception):
 _end_s = 0.0  # monotonic; 0: no image in progress, or it has no budget
 _budget_s = 0.0
 _thread = 0  # that makes the image
+_before: list[dict[str, Any]] = []  # the random generators before the first image
 
 
 @around
@@ -72,6 +73,8 @@ def _check_budget(number: float) -> None:
 def _sample_one(original: Callable, *args: Any, **kwargs: Any) -> None:
     global _end_s, _budget_s, _thread
     prompts = _prompts(args)
+    if not _before:
+        _before.append(trainer_state.generators())
     _budget_s = limits.seconds("sample_budget_s") * max(len(prompts), 1)  # Lumina makes several in one loop
     _thread, _end_s = threading.get_ident(), time.monotonic() + _budget_s if _budget_s else 0.0
     kill_s = _budget_s + limits.seconds("sample_grace_s") if _budget_s else 0.0
@@ -90,17 +93,13 @@ def _sample_one(original: Callable, *args: Any, **kwargs: Any) -> None:
 
 @around
 def _sample_all(original: Callable, *args: Any, **kwargs: Any) -> None:
-    import torch
-
-    state = torch.get_rng_state()
-    cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+    _before.clear()
     try:
         return original(*args, **kwargs)
     except Exception as error:  # noqa: BLE001 - nor must a bad prompt file or a missing folder
         session.log(f"sample images skipped: {type(error).__name__}: {error}")
-        torch.set_rng_state(state)
-        if cuda is not None:
-            torch.cuda.set_rng_state(cuda)
+        if _before:
+            trainer_state.restore(_before[0])
         for model in (*args, *kwargs.values()):
             unwrapped = getattr(model, "module", model)  # of DistributedDataParallel
             if hasattr(unwrapped, "switch_block_swap_for_training"):

@@ -24,8 +24,6 @@ nested_phase_end_s = 0.0
 """When a nested phase (sampling, saving…) last ended, in monotonic seconds."""
 run: Any = None
 """The `Run` of resume.py or musubi/resume.py: the position of this training, for whatever saves."""
-on_step: list[Callable[[int], None]] = []
-"""Called with the number of each completed optimizer step."""
 end_notes: list[str] = []
 """What a run that is done reports with its outcome."""
 on_batch_end: list[Callable[[], None]] = []

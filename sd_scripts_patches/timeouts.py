@@ -14,13 +14,12 @@ from guards import limits
 
 SETTINGS: dict[str, tuple[str, str]] = {
     "batch_seeds": ("", "1: noise and order follow from the number of the batch, as always with several processes"),
-    "empty_cache_steps": ("0", "empty the GPU's cache every N steps; 0: never"),
     "progress_line_s": ("60", "seconds between two lines in the log that show the progress; 0: none"),
     "skip_images": ("10", "number of unreadable images to replace by others; 0: the first one ends the run"),
     "strict": ("", "1: refuse to start when any target is not guarded, also one that this run does not use"),
     "without": ("", "names of patches to leave out, separated by commas; for debugging"),
 }
-COUNTS = ("empty_cache_steps", "skip_images", "progress_line_s")
+COUNTS = ("skip_images", "progress_line_s")
 """The settings that are whole numbers."""
 PREFIX = "--hangproof_"
 

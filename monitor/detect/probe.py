@@ -31,6 +31,7 @@ from typing import Any, NamedTuple, TypeVar
 import tomllib
 
 from guards.heartbeat import Beat, stacks_path
+from guards.reading import read_bytes
 from monitor.config import Config
 from monitor.process import platform
 from monitor.process.platform import ProcessInfo
@@ -217,9 +218,9 @@ class Missing(list[str]):
 
     def proc(self, path: str, parse: Callable[[str], T]) -> T | None:
         """The parsed text of a file of /proc."""
-        file = Path("/proc", path)
-        what = re.sub(r"\d+", "PID", str(file))
-        return self.read(what, lambda: parse(file.read_text("utf-8", "replace"))) if platform.LINUX else None
+        file = f"/proc/{path}"
+        what = re.sub(r"\d+", "PID", file)
+        return self.read(what, lambda: parse(read_bytes(file).decode("utf-8", "replace"))) if platform.LINUX else None
 
 
 @dataclass(frozen=True)

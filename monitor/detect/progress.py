@@ -61,6 +61,7 @@ class Durations:
         self._recent: deque[float] = deque(maxlen=RECENT)
         self.seen = 0
         self.longest = self._prior.get("longest", 0.0)
+        self.median = self._prior.get("median", 0.0)  # seconds of the usual one, 0.0 while unknown
 
     def add(self, values: Iterable[float], disturbed: bool = False) -> None:
         """Add completed durations, oldest first. disturbed: another process made them longer than they are."""
@@ -70,6 +71,7 @@ class Durations:
             self.seen += 1
             if self.seen > WARM_UP:
                 self.longest = max(self.longest, value)
+        self.median = _median(self._recent) if self._recent else self.median
 
     def restarted(self) -> Durations:
         """An estimator for another loop or process: it has its own pace, and the longest still counts."""
@@ -80,12 +82,7 @@ class Durations:
         if self.seen == 0:
             return dict(self._prior)
         n, usual_s = self.seen + self._prior.get("n", 0), OF_HIGHEST * max(self._recent)
-        return {"n": n, "usual": usual_s, "longest": self.longest, "median": _median(self._recent)}
-
-    @property
-    def median(self) -> float:
-        """Seconds of the usual one, 0.0 while unknown."""
-        return self.known().get("median", 0.0)
+        return {"n": n, "usual": usual_s, "longest": self.longest, "median": self.median}
 
     def budget(self, phase: Section, watch: Section, early_s: float = math.inf) -> float:
         """T: seconds without progress that are a hang, given evidence. While too little is known it is `early_s` or 25
@@ -292,7 +289,8 @@ class Watch:
         watch, now, phase, running = self.config.watch, self._clock_s, beat.phase, beat.outcome == "running"
         stalled, no_step, no_growth = now - rank.moved_at, now - rank.step_at, now - rank.grew_at
         limit = watch.between_steps_s
-        between = max(limit, *(2 * self._budget(name) for name in _BETWEEN_STEPS))  # their ceilings may be longer
+        # Their ceilings may be longer.
+        between = max([limit, *(2 * self._budget(name) for name in _BETWEEN_STEPS if no_step >= limit)])
         rows = [  # seconds, their limit, does it apply, the evidence
             # After the outcome only the exit is missing. The guards inside have their own deadline, which comes first.
             (stalled, watch.exit_s, not running, f"the outcome is {beat.outcome!r}, but the process does not exit"),
@@ -402,11 +400,14 @@ class Pace:
         Args:
             steps: durations of those completed since the last call, oldest first. under_way_s: of the one under way.
         """
+        window_s = sum(self.window)
         for step_s in steps:
             self.window.append(step_s)
+            window_s += step_s
             if self.slow:
                 self.lost_s += max(0.0, step_s - self.usual_s)
-            while len(self.window) > MIN_STEPS and sum(self.window) - self.window[0] >= self._window_s:
+            while len(self.window) > MIN_STEPS and window_s - self.window[0] >= self._window_s:
+                window_s -= self.window[0]
                 self._learn(self.window.popleft())
         limit_s = self.limit_s()
         # The step under way counts once it is slow: it can last for minutes.

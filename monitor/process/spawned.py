@@ -48,9 +48,10 @@ class Tree:
         everything = platform.scan()
         known = [*self.keys(), *([self.root] if self.root else [])]
         ours = {pid for pid, start in known if pid in everything and everything[pid].start == start}
-        for pid, process in everything.items() if self.token else ():
+        young = self.root[1] if self.root else 0  # what is older than the shell has no token
+        for pid in [pid for pid, p in everything.items() if self.token and p.start >= young and not p.dead]:
             with contextlib.suppress(OSError):  # it cannot be read now; in the middle of an exec it is empty
-                if not process.dead and platform.environ_of(pid).get(TOKEN) == self.token:
+                if platform.environ_of(pid).get(TOKEN) == self.token:
                     ours.add(pid)
 
         def is_child(process: ProcessInfo) -> bool:

@@ -1,30 +1,12 @@
-"""Process-wide settings: output, the GPU's cache, git."""
+"""Process-wide settings: output, git."""
 
 import time
 from types import ModuleType
 
 import children
 import patches_helpers as helpers
-import pytest
-import torch
 
-from sd_scripts_patches import hygiene, session
-
-
-@pytest.mark.parametrize(("every", "expected"), [("", []), ("0", []), ("3", [3, 6])])
-def test_the_gpus_cache_is_emptied_only_on_request(monkeypatch, every, expected):
-    emptied, steps = [], []
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(steps[-1]))
-    monkeypatch.setattr(session, "on_step", [])
-    monkeypatch.setenv("HANGPROOF_EMPTY_CACHE_STEPS", every)
-    hygiene.prepare(worker=False)
-    for step in range(1, 8):
-        steps.append(step)
-        for function in session.on_step:
-            function(step)
-    assert emptied == expected
+from sd_scripts_patches import hygiene
 
 
 def test_git_that_does_not_answer_is_left(monkeypatch, capsys):

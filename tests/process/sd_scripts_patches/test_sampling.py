@@ -8,11 +8,11 @@ from sd_scripts_patches import sampling
 
 
 def test_a_prompt_file_damaged_during_the_run_costs_only_the_samples(capsys):
-    """Anima places swapped blocks for inference before it reads the prompts."""
+    """Anima places swapped blocks for inference before it reads the prompts. An image before it has drawn numbers."""
 
     def sample_images(accelerator, model):
         model.module.placed = "for inference"
-        torch.manual_seed(7)
+        sampling._sample_one(lambda prompt: torch.manual_seed(7))({"enum": 0})
         raise ValueError("prompts.txt: no such option --q")
 
     torch.manual_seed(3)

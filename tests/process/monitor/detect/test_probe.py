@@ -271,12 +271,12 @@ def test_a_file_of_proc_that_cannot_be_read_is_named_as_missing_evidence(monkeyp
 @linux
 @pytest.mark.parametrize("text", ["1 2 3\n", "a b c d e f g h i j k l m n\n", "read_bytes\n", "pswpin\n"])
 def test_a_proc_of_another_shape_is_missing_evidence(monkeypatch, sleeper, tmp_path, text):
-    real = io.open
+    real = open
 
     def open_(path, *args, **kwargs):
-        return io.StringIO(text) if str(path) in ("/proc/vmstat", "/proc/diskstats") else real(path, *args, **kwargs)
+        return io.BytesIO(text.encode()) if path in ("/proc/vmstat", "/proc/diskstats") else real(path, *args, **kwargs)
 
-    monkeypatch.setattr(io, "open", open_)
+    monkeypatch.setattr("builtins.open", open_)
     assert any("unknown format" in sentence for sentence in gathered(sleeper, tmp_path).missing)
 
 
