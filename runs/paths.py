@@ -158,7 +158,13 @@ def free_name(name: str) -> str:
 
 def list_runs() -> list[Path]:
     """The folders of all runs, by name."""
-    return sorted(p.parent for p in outputs_dir().glob("*/run.toml") if not p.parent.name.startswith("."))
+    return with_file("run.toml")
+
+
+def with_file(name: str) -> list[Path]:
+    """The folders in that of all runs that have this file, by name. OSError where it cannot be listed: none is known."""
+    folders = [outputs_dir() / entry for entry in sorted(entries(outputs_dir())) if not entry.startswith(".")]
+    return [folder for folder in folders if (folder / name).is_file()]
 
 
 def run_folder(name: str | Path) -> Path:
