@@ -22,7 +22,7 @@ import contextlib
 import enum
 import json
 import os
-import shutil
+import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
@@ -38,7 +38,7 @@ from monitor.ledger import Ledger, amount
 from monitor.process import platform
 from monitor.process.platform import LOCK, is_held
 from monitor.run_folder import JOB, STATE, STATUS, MonitorError, RunFolder, read_json, typed
-from runs.files import checksum
+from runs.files import RunError, checksum, explained
 
 VERSION = 2
 LEARNED = ".learned.json"  # beside the runs: durations that completed runs recorded
@@ -46,7 +46,7 @@ CARRIED = (  # to another machine
     "attempt", "restarts", "best_step", "planned", "started_at", "gpu", "changes", "changes_at_save", "cause_counts", "ledger",
 )  # fmt: skip
 STALE_S = 30.0  # status.json is written once a second
-FULL_BYTES = 1 << 20  # free on a disk that may take no status.json
+PROBE_BYTES = 1 << 16  # written to find out whether a disk takes files
 
 
 class State(enum.StrEnum):
@@ -422,9 +422,12 @@ def with_age(status: dict[str, Any]) -> dict[str, Any]:
             age_s = max(0.0, now.wall_s - datetime.fromisoformat(str(status.get("updated_at"))).timestamp())
     old = status["alive"] and status.get("state") not in FINAL and age_s >= STALE_S
     why, folder = "the monitor does not respond", str(status.get("folder"))
-    with contextlib.suppress(OSError):
-        if old and (shutil.disk_usage(folder).free < FULL_BYTES or not os.access(folder, os.W_OK)):
-            why = f"nothing can be written to {folder}: free space on its disk, or make it writable again"
+    if old and os.path.isdir(folder):
+        try:  # what says how much is free does not know a quota, or a disk without inodes
+            with explained(f"write to {folder}"), tempfile.TemporaryFile(dir=folder) as file:
+                file.write(bytes(PROBE_BYTES))
+        except RunError as error:
+            why = str(error)
     text = f"figures are {age_s:.0f} s old: {why}" if old else ""
     return {**status, "age_s": round(age_s, 1), "stale": text}
 
