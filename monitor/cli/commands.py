@@ -86,6 +86,8 @@ def launch(folder: Path, how: str = START) -> dict[str, Any]:
             lines = log.read_bytes()[before:].decode("utf-8", "replace").strip().splitlines()
             raise MonitorError(lines[-1].removeprefix("monitor: ") if lines else f"{folder}: the monitor ended at once")
         time.sleep(0.02)
+    if is_held(folder / LOCK):  # it watches the run; a full disk takes no status.json
+        return {"folder": str(folder), "pid": keeper.pid, "already": False}
     raise MonitorError(f"{folder.name}: the monitor does not respond within {START_S:.0f} s; see {log}")
 
 

@@ -123,6 +123,16 @@ def test_what_is_asked_of_a_run_that_cannot_do_it_is_refused_with_the_reason(tmp
         lock.release()
 
 
+def test_a_start_whose_monitor_watches_the_run_on_a_disk_that_takes_no_status_has_succeeded(tmp_path, monkeypatch):
+    folder, keeper = toy_run(tmp_path / "toy"), mock.Mock(pid=7, poll=lambda: None)
+    monkeypatch.setattr(commands, "START_S", 0.05)
+    monkeypatch.setattr(commands.subprocess, "Popen", lambda *_, **__: keeper)
+    with pytest.raises(MonitorError, match="does not respond"):
+        commands.launch(folder)
+    monkeypatch.setattr(commands, "is_held", mock.Mock(side_effect=[False, True]))
+    assert commands.launch(folder) == {"folder": str(folder), "pid": 7, "already": False}
+
+
 @pytest.mark.skipif(not LINUX, reason="/proc")
 def test_a_stop_reaches_the_monitor_of_a_run_whose_disk_takes_no_request(tmp_path, monkeypatch):
     folder = toy_run(tmp_path / "toy")
