@@ -421,15 +421,19 @@ def with_age(status: dict[str, Any]) -> dict[str, Any]:
         else:
             age_s = max(0.0, now.wall_s - datetime.fromisoformat(str(status.get("updated_at"))).timestamp())
     old = status["alive"] and status.get("state") not in FINAL and age_s >= STALE_S
-    why, folder = "the monitor does not respond", str(status.get("folder"))
-    if old and os.path.isdir(folder):
-        try:  # what says how much is free does not know a quota, or a disk without inodes
-            with explained(f"write to {folder}"), tempfile.TemporaryFile(dir=folder) as file:
-                file.write(bytes(PROBE_BYTES))
-        except RunError as error:
-            why = str(error)
+    why = (old and unwritable(Path(str(status.get("folder"))))) or "the monitor does not respond"
     text = f"figures are {age_s:.0f} s old: {why}" if old else ""
     return {**status, "age_s": round(age_s, 1), "stale": text}
+
+
+def unwritable(folder: Path) -> str:
+    """Why a folder takes no files, tried: what says how much is free knows no quota; "" where it does, or is not there."""
+    try:
+        with explained(f"write to {folder}"), tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(PROBE_BYTES))
+    except RunError as error:
+        return str(error) if folder.is_dir() else ""
+    return ""
 
 
 def is_abandoned(status: dict[str, Any] | None) -> bool:
