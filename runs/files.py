@@ -88,6 +88,13 @@ def atomic_write(path: Path, content: str | bytes, executable: bool = False, pri
             file.write(data)
 
 
+def copy_with_times(source: Path, target: Path) -> None:
+    """Copy a file with its times, as far as the file system lets this user set them. OSError: it cannot be copied."""
+    shutil.copyfile(source, target)
+    with contextlib.suppress(PermissionError):
+        shutil.copystat(source, target)
+
+
 def checksum(content: bytes) -> str:
     """A short checksum of a file, which tells an edit."""
     return f"{zlib.crc32(content):08x}-{len(content)}"
