@@ -22,7 +22,6 @@ import contextlib
 import enum
 import json
 import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
@@ -38,7 +37,7 @@ from monitor.ledger import Ledger, amount
 from monitor.process import platform
 from monitor.process.platform import LOCK, is_held
 from monitor.run_folder import JOB, STATE, STATUS, MonitorError, RunFolder, read_json, typed
-from runs.files import RunError, checksum, explained
+from runs.files import checksum, unwritable
 
 VERSION = 2
 LEARNED = ".learned.json"  # beside the runs: durations that completed runs recorded
@@ -46,7 +45,6 @@ CARRIED = (  # to another machine
     "attempt", "restarts", "best_step", "planned", "started_at", "gpu", "changes", "changes_at_save", "cause_counts", "ledger",
 )  # fmt: skip
 STALE_S = 30.0  # status.json is written once a second
-PROBE_BYTES = 1 << 16  # written to find out whether a disk takes files
 
 
 class State(enum.StrEnum):
@@ -424,16 +422,6 @@ def with_age(status: dict[str, Any]) -> dict[str, Any]:
     why = (old and unwritable(Path(str(status.get("folder"))))) or "the monitor does not respond"
     text = f"figures are {age_s:.0f} s old: {why}" if old else ""
     return {**status, "age_s": round(age_s, 1), "stale": text}
-
-
-def unwritable(folder: Path) -> str:
-    """Why a folder takes no files, tried: what says how much is free knows no quota; "" where it does, or is not there."""
-    try:
-        with explained(f"write to {folder}"), tempfile.TemporaryFile(dir=folder) as file:
-            file.write(bytes(PROBE_BYTES))
-    except RunError as error:
-        return str(error) if folder.is_dir() else ""
-    return ""
 
 
 def is_abandoned(status: dict[str, Any] | None) -> bool:

@@ -64,6 +64,16 @@ def explained(what: str) -> Iterator[None]:
         raise RunError(f"cannot {what}{where}: {reason}") from error
 
 
+def unwritable(folder: Path) -> str:
+    """Why a folder takes no files, tried: what says how much is free knows no quota; "" where it does, or is not there."""
+    try:
+        with explained(f"write to {folder}"), tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(1 << 16))
+    except RunError as error:
+        return str(error) if folder.is_dir() else ""
+    return ""
+
+
 def private_folder(path: Path) -> Path:
     """A folder for this user alone, made when missing; a link is not followed. OSError: it is somebody else's."""
     path.mkdir(mode=0o700, exist_ok=True)

@@ -8,12 +8,11 @@ import itertools
 import os
 import re
 import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from presets.tables import ROOT, START, data_root
-from runs.files import RunError, explained
+from runs.files import RunError, explained, unwritable
 
 __all__ = ["ROOT", "START", "data_root"]
 
@@ -119,8 +118,8 @@ def check_folders() -> None:
     for folder in (outputs_dir(), datasets_dir()):
         with explained(f"write into the data folder {folder}"):
             folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=folder) as file:
-                file.write(b"hangproof")
+        if why := unwritable(folder):
+            raise RunError(why)
 
 
 def slug(name: str) -> str:

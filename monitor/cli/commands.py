@@ -30,17 +30,8 @@ from monitor.process.platform import LOCK, is_held
 from monitor.process.spawned import ROOT, Tree, helper_environment
 from monitor.resume.next_attempt import CHECKED, START, start_problems
 from monitor.run_folder import EVENTS, LOG, STATUS, STOP, MonitorError, RunFolder, all_folders, find, wake_queue
-from monitor.state import (
-    FINAL,
-    WATCHED,
-    AttemptRecord,
-    RunState,
-    State,
-    is_abandoned,
-    nothing_left,
-    read_status,
-    unwritable,
-)
+from monitor.state import FINAL, WATCHED, AttemptRecord, RunState, State, is_abandoned, nothing_left, read_status
+from runs.files import unwritable
 from runs.growing import json_objects
 from runs.manage import size_text
 from runs.paths import outputs_dir

@@ -3,6 +3,7 @@
 import errno
 import json
 import shutil
+import tempfile
 import time
 from copy import deepcopy
 from unittest import mock
@@ -49,7 +50,7 @@ def test_old_figures_are_called_old(tmp_path, monkeypatch):
     here = {**known, "updated_mono_s": now_s - 95, "folder": str(tmp_path)}
     assert states.with_age(here)["stale"].endswith("the monitor does not respond")
     full = mock.Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))  # of blocks, or of inodes
-    monkeypatch.setattr(states.tempfile, "TemporaryFile", full)
+    monkeypatch.setattr(tempfile, "TemporaryFile", full)
     assert f"s old: cannot write to {tmp_path}: the disk is full; free some space" in states.with_age(here)["stale"]
 
 
