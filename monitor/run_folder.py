@@ -28,7 +28,7 @@ from guards.checkpoint import append_line, append_text, atomic_write
 from guards.reading import read_json as read_json
 from monitor.process import platform, spawned
 from monitor.process.spawned import Subjob, helper, python
-from runs.paths import config_dir, outputs_dir
+from runs.paths import config_dir, outputs_dir, with_file
 
 STATUS, EVENTS, LOG, TRAINING_LOG = "status.json", "events.jsonl", "monitor.log", "training.log"
 METRICS, JOB = "metrics.jsonl", "job.json"
@@ -71,7 +71,7 @@ def find(name: str | os.PathLike[str]) -> Path:
 
 def all_folders() -> list[Path]:
     """The folders of all runs of this data root that have a train script, by name."""
-    return sorted(p.parent for p in outputs_dir().glob(f"*/{SCRIPT}") if not p.parent.name.startswith("."))
+    return with_file(SCRIPT)
 
 
 def notify_file() -> Path:

@@ -22,7 +22,6 @@ import contextlib
 import enum
 import json
 import os
-import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
@@ -38,7 +37,7 @@ from monitor.ledger import Ledger, amount
 from monitor.process import platform
 from monitor.process.platform import LOCK, is_held
 from monitor.run_folder import JOB, STATE, STATUS, MonitorError, RunFolder, read_json, typed
-from runs.files import checksum
+from runs.files import checksum, unwritable
 
 VERSION = 2
 LEARNED = ".learned.json"  # beside the runs: durations that completed runs recorded
@@ -46,7 +45,6 @@ CARRIED = (  # to another machine
     "attempt", "restarts", "best_step", "planned", "started_at", "gpu", "changes", "changes_at_save", "cause_counts", "ledger",
 )  # fmt: skip
 STALE_S = 30.0  # status.json is written once a second
-FULL_BYTES = 1 << 20  # free on a disk that may take no status.json
 
 
 class State(enum.StrEnum):
@@ -421,10 +419,7 @@ def with_age(status: dict[str, Any]) -> dict[str, Any]:
         else:
             age_s = max(0.0, now.wall_s - datetime.fromisoformat(str(status.get("updated_at"))).timestamp())
     old = status["alive"] and status.get("state") not in FINAL and age_s >= STALE_S
-    why, folder = "the monitor does not respond", str(status.get("folder"))
-    with contextlib.suppress(OSError):
-        if old and (shutil.disk_usage(folder).free < FULL_BYTES or not os.access(folder, os.W_OK)):
-            why = f"nothing can be written to {folder}: free space on its disk, or make it writable again"
+    why = (old and unwritable(Path(str(status.get("folder"))))) or "the monitor does not respond"
     text = f"figures are {age_s:.0f} s old: {why}" if old else ""
     return {**status, "age_s": round(age_s, 1), "stale": text}
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import enum
 import json
-import os
 import subprocess
 import time
 from collections.abc import Callable
@@ -22,10 +21,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from guards import step_requests
+from guards.reading import json_object, read_text
 from monitor import config
 from monitor.process import platform
 from monitor.process.spawned import helper, is_python_of, python
-from monitor.run_folder import LOG, RunFolder, read_json, typed
+from monitor.run_folder import LOG, RunFolder, typed
 
 STORE = "store.json"  # written by the agent
 CLOSE_WAIT_S = 1.0  # for an agent that was killed
@@ -88,7 +88,8 @@ class StoreAgent:
         self._popen: subprocess.Popen[bytes] | None = None
         self._closed = False
         self._started_s = self._next_start_s = -1e9
-        self._failures = self._orders = self._changed_ns = 0
+        self._failures = self._orders = 0
+        self._seen = ""  # of STORE, what is known
         self._reported: set[str] = set()  # errors
         self._requested = -1  # the step of the last extra save
         self._reachable_s: float | None = None  # when the store was reachable last, or the first poll; None before that
@@ -149,8 +150,7 @@ class StoreAgent:
 
     def _start(self, now_s: float) -> None:
         self._started_s = now_s
-        with contextlib.suppress(OSError):  # an earlier agent's, whose process ID a container gives to this one, too
-            self._changed_ns = os.stat(self.folder.folder / STORE).st_mtime_ns
+        self._seen = read_text(self.folder.folder / STORE)  # an earlier agent's: a container gives its pid to this, too
         command = [*python("launch", "store", "agent"), str(self.folder.folder), *["--adopted"] * self.admitted]
         try:
             with open(self.folder.folder / LOG, "ab") as log:
@@ -176,21 +176,17 @@ class StoreAgent:
 
     def _read(self) -> None:
         """Take over what the living agent wrote, and report what is new in it."""
-        path = self.folder.folder / STORE
-        try:
-            changed_ns = os.stat(path).st_mtime_ns
-        except OSError:
+        text = read_text(self.folder.folder / STORE)
+        if text == self._seen:  # its time would not tell: a stick counts in steps of two seconds
             return
-        if changed_ns == self._changed_ns:
-            return
-        values = read_json(path)
+        values = json_object(text)
         if values is None or self._popen is None or not is_python_of(self._popen, values.get("pid")):
             return  # an earlier agent's
         try:
             view = typed(StoreView, values)
         except (TypeError, ValueError):
             return  # another version of this program wrote the file
-        self._changed_ns, before, self.view = changed_ns, self.view, view
+        self._seen, before, self.view = text, self.view, view
         if view.step is not None and before.step is None:
             self.folder.event("store", f"the checkpoint of step {view.step} is in the store", step=view.step)
         if view.error:

@@ -64,6 +64,16 @@ def explained(what: str) -> Iterator[None]:
         raise RunError(f"cannot {what}{where}: {reason}") from error
 
 
+def unwritable(folder: Path) -> str:
+    """Why a folder takes no files, tried: what says how much is free knows no quota; "" where it does, or is not there."""
+    try:
+        with explained(f"write to {folder}"), tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(1 << 16))
+    except RunError as error:
+        return str(error) if folder.is_dir() else ""
+    return ""
+
+
 def private_folder(path: Path) -> Path:
     """A folder for this user alone, made when missing; a link is not followed. OSError: it is somebody else's."""
     path.mkdir(mode=0o700, exist_ok=True)
@@ -86,6 +96,13 @@ def atomic_write(path: Path, content: str | bytes, executable: bool = False, pri
     with writing_file(path, temporary=path.with_name(f".{path.name[:40]}.{os.urandom(6).hex()}")) as temporary:
         with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             file.write(data)
+
+
+def copy_with_times(source: Path, target: Path) -> None:
+    """Copy a file with its times, as far as the file system lets this user set them. OSError: it cannot be copied."""
+    shutil.copyfile(source, target)
+    with contextlib.suppress(PermissionError):
+        shutil.copystat(source, target)
 
 
 def checksum(content: bytes) -> str:

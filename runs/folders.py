@@ -21,7 +21,7 @@ from presets import steps
 from presets.steps import Images, weight_of
 from runs import dataset, env_file, masks, mitigate, pictures, pin, staging, weights
 from runs.command import direct, flags, samples
-from runs.files import Fault, RunError, atomic_write, building, checksum, explained
+from runs.files import Fault, RunError, atomic_write, building, checksum, copy_with_times, explained
 from runs.job import Job, made, resolve, respecified
 from runs.paths import CHECKOUTS, backend_venv, datasets_dir, entries, outputs_dir, script_name, venv_program
 from runs.scripts import INSTALL, rendered
@@ -252,7 +252,7 @@ def train_longer(folder: Path, total: int) -> "RunSpec":
     with explained(f"change {folder.name}"):
         if total > now and lora.is_file() and lora.stat().st_mtime_ns not in {p.stat().st_mtime_ns for p in others}:
             with writing_file(kept) as temporary:  # once, though the length may be raised again before it goes on
-                shutil.copy2(lora, temporary)
+                copy_with_times(lora, temporary)
         pin.write(folder, longer_job)
         save(folder, spec)
     return spec

@@ -8,12 +8,11 @@ import itertools
 import os
 import re
 import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from presets.tables import ROOT, START, data_root
-from runs.files import RunError, explained
+from runs.files import RunError, explained, unwritable
 
 __all__ = ["ROOT", "START", "data_root"]
 
@@ -119,8 +118,8 @@ def check_folders() -> None:
     for folder in (outputs_dir(), datasets_dir()):
         with explained(f"write into the data folder {folder}"):
             folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=folder) as file:
-                file.write(b"hangproof")
+        if why := unwritable(folder):
+            raise RunError(why)
 
 
 def slug(name: str) -> str:
@@ -158,7 +157,13 @@ def free_name(name: str) -> str:
 
 def list_runs() -> list[Path]:
     """The folders of all runs, by name."""
-    return sorted(p.parent for p in outputs_dir().glob("*/run.toml") if not p.parent.name.startswith("."))
+    return with_file("run.toml")
+
+
+def with_file(name: str) -> list[Path]:
+    """The folders in that of all runs that have this file, by name. OSError where it cannot be listed: none is known."""
+    folders = [outputs_dir() / entry for entry in sorted(entries(outputs_dir())) if not entry.startswith(".")]
+    return [folder for folder in folders if (folder / name).is_file()]
 
 
 def run_folder(name: str | Path) -> Path:

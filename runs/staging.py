@@ -44,8 +44,11 @@ def identity(run: Path) -> str:
         temporary = run / f"{ID}.{os.urandom(4).hex()}"
     try:
         temporary.write_text(os.urandom(16).hex(), encoding="ascii")
-        with contextlib.suppress(FileExistsError):  # another process was first
+        try:
             os.link(temporary, path)
+        except OSError:  # another process was first; or a USB stick, which has no hard links
+            if not path.exists():
+                os.replace(temporary, path)
         return path.read_text(encoding="ascii")
     finally:
         temporary.unlink(missing_ok=True)

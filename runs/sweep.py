@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from guards.metrics import utc_now
 from guards.reading import read_json
-from runs.files import Fault, RunError, atomic_write, building, explained
+from runs.files import Fault, RunError, atomic_write, building, copy_with_times, explained
 from runs.growing import count_of, json_objects
 from runs.paths import SWEEPS, datasets_dir, free_name, outputs_dir, slug
 
@@ -186,7 +186,7 @@ def link_tree(source: Path, target: Path, wanted: Callable[[Path], bool]) -> int
         try:
             os.link(path, target / inside)
         except OSError:
-            shutil.copy2(path, target / inside)
+            copy_with_times(path, target / inside)
         count += 1
     return count
 

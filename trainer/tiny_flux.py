@@ -5,6 +5,7 @@ so that any machine can train, hang, recover and resume. The weights are the sam
 The folder is built beside its final place and renamed under a lock, so that two runs that start at once create it once.
 """
 
+import contextlib
 import json
 import os
 import shutil
@@ -95,7 +96,8 @@ def ensure(folder: Path) -> Path:
         building = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
         try:
             make(building)
-            building.chmod(0o755)
+            with contextlib.suppress(PermissionError):  # on a share or stick that root has mounted, modes are fixed
+                building.chmod(0o755)
             if folder.exists():  # incomplete, without a model_index.json
                 shutil.rmtree(folder)
             os.rename(building, folder)

@@ -31,6 +31,7 @@ from monitor.process.spawned import ROOT, Tree, helper_environment
 from monitor.resume.next_attempt import CHECKED, START, start_problems
 from monitor.run_folder import EVENTS, LOG, STATUS, STOP, MonitorError, RunFolder, all_folders, find, wake_queue
 from monitor.state import FINAL, WATCHED, AttemptRecord, RunState, State, is_abandoned, nothing_left, read_status
+from runs.files import unwritable
 from runs.growing import json_objects
 from runs.manage import size_text
 from runs.paths import outputs_dir
@@ -84,8 +85,11 @@ def launch(folder: Path, how: str = START) -> dict[str, Any]:
             if is_held(folder / LOCK):  # started twice at the same moment: the other one watches it
                 return launch(folder, how)
             lines = log.read_bytes()[before:].decode("utf-8", "replace").strip().splitlines()
-            raise MonitorError(lines[-1].removeprefix("monitor: ") if lines else f"{folder}: the monitor ended at once")
+            said = lines[-1].removeprefix("monitor: ") if lines else unwritable(folder)  # as the log is
+            raise MonitorError(said or f"{folder}: the monitor ended at once")
         time.sleep(0.02)
+    if is_held(folder / LOCK):  # it watches the run; a full disk takes no status.json
+        return {"folder": str(folder), "pid": keeper.pid, "already": False}
     raise MonitorError(f"{folder.name}: the monitor does not respond within {START_S:.0f} s; see {log}")
 
 

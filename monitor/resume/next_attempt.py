@@ -161,7 +161,8 @@ class Prewarm:
             path = folder.folder / f"train.attempt-{number}.sh"
             text = with_state(found["text"], folder.folder, resume)
             if STAND_IN not in text and folder.replace(path.name, text.rstrip("\n"), errors="surrogateescape"):
-                path.chmod(0o755)
+                with contextlib.suppress(OSError):  # a drive that root has mounted: bash runs it all the same
+                    path.chmod(0o755)
                 return Rendered(path, found["save_dir"])
         request = {"want": "script", "number": number, "resume": resume, "changes": changes, "was": changes_at_save}
         answer = _ask(folder, request, self.run.config.check.render_s, self.run.pause)

@@ -19,7 +19,10 @@ MOST_LINES = 2000
 
 def list_runs() -> list[dict[str, Any]]:
     """All runs, newest first: name, state, step, planned_steps, progress from 0 to 1."""
-    return [_row(one) for one in view.read_all()]
+    found = view.read_all()
+    if not found and (why := view.unreadable()):
+        raise runs.RunError(why)
+    return [*map(_row, found)]
 
 
 def _row(one: view.View) -> dict[str, Any]:

@@ -5,8 +5,10 @@ makes each change of images and captions one step of the history; form values ar
 for images.
 
 A change writes only the rows that differ, in one transaction, so that a caption among 10,000 costs one row and not a
-file of several megabytes. SQLite's write-ahead log makes a change complete or absent after a kill or a power cut, and
-lets the processes that caption and import write to a draft that the page shows. Rows are JSON, with their position.
+file of several megabytes. SQLite's write-ahead log makes a change complete or absent after a kill or a power cut, with
+one fsync, and lets the processes that caption and import write to a draft that the page shows. Its index is mapped, and
+a network drive that fails kills who reads a map of its file (SIGBUS): there it is a rollback journal, with five fsyncs.
+Rows are JSON, with their position.
 
 A step of the history is what the changed rows had before it. To undo it puts these values back, and keeps what they
 replaced, which redo puts back.
@@ -28,6 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from presets import lint
 from runs.files import REASONS, RunError, explained
 from runs.paths import datasets_dir
 
@@ -92,7 +95,9 @@ class DraftFile:
         with self.explained():
             self.db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
         try:
-            self.sql("PRAGMA journal_mode=WAL")  # stays a rollback journal where shared memory is missing
+            mode = "TRUNCATE" if lint.NETWORK.fullmatch(lint.file_system(path.resolve())[0]) else "WAL"
+            with contextlib.suppress(RunError):  # an earlier version has it open with another one
+                self.sql(f"PRAGMA journal_mode={mode}")
             self.sql("PRAGMA synchronous=FULL")
             ((found,),) = self.sql("PRAGMA user_version")
             with self.explained():

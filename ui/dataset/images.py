@@ -8,7 +8,6 @@ from a browser, so each is checked, and an error is a sentence.
 import functools
 import inspect
 import shutil
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing_extensions import TypedDict  # pydantic takes that of typing from Py
 
 from presets import PresetError
 from runs.archives import is_zip
-from runs.files import RunError, explained
+from runs.files import RunError, explained, unwritable
 from runs.paths import datasets_dir
 from ui import scripts
 from ui.dataset import captioning, draft, image_edit, imports, subsets
@@ -257,12 +256,10 @@ def explain_failed_upload(names: list[Text], bytes: float = 0) -> None:
     with explained(f"store {files}"):
         folder.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(folder).free
-        with tempfile.TemporaryFile(dir=folder) as probe:  # a quota, no free inode, a disk that has become read-only
-            probe.write(b"0" * 65_536)
-    if free < 2 * bytes + 50_000_000:
+    why = unwritable(folder)
+    if not why and free < 2 * bytes + 50_000_000:
         why = f"the disk is full ({free / 1e6:.0f} MB free in {folder}); free some space, then drop the files again"
-        raise RunError(f"{files}: {why}")
-    raise RunError(f"{files}: the upload failed; drop the files again")
+    raise RunError(f"{files}: {why or 'the upload failed; drop the files again'}")
 
 
 def find_ids(draft_id: str, data: dict, between: list[str] | None = None) -> dict[str, Any]:

@@ -1,10 +1,12 @@
 """What is kept between two monitors, and what a status says about its age."""
 
+import errno
 import json
 import shutil
+import tempfile
 import time
 from copy import deepcopy
-from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 
@@ -45,12 +47,11 @@ def test_old_figures_are_called_old(tmp_path, monkeypatch):
     assert states.with_age({**known, "alive": False, "updated_mono_s": now_s - 95})["stale"] == ""
     rebooted = {**known, "boot": "another", "updated_at": "2026-01-01T00:00:00Z", "updated_mono_s": now_s}
     assert states.with_age(rebooted)["stale"]
-    full = f"s old: nothing can be written to {tmp_path}: free space on its disk, or make it writable again"
-    for module, name, now in ((states.os, "access", False), (states.shutil, "disk_usage", SimpleNamespace(free=4096))):
-        with monkeypatch.context() as patch:
-            patch.setattr(module, name, lambda *_, now=now: now)
-            found = states.with_age({**known, "updated_mono_s": now_s - 95, "folder": str(tmp_path)})
-        assert found["stale"].endswith(full)
+    here = {**known, "updated_mono_s": now_s - 95, "folder": str(tmp_path)}
+    assert states.with_age(here)["stale"].endswith("the monitor does not respond")
+    full = mock.Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))  # of blocks, or of inodes
+    monkeypatch.setattr(tempfile, "TemporaryFile", full)
+    assert f"s old: cannot write to {tmp_path}: the disk is full; free some space" in states.with_age(here)["stale"]
 
 
 @pytest.mark.parametrize(

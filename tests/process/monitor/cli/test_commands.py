@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections import Counter
 from pathlib import Path
@@ -121,6 +122,23 @@ def test_what_is_asked_of_a_run_that_cannot_do_it_is_refused_with_the_reason(tmp
         assert commands.launch(folder) == watched
     finally:
         lock.release()
+
+
+def test_a_start_on_a_full_disk_says_why_it_failed_or_that_the_run_is_watched(tmp_path, monkeypatch):
+    folder, keeper = toy_run(tmp_path / "toy"), mock.Mock(pid=7, poll=lambda: None)
+    monkeypatch.setattr(commands, "START_S", 0.05)
+    monkeypatch.setattr(commands.subprocess, "Popen", lambda *_, **__: keeper)
+    with pytest.raises(MonitorError, match="does not respond"):
+        commands.launch(folder)
+    with monkeypatch.context() as patch, pytest.raises(MonitorError, match="cannot write to .*the disk is full"):
+        keeper.poll = lambda: 1
+        patch.setattr(
+            tempfile, "TemporaryFile", mock.Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
+        )
+        commands.launch(folder)
+    keeper.poll = lambda: None
+    monkeypatch.setattr(commands, "is_held", mock.Mock(side_effect=[False, True]))
+    assert commands.launch(folder) == {"folder": str(folder), "pid": 7, "already": False}
 
 
 @pytest.mark.skipif(not LINUX, reason="/proc")

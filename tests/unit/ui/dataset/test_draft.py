@@ -78,7 +78,7 @@ def test_an_upload_that_fails_on_a_full_disk_says_so(mine, monkeypatch):
     assert "rocket.jpg: the disk is full (60 MB free" in images.image_action(failed)["error"]
     for number, why in ((errno.EDQUOT, "your disk quota"), (errno.EROFS, "the file system is read-only")):
         monkeypatch.setattr(tempfile, "TemporaryFile", Mock(side_effect=OSError(number, os.strerror(number))))
-        assert f"cannot store rocket.jpg: {why}" in images.image_action(failed)["error"], "there is space"
+        assert f"cannot write to {draft.datasets_dir()}: {why}" in images.image_action(failed)["error"]
 
 
 def test_a_damaged_draft_is_reported(mine):

@@ -119,6 +119,21 @@ def test_a_draft_of_an_older_version_keeps_its_images_captions_and_settings(mine
     assert draft.undo(mine) == "Undone: caption of 00000.png." and texts(mine) == ["a", "b"]
 
 
+def test_a_draft_on_a_network_drive_has_no_mapped_file_once_nobody_else_has_it_open(mine, monkeypatch):
+    """A drive that fails kills a process that reads a map of its file (SIGBUS)."""
+    ids, path = filled(mine, "a", "b"), draft.folder(mine) / draft_store.NAME
+    draft_store.close(path)
+    with contextlib.closing(sqlite3.connect(path)) as older:  # an earlier version has it open
+        assert older.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        assert older.execute("SELECT count(*) FROM content").fetchone() >= (2,)
+        monkeypatch.setattr(draft_store.lint, "file_system", lambda _: ("nfs4", "/nas"))
+        draft.set_caption(mine, ids[0], "while it is open")
+        draft_store.close(path)
+    assert texts(mine) == ["while it is open", "b"]
+    draft.set_caption(mine, ids[0], "now")
+    assert not [*path.parent.glob("*-shm")] and texts(mine) == ["now", "b"]
+
+
 def test_a_full_disk_stores_nothing_and_says_so(mine, monkeypatch):
     ids = filled(mine, "a", "b")
     file = draft_store._file(mine)

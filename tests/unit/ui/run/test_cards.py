@@ -12,7 +12,9 @@ from ui_helpers import watched, write_history, write_incident, write_run
 from ui_markup import harmless
 
 from monitor.process import platform
+from monitor.run_folder import all_folders
 from runs.files import RunError
+from ui.api.runs import list_runs
 from ui.run import cards, view
 
 
@@ -113,6 +115,9 @@ def test_runs_on_a_network_drive_that_is_gone_are_not_called_deleted(data, monke
     why = "cannot show the runs (/nas/outputs): the disk or network drive cannot be read or written"
     with pytest.raises(RunError, match=re.escape(why)):
         view.folder_of("cat")
+    for answer in (list_runs, all_folders):
+        with pytest.raises((RunError, OSError), match="Stale|cannot be read"):
+            answer()
     for markup in (cards.run_list(view.read_all(), ""), cards.no_run("cat")):
         assert "cannot be shown" in markup and why in markup
 
