@@ -88,7 +88,7 @@ def _read_header(file: BinaryIO, path: Path) -> list[tuple[str, str, int, int]]:
             if begin != at or end < at:
                 raise DamagedFile(f"{path}: {name} is not where the tensor before it ends")
             at = end
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         raise DamagedFile(f"{path}: its safetensors header is damaged: {type(error).__name__}: {error}") from error
     if not tensors:
         raise DamagedFile(f"{path}: it holds no tensors")

@@ -28,6 +28,7 @@ from guards.checkpoint import append_line, append_text, atomic_write
 from guards.reading import read_json as read_json
 from monitor.process import platform, spawned
 from monitor.process.spawned import Subjob, helper, python
+from presets.terminal import plain
 from runs.paths import config_dir, outputs_dir, with_file
 
 STATUS, EVENTS, LOG, TRAINING_LOG = "status.json", "events.jsonl", "monitor.log", "training.log"
@@ -208,7 +209,7 @@ class RunFolder:
 
     def log(self, text: str) -> None:
         """Append a line to monitor.log and, in the foreground, to standard error."""
-        line = f"{platform.now().utc} {text}"
+        line = plain(f"{platform.now().utc} {text}")
         if self.echo:
             print_line(line)
         self._write(LOG, lambda path: append_text(path, line))
@@ -322,4 +323,4 @@ def print_line(line: str, stream: TextIO | None = None) -> None:
     with contextlib.suppress(OSError, ValueError):  # closed or full: there is nowhere left to report to
         if platform.WINDOWS or select.select([], [stream], [], 0)[1]:
             # A pipe that is ready for writing takes at least PIPE_BUF (4096) bytes without blocking: pipe(7).
-            print(line[:1000], file=stream, flush=True)
+            print(plain(line)[:1000], file=stream, flush=True)

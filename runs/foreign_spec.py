@@ -49,6 +49,7 @@ OPTIMIZER = ("optimizer_args", "lr_scheduler", "max_grad_norm")  # flags of a ti
 LEARNED = (*OPTIMIZER, "optimizer_type", "network_args", "fp8_base", "quantize")
 # Flags of a family that stay where the file has none: about the model, its memory, its precision and the file.
 KEPT = ("model_type", "model_version", "task", "highvram", "no_half_vae", "save_model_as")
+CODE = "It names Python code that would run. If you trust it, set it under “Extra trainer options”"
 DEFAULT = "The trainer's default; the file has none"
 OF_THE_MODEL = "The usual value of the base model; the file has none, and the trainer's default suits no LoRA"
 
@@ -72,6 +73,11 @@ def convert(found: Settings, tier: str = "") -> Settings:
         _lint(out, out.script or presets.trainer_of(model, backend)["script"])
         out.fields = {"model": model, "backend": backend, "tier": _tier(out, model, backend, tier)}
     given = set(out.flags)
+    for flag in TABLES["classes"]["flags"]:
+        name, packages = (out.flags.get(flag) or [""])[0], TABLES["classes"]["packages"]
+        if "." in name and not name.startswith(tuple(f"{package}." for package in packages)):
+            for one in (flag, flag.replace("_type", "_args")):
+                out.take(one, "unsupported", CODE)
     if path := (out.flags.get("train_data_dir") or [""])[0]:
         out.add_folder(path)
     for flag in list(out.flags):

@@ -164,9 +164,14 @@ def _limits() -> str:
     return f"scale it down to at most {limits['max_side']} pixels per side and {limits['max_megapixels']} megapixels"
 
 
-def conversions(mode: str, transparent: bool, frames: int) -> list[str]:
+def several_frames(image: "Image.Image") -> bool:
+    """Whether an image has more than one frame. They are not counted: of a TIFF with 300,000 that takes minutes."""
+    return image.format != "HEIF" and getattr(image, "is_animated", False)  # a HEIF file opens at its main picture
+
+
+def conversions(mode: str, transparent: bool, several: bool) -> list[str]:
     """What `decoded` changes of an image besides its format and its EXIF rotation, each as text."""
-    reasons = ["only the first frame is used"] if frames > 1 else []
+    reasons = ["only the first frame is used"] * several
     if transparent:
         reasons.append("transparency replaced by white")
     elif mode.startswith(("I", "F")):
@@ -182,13 +187,13 @@ def _normal(image):
 
     image.load()
     kind = image.format
-    frames = 1 if kind == "HEIF" else getattr(image, "n_frames", 1)  # a HEIF file opens at its main picture
-    changes = conversions(image.mode, image.has_transparency_data, frames)
+    several = several_frames(image)
+    changes = conversions(image.mode, image.has_transparency_data, several)
     reasons = [] if kind in (*KEPT, "MPO") else [f"{kind} saved as {'JPEG' if kind in PHOTO_FORMATS else 'PNG'}"]
     if image.getexif().get(EXIF_ORIENTATION, 1) not in (0, 1):
         reasons.append("rotated upright")
         image = ImageOps.exif_transpose(image)
-    elif reasons or frames > 1:
+    elif reasons or several:
         image = image.copy()  # the file is closed before the image is saved
     if image.has_transparency_data:
         image, white = image.convert("RGBA") if image.mode != "RGBA" else image, Image.new("RGB", image.size, "white")

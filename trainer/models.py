@@ -316,8 +316,9 @@ def load_part(folder: Path, part: str, dtype, device):
 
     Class = class_of(folder, part)
     try:
-        key = "torch_dtype" if parts(folder)[part][0] == "diffusers" else "dtype"
-        settings = {"low_cpu_mem_usage": True, "local_files_only": True, "output_loading_info": True, key: dtype}
+        of_diffusers = parts(folder)[part][0] == "diffusers"  # transformers would ask whether to run the folder's code
+        own = {"torch_dtype": dtype} if of_diffusers else {"dtype": dtype, "trust_remote_code": False}
+        settings = {"low_cpu_mem_usage": True, "local_files_only": True, "output_loading_info": True, **own}
         model, info = Class.from_pretrained(folder / part, **settings)
     except SafetensorError as problem:
         raise TrainError(f"{folder / part}: damaged or truncated ({problem}); download it again") from problem
@@ -333,7 +334,8 @@ def load_part(folder: Path, part: str, dtype, device):
 def load_tokenizer(folder: Path, part: str):
     """The tokenizer of a part. Raises: TrainError."""
     try:
-        return class_of(folder, part).from_pretrained(folder / part, local_files_only=True)
+        Class = class_of(folder, part)
+        return Class.from_pretrained(folder / part, local_files_only=True, trust_remote_code=False)
     except Exception as problem:  # the tokenizers library raises Exception itself
         raise TrainError(f"{folder / part}: the tokenizer cannot be loaded: {problem}; download it again") from problem
 

@@ -193,7 +193,7 @@ class Guard:
                 passed = {**scope, "headers": kept}
                 await self.app(self.login.hidden(passed) if self.login else passed, body.receive, outgoing.send)
         except MultiPartException:
-            pass  # answered below, where the body is too large
+            body.too_large = True  # or has more fields than any form; answered below
         except ClientDisconnect:
             return
         except RuntimeError as error:
@@ -257,7 +257,7 @@ class Guard:
 
 def _too_large(limit: int) -> Response:
     return PlainTextResponse(
-        f"This is too large: Hangproof accepts at most {limit / 1e6:,.0f} MB at once. Drop fewer or smaller files.",
+        f"This is too large: Hangproof accepts at most {limit / 1e6:,g} MB at once. Drop fewer or smaller files.",
         413,
     )
 

@@ -31,6 +31,7 @@ from monitor.process.spawned import ROOT, Tree, helper_environment
 from monitor.resume.next_attempt import CHECKED, START, start_problems
 from monitor.run_folder import EVENTS, LOG, STATUS, STOP, MonitorError, RunFolder, all_folders, find, wake_queue
 from monitor.state import FINAL, WATCHED, AttemptRecord, RunState, State, is_abandoned, nothing_left, read_status
+from presets.terminal import plain
 from runs.files import unwritable
 from runs.growing import json_objects
 from runs.manage import size_text
@@ -162,14 +163,15 @@ def _store(values: dict[str, Any]) -> str:
 
 def watch(folders: list[Path], every_s: float = 1.0) -> int:
     """Show the runs, a line each, until every run has ended; Ctrl-C leaves the runs alone."""
+    from rich.console import Console
     from rich.live import Live
     from rich.markup import escape
 
-    with Live(refresh_per_second=4) as live:
+    with Live(console=Console(file=getattr(sys.stdout, "stream", sys.stdout)), refresh_per_second=4) as live:
         alive = True
         while alive:
             found = [(folder, read_status(folder)) for folder in folders]
-            live.update("\n".join(escape(line(folder, values)) for folder, values in found))
+            live.update("\n".join(escape(plain(line(folder, values))) for folder, values in found))
             alive = any(values is not None and values["alive"] for _, values in found)
             time.sleep(every_s * alive)
     return 0

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from typing import Any
 import tomllib
 
 from monitor.run_folder import MonitorError, notify_file
+from presets.terminal import plain
 
 TYPES = {  # of the events that are sent by default: what apprise calls them
     "hang": "warning", "crash": "warning", "restarted": "info", "completed": "success", "failed": "failure",
@@ -60,9 +62,12 @@ def send(kind: str, title: str, body: str) -> tuple[int, int]:
     import apprise
 
     sent = 0
+    # A file named @everyone calls nobody, and an error such as <class 'int'> is no markup.
+    title, body = (re.sub(r"@(?=everyone|here)|(?<=<)@", "@\u200b", plain(text)) for text in (title, body))
+    message = {"title": title, "body": body, "body_format": "text", "notify_type": TYPES.get(kind, "info")}
     for url in config["urls"]:
         service = apprise.Apprise()
-        sent += bool(service.add(url) and service.notify(title=title, body=body, notify_type=TYPES.get(kind, "info")))
+        sent += bool(service.add(url) and service.notify(**message))
     return sent, len(config["urls"])
 
 

@@ -77,8 +77,7 @@ def measured(path: Path, name: str, copy: Path, link: bool = False) -> Entry:
             small = _thumbnail(image, THUMB_SIDE)
             if image.format not in DRAFTED:
                 shape = image.size  # Pillow rotates a TIFF while it decodes it
-            # To count the frames finds a damaged one. A HEIF file opens at its main picture.
-            frames = 1 if image.format in (*DRAFTED, "HEIF") else getattr(image, "n_frames", 1)
+            several = image.format not in DRAFTED and pictures.several_frames(image)
             width, height = reversed(shape) if image.getexif().get(pictures.EXIF_ORIENTATION, 1) in SIDEWAYS else shape
         small.save(copy.with_suffix(".jpg"), **JPEG)
         with copy.open("rb") as file:
@@ -94,7 +93,7 @@ def measured(path: Path, name: str, copy: Path, link: bool = False) -> Entry:
         "bytes": size,
         "hash": _hash(small),
         "upright": upright,
-        "changes": ", ".join(pictures.conversions(mode, transparent, frames)),
+        "changes": ", ".join(pictures.conversions(mode, transparent, several)),
         "looks": looks_of(small, (width, height)),
     }
 

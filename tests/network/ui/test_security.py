@@ -162,6 +162,8 @@ def test_a_body_that_is_too_large_is_refused(server):
     for path, size in (("/gradio_api/upload", 2_100_000_000), (event, 5_000_000), (call, 50_000_000)):
         status, _, body = ask(server, "POST", path, b"", Content_Length=str(size), **kind)
         assert status == 413 and b"MB" in body, path
+    form = {"Content_Type": "application/x-www-form-urlencoded", "Authorization": ""}
+    assert ask(server, "POST", "/login", b"a=1&" * 2000, **form)[0] == 413, "more fields than any form has"
     began = psutil.Process(server.process.pid).memory_info().rss
     for path in ("/gradio_api/queue/join", "/gradio_api/component_server"):
         assert chunked(server, path, 60, Transfer_Encoding="chunked", **JSON) == 413, path

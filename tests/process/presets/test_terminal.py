@@ -39,6 +39,14 @@ def test_a_closed_pipe_and_ctrl_c_end_a_command_without_a_traceback(does):
         assert process.wait(60) == 130 and process.stderr.read() == b""
 
 
+def test_a_name_from_elsewhere_reaches_no_clipboard_and_hides_no_line():
+    name = "\x1b]52;c;eA==\x07\x1b[31m写\t真\x1b[0m\x9b2J\u202e\rb\r\n"
+    does = f"lambda: sys.stdout.write({name!r}) and print({name!r}, end='', file=sys.stderr)"
+    done = run([sys.executable, "-c", PRINTS.format(does)], cwd=ROOT, capture_output=True, timeout=60, check=True)
+    shown = "\\u001b]52;c;eA==\\u0007\x1b[31m写\t真\x1b[0m\\u009b2J\\u202e\\u000db\r\n"
+    assert done.stdout.decode() == done.stderr.decode() == shown
+
+
 def test_a_network_drive_that_is_gone_is_named_in_a_line():
     for where, says in (
         (", '/nas/outputs'", "error: [Errno 116] Stale file handle: '/nas/outputs'; check"),

@@ -93,6 +93,26 @@ def test_a_configuration_that_the_library_cannot_read_names_its_part(model, tmp_
             models.load_part(folder, part, torch.float32, CPU)
 
 
+@pytest.mark.parametrize(
+    ("part", "kind", "file"),
+    [
+        ("vae", ["diffusers", "DiffusionPipeline"], "model_index.json"),
+        ("text_encoder", ["transformers", "AutoModel"], "config.json"),
+        ("tokenizer", ["transformers", "AutoTokenizer"], "tokenizer_config.json"),
+    ],
+)
+def test_code_in_a_models_folder_is_not_run_and_nobody_is_asked_to(model, tmp_path, capsys, part, kind, file):
+    shutil.copytree(model, folder := tmp_path / "a-flux")
+    index = json.loads((folder / "model_index.json").read_text())
+    (folder / "model_index.json").write_text(json.dumps({**index, part: kind}))
+    own = {"AutoConfig": "own.Own", "AutoModel": "own.Own", "AutoTokenizer": ["own.Own", None]}
+    (folder / part / file).write_text(json.dumps({"_class_name": ["own", "Own"], "model_type": "own", "auto_map": own}))
+    (folder / part / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Own: pass\n")
+    with pytest.raises(TrainError, match="trust_remote_code"):
+        models.load_tokenizer(folder, part) if part == "tokenizer" else models.load_part(folder, part, None, CPU)
+    assert not (tmp_path / "ran").exists() and "[y/N]" not in capsys.readouterr().out
+
+
 WEIGHTS, INDEX = "diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.safetensors.index.json"
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
 # what is done to the folder of the transformer → the message

@@ -105,7 +105,8 @@ def test_a_file_of_somebody_else_names_no_store_no_repository_no_file_to_write_a
     variables = "export LD_PRELOAD=/tmp/hf_AAAAAAAAAAAAAAAAAAAA.so HF_TOKEN=hf_BBBBBBBBBBBBBBBBBBBB\n"
     hub = "--huggingface_repo_id theirs/x --save_state_to_huggingface --resume_from_huggingface"
     files = f"--console_log_file {own} --log_prefix ../../x"
-    command = f"python flux_train_network.py --network_dim 4 {files} {machines} {hub}"
+    code = "--optimizer_type torch.save --lr_scheduler_args f='/x' --lr_scheduler_type torch.save --dataset_class os.path.X"
+    command = f"python flux_train_network.py --network_dim 4 {files} {machines} {hub} {code}"
     one = imported(("t.sh", variables + command))
     assert one.fields.pop("environment") == {"HF_TOKEN": "hf_BBBBBBBBBBBBBBBBBBBB"}, "by its name"
     assert not {"store", "spend_limit", "gpus", "nodes", "save_dir", "environment"} & one.fields.keys()
@@ -113,6 +114,10 @@ def test_a_file_of_somebody_else_names_no_store_no_repository_no_file_to_write_a
     assert row(one, "console_log_file").outcome == row(one, "log_prefix").outcome == "run"
     assert row(one, "huggingface_repo_id").outcome == "unsupported"
     assert not [name for name in one.fields["extra"] if name.endswith(("_file", "_prefix")) or "huggingface" in name]
+    named = {part.split()[0] for part in code.split("--")[1:]}
+    assert {row(one, name).outcome for name in named} == {"unsupported"} and not named & one.fields["extra"].keys()
+    known = imported(("t.sh", f"{command} --optimizer_type prodigyopt.Prodigy --optimizer_args d_coef=2"))
+    assert known.fields["extra"]["optimizer_type"] == "prodigyopt.Prodigy"
 
 
 def test_nothing_of_an_imported_script_is_executed(tmp_path, monkeypatch):

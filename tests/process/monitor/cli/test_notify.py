@@ -64,10 +64,13 @@ def test_the_sender_says_how_many_addresses_it_reached(tmp_path, monkeypatch, ca
     config.write_text(text, encoding="utf-8-sig")
     config.chmod(0o600)
     monkeypatch.setenv("HANGPROOF_NOTIFY", str(config))
-    monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps({"kind": kind, "title": "t", "body": "b"})))
+    monkeypatch.setattr(
+        "sys.stdin", io.StringIO(json.dumps({"kind": kind, "title": "t\x07", "body": "<@1> @everyone"}))
+    )
     library = None if kind == "no library" else SimpleNamespace(Apprise=Apprise)
     monkeypatch.setitem(sys.modules, "apprise", library)
     Apprise.sent.clear()
     assert notify.main() == code and said in (out := capsys.readouterr().out) and bool(out) is bool(said)
-    message = {"title": "t", "body": "b", "notify_type": {"hang": "warning", "failed": "failure"}.get(kind, "info")}
+    named = {"hang": "warning", "failed": "failure"}.get(kind, "info")
+    message = {"title": "t\\u0007", "body": "<@\u200b1> @\u200beveryone", "body_format": "text", "notify_type": named}
     assert Apprise.sent == [(url, message) for url in told]

@@ -114,8 +114,8 @@ TAGS = {"width": 256, "compression": 259, "samples per pixel": 277}  # of a TIFF
 
 
 @pytest.mark.parametrize("damaged", TAGS)
-def test_a_tiff_whose_second_frame_is_damaged_is_explained(mine, tmp_path, damaged):
-    """Pillow reads the second frame's table when it counts the frames, and raises what it finds."""
+def test_of_a_tiff_only_the_first_frame_counts(mine, tmp_path, damaged):
+    """The second is not even read: a file of 34 MB can have 300,000, and Pillow's time grows by their square."""
     path = tmp_path / "x.tif"
     Image.new("RGB", (24, 16)).save(path, save_all=True, append_images=[Image.new("RGB", (24, 16), "red")])
     content = bytearray(path.read_bytes())
@@ -126,6 +126,4 @@ def test_a_tiff_whose_second_frame_is_damaged_is_explained(mine, tmp_path, damag
     at, value = (entry, 65_000) if damaged == "width" else (entry + 8, 999)  # no width; a value that nobody knows
     struct.pack_into("<H", content, at, value)
     path.write_bytes(content)
-    added, messages = drop(mine, path, photo(tmp_path / "y.png"))
-    assert added == 1 and len(messages) == 1 and messages[0].startswith("x.tif: the image is damaged (")
-    assert not list(draft.folder(mine).glob(".new-*")), "nothing is left of the bad file"
+    assert drop(mine, path) == (1, []) and "only the first frame is used" in draft.items(mine)[0].changes
