@@ -85,17 +85,23 @@ class Run(resume.Run):
         return legacy_state.state_at_step(step, shape, epoch_over=named is None, now=now)
 
     def _shuffle(self, loader: Any, state: TrainerState) -> None:
-        """Shuffle the data sets as often as the trainer itself has read from them. Workers do it when they start."""
+        """Shuffle each data set as often as the interrupted run had: at the first read of an epoch from it, which seeds
+        python's generator. Workers do it when they start."""
         if loader.num_workers:
             return
-        for dataset in loader.dataset.datasets:
-            while dataset.current_epoch < (state.epoch if state.batch else state.epoch - 1):
+        datasets = loader.dataset.datasets
+        epochs = state.extra.get("epochs", ())
+        if len(epochs) != len(datasets):
+            epochs = [state.epoch if state.batch else state.epoch - 1] * len(datasets)
+        for dataset, epoch in zip(datasets, epochs, strict=True):
+            while dataset.current_epoch < epoch:
                 dataset.current_epoch += 1
                 dataset.shuffle_buckets()
 
     def _extra(self) -> dict[str, Any]:
         return super()._extra() | {
             "seeds": [dataset.seed for dataset in self.loader.dataset.datasets],
+            "epochs": [dataset.current_epoch for dataset in self.loader.dataset.datasets],
             "timesteps": [list(pair) for pair in self.trainer.timestep_range_pool],
         }
 
