@@ -86,22 +86,17 @@ class Run(resume.Run):
 
     def _shuffle(self, loader: Any, state: TrainerState) -> None:
         """Shuffle each data set as often as the interrupted run had: at the first read of an epoch from it, which seeds
-        python's generator. Workers do it when they start."""
-        if loader.num_workers:
-            return
-        datasets = loader.dataset.datasets
-        epochs = state.extra.get("epochs", ())
-        if len(epochs) != len(datasets):
-            epochs = [state.epoch if state.batch else state.epoch - 1] * len(datasets)
-        for dataset, epoch in zip(datasets, epochs, strict=True):
-            while dataset.current_epoch < epoch:
+        python's generator. Workers do it when they start, and the first read does what is left."""
+        for dataset, epoch in zip(loader.dataset.datasets, state.extra.get("epochs", ()), strict=False):
+            while not loader.num_workers and dataset.current_epoch < epoch:
                 dataset.current_epoch += 1
                 dataset.shuffle_buckets()
 
     def _extra(self) -> dict[str, Any]:
+        datasets = self.loader.dataset.datasets
         return super()._extra() | {
-            "seeds": [dataset.seed for dataset in self.loader.dataset.datasets],
-            "epochs": [dataset.current_epoch for dataset in self.loader.dataset.datasets],
+            "seeds": [dataset.seed for dataset in datasets],
+            "epochs": [dataset.current_epoch for dataset in datasets],
             "timesteps": [list(pair) for pair in self.trainer.timestep_range_pool],
         }
 

@@ -141,7 +141,7 @@ def test_an_epoch_begins_with_the_step_at_which_the_data_set_was_read_last(worke
     assert (run.loader.dataset.current_epoch, run.loader.dataset.current_step) == (2, step)
 
 
-@pytest.mark.parametrize(("extra", "shuffles"), [({"epochs": [2, 1]}, [2, 1]), ({}, [2, 2]), ({"epochs": [2]}, [2, 2])])
+@pytest.mark.parametrize(("extra", "shuffles"), [({"epochs": [2, 1]}, [2, 1]), ({}, [0, 0])])
 def test_a_data_set_of_musubi_tuner_is_shuffled_as_often_as_the_interrupted_run_had(extra, shuffles):
     """In the second epoch nothing has been read from the second one yet: its first read seeds python's generator."""
     done = [0, 0]
