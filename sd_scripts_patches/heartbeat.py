@@ -51,13 +51,6 @@ POINTS = {
 """Method of the trainer -> the check points that begin with it and after it, and its phase ("": none)."""
 
 
-def begin_points(trainer: Any, points: dict[str, tuple[str, str, str]]) -> None:
-    """Wrap methods of this trainer so that they reach check points. A method that it lacks is left out."""
-    for name, row in points.items():
-        if hasattr(trainer, name):
-            setattr(trainer, name, at_point(*row)(getattr(trainer, name)))
-
-
 def at_point(before: str = "", after: str = "", phase: str = "", then: str = "") -> Callable[[Callable], Callable]:
     """A wrapper for a function that begins check point `before` and runs in `phase`; `after` and phase `then` follow.
 
@@ -134,7 +127,9 @@ class TrainingLoop:
         """Wrap the trainer's own methods."""
         trainer.process_batch = around(self.process_batch)(trainer.process_batch)
         trainer.sample_images = around(self.sample_images)(trainer.sample_images)
-        begin_points(trainer, self.points)
+        for name, row in self.points.items():
+            if hasattr(trainer, name):
+                setattr(trainer, name, at_point(*row)(getattr(trainer, name)))
         session.on_batch_end.append(self.record_validation)
         session.on_batch_end.append(self.honor_requests)
         snapshots.attach(self)

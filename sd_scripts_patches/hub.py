@@ -85,16 +85,11 @@ def _cache_first(original: Callable[..., str], repo_id: str, filename: str, **kw
         path = download(lambda: original(repo_id, filename, **kwargs), folder, f"{filename} of {repo_id} from the hub")
     except Unreachable:
         return original(repo_id, filename, **{**kwargs, "local_files_only": True})
-    _verify(Path(path), repo_id)
-    return path
-
-
-def _verify(path: Path, repo_id: str) -> None:
-    """Compare a file that was downloaded into the cache with the hash that is its name there. Raises OSError."""
-    blob = Path(os.path.realpath(path))
+    blob = Path(os.path.realpath(path))  # in the cache, where its name is its hash
     if blob.parent.name == "blobs" and DIGEST.fullmatch(blob.name) and digest_of(blob, blob.name) != blob.name:
         blob.unlink()
-        raise OSError(f"{path.name} of {repo_id} arrived damaged and was deleted; start again to download it again")
+        raise OSError(f"{filename} of {repo_id} arrived damaged and was deleted; start again to download it again")
+    return path
 
 
 def give_up(reason: str) -> None:

@@ -57,7 +57,8 @@ def _first_use(original: Callable) -> None:
 def _refuse_fork(original: Callable, self: Any, process_obj: Any) -> None:
     """Allow multiprocessing to fork a process that has used CUDA only for torch's loader workers."""
     torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized() and not _is_loader_worker(process_obj):
+    target = getattr(getattr(process_obj, "_target", None), "__name__", "")
+    if torch is not None and torch.cuda.is_initialized() and target != "_worker_loop":
         raise RuntimeError(
             f"fork after CUDA refused: {process_obj.name} would be forked from a process that has used the GPU; {ADVICE}"
         )
@@ -72,10 +73,6 @@ def _limit_git(original: Callable) -> str:
     except TimeoutError as error:
         session.log(f"{error}; the revision of sd-scripts is not recorded")
         return "(unknown)"
-
-
-def _is_loader_worker(process_obj: object) -> bool:
-    return getattr(getattr(process_obj, "_target", None), "__name__", "") == "_worker_loop"
 
 
 PATCH = Patch(

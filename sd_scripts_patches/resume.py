@@ -175,7 +175,7 @@ class Run:
         self.epoch, self.batch, self.epoch_over = state.epoch, state.batch, state.epoch_over
         self.epoch_start = state.epoch_start
         index = state.epoch - 1
-        if state.batch >= state.batches:  # the next batch is the first of the next epoch
+        if state.batch >= state.batches or self.finished(args):  # the next batch is the first of the next epoch
             index += state.epoch_over  # else what follows the batches of this one is left
             state.batch, state.epoch = 0, state.epoch + 1
         self._shuffle(loader, state)

@@ -45,8 +45,8 @@ def rewrite(tree: ast.Module) -> ast.Module:
     return tree
 
 
-def rewrite_loops(function: ast.FunctionDef, loader: str, current_step: str, before: str = "") -> None:
-    """Insert the calls to `run` into the loops over epochs and batches of `loader`. before: statements before them."""
+def rewrite_loops(function: ast.FunctionDef, loader: str, current_step: str) -> None:
+    """Insert the calls to `run` into the loops over epochs and batches of `loader`."""
     find, insert = ast_utils.find_statement, ast_utils.insert
     epochs = find(function, ast.For, "for epoch in range(epoch_to_start, num_train_epochs)")
     batches = find(epochs, ast.For, f"for (step, batch) in enumerate({loader})")
@@ -55,7 +55,7 @@ def rewrite_loops(function: ast.FunctionDef, loader: str, current_step: str, bef
     insert(
         function,
         epochs,
-        before=f"{before}epoch_to_start, global_step = _hangproof_run.begin_training("
+        before="epoch_to_start, global_step = _hangproof_run.begin_training("
         f"args, train_dataloader, loss_recorder, progress_bar, {current_step}, epoch_to_start, global_step)",
     )
     insert(function, batches, after="_hangproof_run.epoch_over = True")

@@ -13,14 +13,14 @@ from __future__ import annotations
 import glob
 import os
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 from guards import checkpoint, limits
 from guards.deadline import bounded
 from sd_scripts_patches import images, session
-from sd_scripts_patches.musubi import CACHE_LATENTS, CACHE_TEXT, DATASET
+from sd_scripts_patches.musubi import CACHE_TEXT, DATASET, LATENTS
 from sd_scripts_patches.patch import Patch, Target, around, function
 
 IO = "musubi_tuner.dataset.cache_io"
@@ -28,6 +28,7 @@ SOURCES = "musubi_tuner.dataset.datasources"
 SAFETENSORS = "musubi_tuner.utils.safetensors_utils"
 AGAIN = "run the caching command again (with --skip_existing it makes only what is missing)"
 CORRUPT = ".corrupt"
+HUNYUAN_ENCODERS = {"llm", "clipL"}  # of HunyuanVideo, whose command runs one after the other and merges their files
 T = TypeVar("T")
 
 
@@ -70,26 +71,12 @@ def read(path: Path, load: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         bad = not_finite(tensors)
         if bad:
             raise ValueError(f"{bad} holds NaN or infinity")
+        encoders = {name.split("_")[0] for name in tensors} & HUNYUAN_ENCODERS
+        if encoders and encoders != HUNYUAN_ENCODERS:
+            raise ValueError(f"it has the outputs of one text encoder only: {', '.join(encoders)}")
         return tensors
 
     return within_limit(path, load_and_check)
-
-
-def drop_damaged(files: Iterable[str]) -> int:
-    """Read cache files in full and rename each that is damaged, so that it counts as missing; return how many were."""
-    from safetensors.torch import load_file
-
-    damaged = 0
-    for number, name in enumerate(sorted(files), 1):
-        try:
-            read(Path(name), lambda name=name: load_file(name))  # type: ignore[misc]
-        except FileNotFoundError:
-            continue
-        except ValueError as error:
-            damaged += 1
-            session.log(str(error))
-        session.heartbeat().item(number, note="reading the caches that exist")
-    return damaged
 
 
 @around
@@ -122,22 +109,26 @@ def _refuse_nan(original: Callable, item_info: Any, sd: dict[str, Any], *args: A
 
 
 def _verify_first(files_of: str) -> Callable[[Callable], Callable]:
-    """Read all caches of the data sets before new ones are made. files_of: the method of a data set that names them."""
+    """Before caches are made: remove the temporary files of killed commands, read all caches in full, and rename each that is
+    damaged, so that it counts as missing. files_of: the method of a data set that names them."""
 
     def inside(original: Callable, datasets: Any, *args: Any, **kwargs: Any) -> Any:
+        from safetensors.torch import load_file
+
         for dataset in datasets:
-            _sweep(dataset)
-            drop_damaged(getattr(dataset, files_of)())
+            for path in checkpoint.sweep(dataset.cache_directory):
+                session.log(f"removed {path}, which a killed process left")
+            for number, name in enumerate(sorted(getattr(dataset, files_of)()), 1):
+                try:
+                    read(Path(name), lambda name=name: load_file(name))  # type: ignore[misc]
+                except FileNotFoundError:
+                    continue
+                except ValueError as error:
+                    session.log(str(error))
+                session.heartbeat().item(number, note="reading the caches that exist")
         return original(datasets, *args, **kwargs)
 
     return around(inside)
-
-
-def _sweep(dataset: Any) -> None:
-    """Remove the temporary files of killed caching commands."""
-    folder = Path(dataset.cache_directory)
-    for path in checkpoint.sweep(folder) if folder.is_dir() else []:
-        session.log(f"removed {path}, which a killed process left")
 
 
 @around
@@ -160,10 +151,18 @@ def _item_within_limit(original: Callable, self: Any, idx: int) -> Any:
     return images._read(lambda: original(self, idx), path, f"image {path}")
 
 
+@around
+def _video_within_limit(original: Callable, self: Any, idx: int, *args: Any, **kwargs: Any) -> Any:
+    """Read the beginning of a video within the limit of an image; how long the rest takes depends on its length."""
+    path = Path(_path(self, idx))
+    images._read(lambda: path.is_dir() or path.open("rb").read(1), str(path), f"video {path}")
+    return original(self, idx, *args, **kwargs)
+
+
 def _path(source: Any, idx: int) -> str:
-    if hasattr(source, "image_paths"):
-        return str(source.image_paths[idx])
-    return f"{idx + 1} of {getattr(source, 'image_jsonl_file', 'the data set')}"
+    paths = getattr(source, "image_paths", None) or getattr(source, "video_paths", None)
+    names = ("image_path", "image_path_0", "video_path")
+    return str(paths[idx] if paths else next(source.data[idx][name] for name in names if name in source.data[idx]))
 
 
 PATCH = Patch(
@@ -176,7 +175,12 @@ PATCH = Patch(
         function(IO, "save_latent_cache_common(item_info, sd)", _refuse_nan),
         function(IO, "save_text_encoder_output_cache_common(item_info, sd)", _refuse_nan),
         Target("musubi_tuner.dataset.bucket", "load_file", beside="BucketBatchManager", make=_read_within_limit),
-        function(CACHE_LATENTS, "encode_datasets(datasets, encode, args)", _verify_first("get_all_latent_cache_files")),
+        *(
+            function(
+                module, f"{name}(datasets, encode, args)", _verify_first("get_all_latent_cache_files"), optional=True
+            )
+            for module, name in LATENTS.items()
+        ),
         function(
             CACHE_TEXT,
             "prepare_cache_files_and_paths(datasets)",
@@ -188,6 +192,10 @@ PATCH = Patch(
             function(SOURCES, f"{source}.{name}(self, idx)", _item_within_limit)
             for source in ("ImageDirectoryDatasource", "ImageJsonlDatasource")
             for name in ("get_image_data", "get_caption")
+        ),
+        *(
+            function(SOURCES, f"{source}.get_video_data(self, idx)", _video_within_limit)
+            for source in ("VideoDirectoryDatasource", "VideoJsonlDatasource")
         ),
     ),
 )

@@ -13,7 +13,7 @@ from typing import Any
 from guards import crash
 from guards.heartbeat import REQUEST_STOP
 from sd_scripts_patches import ast_utils, exit as exit_patch, heartbeat as common, session
-from sd_scripts_patches.musubi import ACCELERATOR_SETUP, BASE, CACHE_LATENTS, CACHE_TEXT, LOOP, TRAIN_UTILS
+from sd_scripts_patches.musubi import ACCELERATOR_SETUP, BASE, CACHE_TEXT, LATENTS, LOOP, TRAIN_UTILS
 from sd_scripts_patches.patch import Patch, Target, around, find_function, function
 
 CONFIG = "musubi_tuner.dataset.config_utils"
@@ -123,8 +123,14 @@ PATCH = Patch(
         function("accelerate.data_loader", "DataLoaderShard.__iter__(self)", _first_step_begins),
         function(ACCELERATOR_SETUP, "collator_class.__init__(self, epoch, dataset)", common._keep_epoch),
         Target(CONFIG, "load_user_config", make=_load_begins),
-        function(CACHE_LATENTS, "encode_datasets(datasets, encode, args)", _caching("cache_latents", 0)),
-        Target(CACHE_LATENTS, "tqdm", beside="encode_datasets", make=_count_items),
+        *(
+            target
+            for module, name in LATENTS.items()
+            for target in (
+                function(module, f"{name}(datasets, encode, args)", _caching("cache_latents", 0), optional=True),
+                Target(module, "tqdm", beside=name, make=_count_items, optional=True),
+            )
+        ),
         function(CACHE_TEXT, "prepare_cache_files_and_paths(datasets)", _caching("cache_text", 0)),
         function(
             CACHE_TEXT,

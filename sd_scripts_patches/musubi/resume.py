@@ -23,7 +23,7 @@ from typing import Any
 
 from sd_scripts_patches import ast_utils, legacy_state, resume, session, train_loop, trainer_state
 from sd_scripts_patches.musubi import BASE, DATASET, LOOP, TRAIN_UTILS
-from sd_scripts_patches.patch import Patch, Target, around, find_function, function, with_names
+from sd_scripts_patches.patch import Incompatible, Patch, Target, around, find_function, function, with_names
 from sd_scripts_patches.trainer_state import ResumeError, TrainerState
 
 LOCALS = (
@@ -85,17 +85,18 @@ class Run(resume.Run):
         return legacy_state.state_at_step(step, shape, epoch_over=named is None, now=now)
 
     def _shuffle(self, loader: Any, state: TrainerState) -> None:
-        """Shuffle the data sets as often as the trainer itself has read from them. Workers do it when they start."""
-        if loader.num_workers:
-            return
-        for dataset in loader.dataset.datasets:
-            while dataset.current_epoch < (state.epoch if state.batch else state.epoch - 1):
+        """Shuffle each data set as often as the interrupted run had: at the first read of an epoch from it, which seeds
+        python's generator. Workers do it when they start, and the first read does what is left."""
+        for dataset, epoch in zip(loader.dataset.datasets, state.extra.get("epochs", ()), strict=False):
+            while not loader.num_workers and dataset.current_epoch < epoch:
                 dataset.current_epoch += 1
                 dataset.shuffle_buckets()
 
     def _extra(self) -> dict[str, Any]:
+        datasets = self.loader.dataset.datasets
         return super()._extra() | {
-            "seeds": [dataset.seed for dataset in self.loader.dataset.datasets],
+            "seeds": [dataset.seed for dataset in datasets],
+            "epochs": [dataset.current_epoch for dataset in datasets],
             "timesteps": [list(pair) for pair in self.trainer.timestep_range_pool],
         }
 
@@ -127,15 +128,15 @@ def rewrite(tree: ast.Module) -> ast.Module:
     find, insert = ast_utils.find_statement, ast_utils.insert
     first = find(loop, ast.Assign, "epoch_to_start = 0")
     insert(loop, first, before="_hangproof_run.find_position(args, train_dataloader)")
-    train_loop.rewrite_loops(
-        loop,
-        "train_dataloader",
-        "_hangproof_run.no_count",
-        before="for _hangproof_epoch, _hangproof_step in _hangproof_run.missing_epochs(args, sample_parameters):\n"
-        "    optimizer_eval_fn()\n"
-        "    _do_sample(_hangproof_epoch, _hangproof_step)\n"
-        "    optimizer_train_fn()\n",
-    )
+    epochs = find(loop, ast.For, "for epoch in range(epoch_to_start, num_train_epochs)")
+    train_mode = loop.body[loop.body.index(epochs) - 1]
+    if not isinstance(train_mode, ast.Expr) or ast.unparse(train_mode) != "optimizer_train_fn()":
+        raise Incompatible("optimizer_train_fn() is not called right before the epochs")
+    # Until then, a schedule-free optimizer has the weights of the epoch's end: to convert them there and back rounds them.
+    samples = "for _hangproof_place in _hangproof_run.missing_epochs(args, sample_parameters):\n    _do_sample(*_hangproof_place)"
+    insert(loop, train_mode, before=samples)
+    train_mode.value = ast_utils.parse_expression("_hangproof_run.finished(args) or optimizer_train_fn()")
+    train_loop.rewrite_loops(loop, "train_dataloader", "_hangproof_run.no_count")
     ast_utils.insert_import(tree, "from sd_scripts_patches.musubi.resume import run as _hangproof_run")
     return tree
 

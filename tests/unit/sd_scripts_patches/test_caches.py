@@ -1,6 +1,11 @@
 """Cache files of musubi-tuner that are damaged, without musubi-tuner."""
 
+import os
+from types import SimpleNamespace
+
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from sd_scripts_patches.musubi import caches
 
@@ -11,3 +16,24 @@ def test_a_cache_with_a_header_of_terabytes_is_renamed_before_anything_makes_roo
     with pytest.raises(ValueError, match=r"a_zi\.safetensors is damaged .*renamed to a_zi\.safetensors\.corrupt"):
         caches.within_limit(path, lambda: path.open("rb").read(1 << 44))
     assert not path.exists()
+
+
+def test_a_text_cache_that_a_kill_left_with_one_of_two_encoders_is_renamed_and_is_made_again(tmp_path):
+    """HunyuanVideo's. --skip_existing leaves out what exists, and the training stops at the encoder that is missing."""
+    half, whole = (tmp_path / f"{name}_hv_te.safetensors" for name in "ab")
+    encoders = {"llm_float16": torch.ones(2), "clipL_float16": torch.ones(1), "clipL_mask": torch.ones(1)}
+    save_file({"llm_float16": encoders["llm_float16"]}, half)
+    save_file(encoders, whole)
+    with pytest.raises(ValueError, match="outputs of one text encoder only: llm"):
+        caches.read(half, lambda: load_file(half))
+    assert caches.read(whole, lambda: load_file(whole)).keys() == encoders.keys()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"{half.name}.corrupt", whole.name]
+
+
+@pytest.mark.parametrize("of", [lambda path: {"video_paths": [path]}, lambda path: {"data": [{"video_path": path}]}])
+def test_a_video_on_a_disk_that_does_not_answer_is_named(tmp_path, monkeypatch, of):
+    monkeypatch.setenv("HANGPROOF_IMAGE_TIMEOUT_S", "0.5")
+    os.mkfifo(tmp_path / "a.mp4")
+    (video,) = {target.make for target in caches.PATCH.targets if target.name.endswith("get_video_data")}
+    with pytest.raises(TimeoutError, match=r"waited 0.5 s for video \S+a.mp4"):
+        video(lambda source, idx: None)(SimpleNamespace(**of(tmp_path / "a.mp4")), 0)

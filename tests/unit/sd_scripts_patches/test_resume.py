@@ -141,6 +141,19 @@ def test_an_epoch_begins_with_the_step_at_which_the_data_set_was_read_last(worke
     assert (run.loader.dataset.current_epoch, run.loader.dataset.current_step) == (2, step)
 
 
+@pytest.mark.parametrize(("extra", "shuffles"), [({"epochs": [2, 1]}, [2, 1]), ({}, [0, 0])])
+def test_a_data_set_of_musubi_tuner_is_shuffled_as_often_as_the_interrupted_run_had(extra, shuffles):
+    """In the second epoch nothing has been read from the second one yet: its first read seeds python's generator."""
+    done = [0, 0]
+    datasets = [
+        SimpleNamespace(current_epoch=0, shuffle_buckets=lambda n=n: done.__setitem__(n, done[n] + 1)) for n in (0, 1)
+    ]
+    state = known()
+    state.extra = extra
+    musubi.Run()._shuffle(SimpleNamespace(num_workers=0, dataset=SimpleNamespace(datasets=datasets)), state)
+    assert done == shuffles == [dataset.current_epoch for dataset in datasets]
+
+
 def test_the_batches_after_the_one_that_was_read_ahead_have_the_tags_of_the_step_that_a_validation_left():
     run, state = resume.Run(), known(20)
     state.now, state.extra = trainer_state.generators(), {"dataset_step": 19}

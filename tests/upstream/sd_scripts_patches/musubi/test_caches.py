@@ -8,6 +8,20 @@ import tiny_musubi as tiny
 
 from guards import heartbeat
 
+FRAMEPACK = """
+import sys
+from types import SimpleNamespace
+from musubi_tuner import fpack_cache_latents
+path = sys.argv[1] + "/a_0064x0064_fp.safetensors"
+item = SimpleNamespace(item_key="a", content=[], frame_count=None, latent_cache_path=path)
+dataset = SimpleNamespace(
+    cache_directory=sys.argv[1], get_all_latent_cache_files=lambda: [path],
+    retrieve_latent_cache_batches=lambda workers: iter([("bucket", [item])]),
+)
+args = SimpleNamespace(num_workers=1, skip_existing=True, batch_size=None, keep_cache=True)
+fpack_cache_latents.encode_datasets_framepack([dataset], lambda batch: print("encoded", batch[0].item_key), args)
+"""
+
 pytestmark = pytest.mark.usefixtures("musubi")
 
 
@@ -63,6 +77,17 @@ def test_a_caching_command_stops_on_request(tmp_path):
     assert "--skip_existing continues from there" in done.log, done.log[-3000:]
     (beat,) = heartbeat.read_all(tmp_path / "0/hb")
     assert beat.outcome == "stopped" and len(list((tmp_path / "cache").glob("*x*_zi.safetensors"))) < 7
+
+
+def test_the_loop_of_framepack_reports_its_items_and_makes_a_damaged_cache_again(tmp_path):
+    (tmp_path / "probe.py").write_text(FRAMEPACK)
+    (tmp_path / "a_0064x0064_fp.safetensors").write_bytes(b"half")
+    env = tiny.environment(tiny.workdir(), **resume_helpers.followed(tmp_path))
+    env["PYTHONPATH"] = f"{tmp_path}:{env['PYTHONPATH']}"
+    command = [str(tiny.python()), "-m", "sd_scripts_patches", "-m", "probe", str(tmp_path)]
+    done = helpers.watch(command, env, tiny.checkout(), 200, 0)
+    assert "a_0064x0064_fp.safetensors is damaged (" in done.log and "encoded a" in done.log
+    assert "cache_latents" in resume_helpers.phases(tmp_path)
 
 
 def test_damaged_caches_are_named_and_made_again_although_existing_ones_are_skipped(tmp_path):

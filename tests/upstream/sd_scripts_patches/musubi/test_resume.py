@@ -1,6 +1,7 @@
 """A stopped, killed and resumed run of musubi-tuner equals the uninterrupted one: steps, losses, LR, names, weights.
 
-With gradient accumulation and workers that stay; tests/campaigns/test_epoch_ends.py has all combinations.
+With gradient accumulation, workers that stay and a schedule-free optimizer, whose weights are converted for each sample and
+save; tests/campaigns/test_epoch_ends.py has all combinations.
 """
 
 import shutil
@@ -15,6 +16,7 @@ FLAGS = ["--save_state", "--save_every_n_steps", str(helpers.INTERVAL), "--save_
 FLAGS += ["--max_train_epochs", str(EPOCHS), "--gradient_accumulation_steps", str(ACCUMULATION)]
 FLAGS += ["--max_data_loader_n_workers", "2", "--persistent_data_loader_workers", "--sample_every_n_epochs", "1"]
 FLAGS += ["--timestep_sampling", "uniform", "--num_timestep_buckets", "4"]
+FLAGS += ["--optimizer_type", "schedulefree.AdamWScheduleFree"]
 
 
 def train(folder, *more, **given):
@@ -33,6 +35,15 @@ def runs(musubi, tmp_path_factory):
 def test_a_disturbed_run_has_every_loss_rate_lora_state_and_sample_of_the_uninterrupted_one(runs):
     """musubi-tuner alone trains all steps once more."""
     helpers.same_run(*runs, ACCUMULATION, 7, EPOCHS)
+
+
+@pytest.mark.parametrize(("state", "samples"), [("tiny-000002-state", 2), ("tiny-state", 1)])
+def test_the_samples_that_a_kill_lost_are_made_and_change_no_weight(runs, tmp_path, state, samples):
+    """Killed after an epoch's state, and after that of the end, which saves the LoRA once more and trains nothing."""
+    train(tmp_path, "--resume", str(runs[0] / "made" / state))
+    assert sorted(helpers.samples(tmp_path)) == sorted(helpers.samples(runs[0]))[-samples:]
+    one, two = (helpers.tensors(out / "made/tiny.safetensors") for out in (tmp_path, runs[0]))
+    assert one == two
 
 
 def test_a_state_that_musubi_tuner_wrote_alone_is_resumed_at_its_step(runs, tmp_path):
