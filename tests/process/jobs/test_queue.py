@@ -4,7 +4,7 @@ import random
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from monitor_helpers import toy_run, wait_for
+from monitor_helpers import events, toy_run, wait_for
 from queue_helpers import command, ended, made, processes, starts
 from run_facts import step_of, weight
 from sweep_helpers import make
@@ -12,7 +12,7 @@ from toys import undisturbed
 
 import runs
 from jobs import queue
-from monitor.process.platform import LOCK, Lock
+from monitor.process.platform import LOCK, Lock, is_held
 from monitor.process.spawned import idle
 from monitor.run_folder import MonitorError
 from runs import manage
@@ -164,6 +164,23 @@ def test_a_run_waits_for_those_on_its_own_gpu_and_now_pauses_no_other(data, monk
     held[0].release()
     assert queue._take() == "waits"
     held[1].release()
+
+
+@pytest.mark.slow
+def test_a_training_that_lost_its_monitor_and_its_keeper_is_watched_again_before_the_next_one_starts(data):
+    """Else the next one waits for its GPU: for ever, when it hangs."""
+    lost, following = made(data, "lost", "following", steps=60, pace=0.2)
+    queue.start_or_wait(lost)
+    wait_for(lambda: step_of(lost) >= 1, what="a step")
+    queue.insert(following)
+    for process in [*processes(data, "--keep"), *processes(data, "--child")]:
+        process.kill()
+    wait_for(lambda: not is_held(lost / LOCK), what="the end of the monitor")
+    assert queue.ensure_worker()
+    wait_for(lambda: is_held(lost / LOCK), what="another monitor")
+    assert not starts(following)
+    wait_for(lambda: ended(lost) and ended(following), what="both runs")
+    assert [event["message"][:7] for event in events(lost, "started")] == ["attempt", "adopted"]
 
 
 @pytest.mark.slow
