@@ -137,7 +137,11 @@ def start_or_wait(folder: Path) -> dict[str, Any]:
         return {"position": None, "pid": None}
     waits = _is_here(folder) and devices(RunFolder(folder).spec) and not is_held(folder / LOCK)
     if waits and (first_waiting() or busy(folder)):
-        return {"position": add(folder), "pid": None}
+        try:
+            return {"position": add(folder), "pid": None}
+        except MonitorError:
+            if not is_held(folder / LOCK):  # else it was started meanwhile
+                raise
     return {"position": None, "pid": launch(folder)["pid"]}
 
 
@@ -343,7 +347,8 @@ def _adopt() -> None:
     hang. A run in a final state is not continued, whatever its script has left behind."""
     for folder in {folder for _, folder in unwatched()}:
         status = read_status(folder) if _is_here(folder) else None
-        if status is not None and status["state"] not in FINAL:
+        kept = status is not None and platform.process_info(status.get("keeper_pid") or 0) is not None
+        if status is not None and status["state"] not in FINAL and not kept:
             with contextlib.suppress(MonitorError, OSError):  # the others do not wait for it
                 launch(folder, "resume")
 

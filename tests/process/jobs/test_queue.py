@@ -1,5 +1,7 @@
 """The queue: toy runs wait for a GPU (named by HANGPROOF_GPUS), and go on whatever is killed."""
 
+import json
+import os
 import random
 from concurrent.futures import ThreadPoolExecutor
 
@@ -183,6 +185,18 @@ def test_a_training_that_lost_its_monitor_and_its_keeper_is_watched_again_before
     assert [event["message"][:7] for event in events(lost, "started")] == ["attempt", "adopted"]
 
 
+@pytest.mark.parametrize(("state", "keeper", "adopted"), [("running", 0, 1), ("running", 1, 0), ("completed", 0, 0)])
+def test_what_has_its_keeper_or_has_ended_is_not_watched_again(data, monkeypatch, state, keeper, adopted):
+    """A keeper that finds another monitor ends, with the Slurm job that it is; an ended run may leave a TensorBoard."""
+    (run,) = made(data, "run")
+    launched = []
+    (run / "status.json").write_text(json.dumps({"state": state, "keeper_pid": os.getpid() if keeper else None}))
+    monkeypatch.setattr(queue, "unwatched", lambda: [(None, run), (None, run), (None, data / "elsewhere")])
+    monkeypatch.setattr(queue, "launch", lambda folder, how: launched.append(how))
+    queue.advance()
+    assert launched == ["resume"] * adopted
+
+
 @pytest.mark.slow
 def test_a_run_that_is_cancelled_while_it_is_being_started_is_stopped(data, monkeypatch):
     (run,) = made(data, "run", steps=5000)
@@ -201,6 +215,11 @@ def test_a_run_without_a_gpu_starts_at_once_and_one_with_a_gpu_waits(data, monke
     assert queue.start_or_wait(other)["position"] == 1
     assert queue.start_or_wait(other)["position"] == 1  # asked twice
     queue.remove("other")
+    with monkeypatch.context() as race:  # its training is watched again while it is being added
+        race.setattr(queue, "start_problems", lambda *_: held.append(Lock(other / LOCK)) or held[0].acquire() and [])
+        held = []
+        assert queue.start_or_wait(other)["position"] is None and not queue.read().entries
+        held[0].release()
     monkeypatch.setenv("HANGPROOF_GPUS", "")
     first, second = ThreadPoolExecutor(2).map(queue.start_or_wait, [other, other])  # from two tabs at the same moment
     assert first["pid"] and first == second
