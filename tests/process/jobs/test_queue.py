@@ -216,10 +216,10 @@ def test_a_run_without_a_gpu_starts_at_once_and_one_with_a_gpu_waits(data, monke
     assert queue.start_or_wait(other)["position"] == 1  # asked twice
     queue.remove("other")
     with monkeypatch.context() as race:  # its training is watched again while it is being added
-        race.setattr(queue, "start_problems", lambda *_: held.append(Lock(other / LOCK)) or held[0].acquire() and [])
-        held = []
+        its = Lock(other / LOCK)
+        race.setattr(queue, "start_problems", lambda *_: [] if its.acquire() else ["it is held"])
         assert queue.start_or_wait(other)["position"] is None and not queue.read().entries
-        held[0].release()
+        its.release()
     monkeypatch.setenv("HANGPROOF_GPUS", "")
     first, second = ThreadPoolExecutor(2).map(queue.start_or_wait, [other, other])  # from two tabs at the same moment
     assert first["pid"] and first == second
