@@ -30,9 +30,10 @@ from monitor.cli.commands import START_S, ask_to_end, launch
 from monitor.gpu import devices
 from monitor.process import platform
 from monitor.process.platform import LOCK, Lock, is_held
+from monitor.process.spawned import unwatched
 from monitor.resume.next_attempt import start_problems
 from monitor.run_folder import QUEUE as FILE, STATUS, MonitorError, RunFolder, read_json, wake_queue
-from monitor.state import State, is_abandoned, nothing_left, read_status
+from monitor.state import FINAL, State, is_abandoned, nothing_left, read_status
 from runs import sweep
 from runs.paths import outputs_dir as outputs
 
@@ -136,7 +137,11 @@ def start_or_wait(folder: Path) -> dict[str, Any]:
         return {"position": None, "pid": None}
     waits = _is_here(folder) and devices(RunFolder(folder).spec) and not is_held(folder / LOCK)
     if waits and (first_waiting() or busy(folder)):
-        return {"position": add(folder), "pid": None}
+        try:
+            return {"position": add(folder), "pid": None}
+        except MonitorError:
+            if not is_held(folder / LOCK):  # else it was started meanwhile
+                raise
     return {"position": None, "pid": launch(folder)["pid"]}
 
 
@@ -325,6 +330,7 @@ def advance() -> None:
 
     Raises MonitorError: another process keeps the queue. OSError: it cannot be written.
     """
+    _adopt()
     while name := _take():
         problem = _start(outputs() / name)
         with changing() as queue:
@@ -334,6 +340,17 @@ def advance() -> None:
         if not (waits or problem):
             with contextlib.suppress(MonitorError):  # cancelled while it was being started
                 ask_to_end(outputs() / name, {"now": False})
+
+
+def _adopt() -> None:
+    """Start a monitor for each training that has lost its own, with the keeper: it has the GPU, and nobody else ends its
+    hang. A run in a final state is not continued, whatever its script has left behind."""
+    for folder in {folder for _, folder in unwatched()}:
+        status = read_status(folder) if _is_here(folder) else None
+        kept = status is not None and platform.process_info(status.get("keeper_pid") or 0) is not None
+        if status is not None and status["state"] not in FINAL and not kept:
+            with contextlib.suppress(MonitorError, OSError):  # the others do not wait for it
+                launch(folder, "resume")
 
 
 def _take() -> str:

@@ -18,10 +18,11 @@ MOST_LINES = 2000
 
 
 def list_runs() -> list[dict[str, Any]]:
-    """All runs, newest first: name, state, step, planned_steps, progress from 0 to 1."""
+    """All runs, newest first: name, state, step, planned_steps, progress from 0 to 1, position in the queue from 1, or 0."""
     found = view.read_all()
     if not found and (why := view.unreadable()):
         raise runs.RunError(why)
+    actions.keep_queue()
     return [*map(_row, found)]
 
 
@@ -33,12 +34,14 @@ def _row(one: view.View) -> dict[str, Any]:
         "step": one.number("step"),
         "planned_steps": one.number("planned_steps"),
         "progress": round(one.progress, 4),
+        "position": actions.place(one.folder)[0],
         "problem": one.problem,
     }
 
 
 def run_status(run: str) -> dict[str, Any]:
     """One run: its state, its settings, its LoRA files, its incidents, and what can be done with it now."""
+    actions.keep_queue()
     folder = view.folder_of(run)
     shown = view.read(folder)
     return {

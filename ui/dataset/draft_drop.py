@@ -183,7 +183,8 @@ def _store(draft_id: str, state: State, work: Path, pictures: list[tuple[Dropped
     for key, entry in images.items():
         taken.setdefault(entry["folder"], set()).add(os.path.splitext(entry["file"])[0].casefold())
         same_content[entry["folder"], entry["sha256"]] = key
-    refused = 0
+    most = f"{limits['max_images']} images or {limits['max_draft_mb']} MB"
+    full = f"A LoRA can have {most}: the other images were not added; remove some images first"
     for file, found in pictures:
         if isinstance(found, str):
             messages.append(found)
@@ -199,7 +200,7 @@ def _store(draft_id: str, state: State, work: Path, pictures: list[tuple[Dropped
             messages.append(f"{file.shown}: already added as {shown}")
             continue
         if len(images) >= limits["max_images"] or in_all + found["bytes"] > limits["max_draft_mb"] * 1_000_000:
-            refused += 1
+            messages.append(full)
             _refuse(state, file)
             continue
         in_all += found["bytes"]
@@ -225,10 +226,7 @@ def _store(draft_id: str, state: State, work: Path, pictures: list[tuple[Dropped
             "caption_by": "file" if use and text["text"].strip() else "",
             "turn": 0,
         }
-    if refused:
-        most = f"{limits['max_images']} images or {limits['max_draft_mb']} MB"
-        messages.append(f"{count(refused, 'image')} not added: a LoRA can have {most}; remove some images first")
-    return messages
+    return [*dict.fromkeys(messages)]
 
 
 def _refuse(state: State, file: Dropped) -> None:

@@ -82,7 +82,7 @@ async function uploadAll() {
     waiting.splice(0, batch.length);
     done += batch.length;
     added += answer.added;
-    messages.push(...answer.messages);
+    messages.push(...answer.messages.filter((one) => !messages.includes(one)));
     show(answer);
     hangproof.tellOthers();
   }

@@ -59,6 +59,7 @@ class Import:
 
     def end(self, state: str, messages: list[str]) -> None:
         """Store the result, and delete what the import needed."""
+        messages = [*dict.fromkeys(messages)]  # a limit is reached in each chunk
         if len(messages) > MAX_MESSAGES:
             more = f"{len(messages) - MAX_MESSAGES} more files were not added, or have a message"
             messages = [*messages[:MAX_MESSAGES], more]

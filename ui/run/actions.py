@@ -7,7 +7,7 @@ disk. Their output goes to a file, not to a pipe: the processes that the monitor
 open. The other actions are the monitor's commands as functions, so the command line and the page do the same.
 
 The order of the queue is in jobs/queue.py; the page shows it and changes it. It also starts the queue's process when
-that is missing, so an open page is one more that keeps the queue going.
+that is missing, so an open page, or a client of the API, is one more that keeps the queue going.
 """
 
 import subprocess
@@ -98,7 +98,7 @@ def possible(shown: "view.View") -> list[str]:
     """The actions that the run's state allows."""
     if shown.problem:
         return []
-    state, (position, waits_as) = shown.state, _place(shown.folder)
+    state, (position, waits_as) = shown.state, place(shown.folder)
     found = []
     if shown.running and state in STEPS:
         found += ["sample"] * (shown.spec.get("sample_every_n_steps") != 0) + ["save"]
@@ -125,7 +125,7 @@ def _note(shown: "view.View", busy: tuple[str, ...]) -> str:
         return "Pausing: it saves a checkpoint first."
     for action in busy:
         return f"{ACTIONS[action][0]}: requested. It is done when the current step is complete."
-    if position := _place(shown.folder)[0]:
+    if position := place(shown.folder)[0]:
         return f"Waits in the queue, position {position}."
     if not shown.running:
         return ""
@@ -136,7 +136,7 @@ def _note(shown: "view.View", busy: tuple[str, ...]) -> str:
     return f"{message[:1].upper()}{message[1:]}."
 
 
-def _place(folder: Path) -> tuple[int, str]:
+def place(folder: Path) -> tuple[int, str]:
     """The run's place in the queue, from 1, and the name of that entry: its own, or its sweep's; (0, "") for none."""
     places = enumerate(entries(), 1)
     return next(((n, one.run) for n, one in places if folder.name in (one.run, *one.sweep)), (0, ""))
@@ -203,13 +203,18 @@ def entries() -> list[queue.Entry]:
     return kept("queue", file, [file], queue.read).entries
 
 
-def queue_html(everything: list[view.View]) -> str:
-    """The queue and the newest sweeps; "" where there is neither. Starts the queue's process where it is missing."""
+def keep_queue() -> list[queue.Entry]:
+    """The entries of the queue. Starts its process where it is missing: whoever looks at the runs keeps it going."""
     global _checked_s
-    known = entries()
-    if known and time.monotonic() - _checked_s >= CHECK_S:
+    if (known := entries()) and time.monotonic() - _checked_s >= CHECK_S:
         _checked_s = time.monotonic()
         queue.ensure_worker()
+    return known
+
+
+def queue_html(everything: list[view.View]) -> str:
+    """The queue and the newest sweeps; "" where there is neither."""
+    known = keep_queue()
     views = {one.folder.name: one for one in everything}
     waiting = [one for one in known if one.next_run in views]  # a deleted run leaves at the queue's next turn
     shown = [(one, one.run if one.sweep else views[one.run].name, _queued(one, views[one.next_run])) for one in waiting]

@@ -28,6 +28,7 @@ TIME = Markup('<time datetime="{}">{}</time>')
 DOT = Markup('<i class="hp-dot hp-{}"></i>{}')
 Fact = tuple[str, str, str]  # label, value, explanation
 LISTED = 100  # runs that the list shows; the search finds the others
+NEWEST = 200  # LoRAs, and incidents, that a run shows
 UTC_TIME = re.compile(r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|\+00:00)")
 
 # State: (colour class, label, explanation). {start} is the start button's label, {resume} what it does. The monitor's
@@ -287,16 +288,17 @@ def loras(folder: Path, found: list[Lora], evolution: Evolution, picked: int | N
         best = picked is not None and lora.step == picked
         return lora, title, thumbs, best, size_text(lora.size), file_url(lora.path)
 
-    rows, size = [*map(row, found)], size_text(sum(lora.size for lora in found))
-    made = functools.partial(CARD, "loras", rows, folder.absolute(), archive_url(folder), size)
-    return latest("loras", folder, (rows, size), made)
+    rows, size, count = [*map(row, found[:NEWEST])], size_text(sum(lora.size for lora in found)), len(found)
+    made = functools.partial(CARD, "loras", rows, count, folder.absolute(), archive_url(folder), size)
+    return latest("loras", folder, (rows, count, size), made)
 
 
 def incidents(folder: Path, found: list[Incident]) -> str:
-    """All hangs and crashes of the run in `folder`; each report is made once, however many there are."""
-    rows = [latest("incident row", folder / one.number, (one,), functools.partial(incident, one)) for one in found]
-    made = functools.partial(CARD, "incidents", rows, cost_of_all(found))
-    return latest("incidents", folder, (rows,), made) if found else ""
+    """The newest hangs and crashes of the run in `folder`; each report is made once, however many there are."""
+    shown, more = found[:NEWEST], len(found[NEWEST:])
+    rows = [latest("incident row", folder / one.number, (one,), functools.partial(incident, one)) for one in shown]
+    made = functools.partial(CARD, "incidents", rows, more, folder.absolute() / "incidents", cost_of_all(found))
+    return latest("incidents", folder, (rows, more), made) if found else ""
 
 
 def cost_of_all(found: list[Incident]) -> str:

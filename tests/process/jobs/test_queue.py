@@ -1,10 +1,12 @@
 """The queue: toy runs wait for a GPU (named by HANGPROOF_GPUS), and go on whatever is killed."""
 
+import json
+import os
 import random
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from monitor_helpers import toy_run, wait_for
+from monitor_helpers import events, toy_run, wait_for
 from queue_helpers import command, ended, made, processes, starts
 from run_facts import step_of, weight
 from sweep_helpers import make
@@ -12,7 +14,7 @@ from toys import undisturbed
 
 import runs
 from jobs import queue
-from monitor.process.platform import LOCK, Lock
+from monitor.process.platform import LOCK, Lock, is_held
 from monitor.process.spawned import idle
 from monitor.run_folder import MonitorError
 from runs import manage
@@ -167,6 +169,35 @@ def test_a_run_waits_for_those_on_its_own_gpu_and_now_pauses_no_other(data, monk
 
 
 @pytest.mark.slow
+def test_a_training_that_lost_its_monitor_and_its_keeper_is_watched_again_before_the_next_one_starts(data):
+    """Else the next one waits for its GPU: for ever, when it hangs."""
+    (lost,), (following,) = made(data, "lost", steps=5000), made(data, "following")
+    queue.start_or_wait(lost)
+    wait_for(lambda: step_of(lost) >= 1, what="a step")
+    queue.insert(following)
+    for process in [*processes(data, "--keep"), *processes(data, "--child")]:
+        process.kill()
+    wait_for(lambda: not is_held(lost / LOCK), what="the end of the monitor")
+    assert queue.ensure_worker()
+    wait_for(lambda: len(events(lost, "started")) == 2, what="another monitor")
+    assert "adopted" in events(lost, "started")[1]["message"] and not starts(following)
+    assert command("stop", "lost", "--wait", "60").returncode == 0
+    wait_for(lambda: ended(following), what="the next run")
+
+
+@pytest.mark.parametrize(("state", "keeper", "adopted"), [("running", 0, 1), ("running", 1, 0), ("completed", 0, 0)])
+def test_what_has_its_keeper_or_has_ended_is_not_watched_again(data, monkeypatch, state, keeper, adopted):
+    """A keeper that finds another monitor ends, with the Slurm job that it is; an ended run may leave a TensorBoard."""
+    (run,) = made(data, "run")
+    launched = []
+    (run / "status.json").write_text(json.dumps({"state": state, "keeper_pid": os.getpid() if keeper else None}))
+    monkeypatch.setattr(queue, "unwatched", lambda: [(None, run), (None, run), (None, data / "elsewhere")])
+    monkeypatch.setattr(queue, "launch", lambda folder, how: launched.append(how))
+    queue.advance()
+    assert launched == ["resume"] * adopted
+
+
+@pytest.mark.slow
 def test_a_run_that_is_cancelled_while_it_is_being_started_is_stopped(data, monkeypatch):
     (run,) = made(data, "run", steps=5000)
     queue.insert(run)
@@ -184,6 +215,11 @@ def test_a_run_without_a_gpu_starts_at_once_and_one_with_a_gpu_waits(data, monke
     assert queue.start_or_wait(other)["position"] == 1
     assert queue.start_or_wait(other)["position"] == 1  # asked twice
     queue.remove("other")
+    with monkeypatch.context() as race:  # its training is watched again while it is being added
+        its = Lock(other / LOCK)
+        race.setattr(queue, "start_problems", lambda *_: [] if its.acquire() else ["it is held"])
+        assert queue.start_or_wait(other)["position"] is None and not queue.read().entries
+        its.release()
     monkeypatch.setenv("HANGPROOF_GPUS", "")
     first, second = ThreadPoolExecutor(2).map(queue.start_or_wait, [other, other])  # from two tabs at the same moment
     assert first["pid"] and first == second

@@ -11,8 +11,8 @@ import runs
 from jobs import queue
 from monitor.run_folder import RunFolder
 from monitor.state import RunState, State, spec_hash
-from ui.api.runs import run_samples, start_run, stop_run, train_longer
-from ui.run import blind_vote
+from ui.api.runs import list_runs, run_samples, run_status, start_run, stop_run, train_longer
+from ui.run import actions, blind_vote
 
 
 def test_the_api_has_each_saved_step_and_the_last_mark_counts(sampled):
@@ -48,6 +48,18 @@ def test_a_run_under_way_is_not_made_longer_and_one_that_waits_leaves_the_queue(
     with watched(folder), pytest.raises(runs.RunError, match="is under way"):
         train_longer(folder.name, 6)
     assert runs.load(folder).epochs == 4
+
+
+@pytest.mark.parametrize("look", [lambda name: list_runs()[0], run_status])
+def test_a_client_that_looks_at_the_runs_keeps_the_queue_going(data, tmp_path, monkeypatch, look):
+    """A monitor that is killed with its keeper does not start the next run."""
+    calls = []
+    monkeypatch.setattr(queue, "ensure_worker", lambda: calls.append(1))
+    monkeypatch.setattr(actions, "_checked_s", -actions.CHECK_S)
+    folder = runs.create(spec(epochs=4), pictures(tmp_path / "in"))
+    assert look(folder.name)["position"] == 0 and not calls
+    queue.insert(folder)
+    assert [look(folder.name)["position"] for _ in range(2)] == [1, 1] and calls == [1]
 
 
 def test_a_run_with_nothing_left_to_train_is_not_said_to_be_started(data, tmp_path):

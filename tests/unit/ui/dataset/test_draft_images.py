@@ -93,7 +93,7 @@ def test_the_limits_of_a_file_and_a_draft_are_those_of_the_table(mine, tmp_path,
     files = [photo(tmp_path / f"{n}.png", n) for n in range(4)]
     limits(monkeypatch, max_images=2)
     added, messages = drop(mine, *files)
-    assert added == 2 and len(messages) == 1 and "2 images not added: a LoRA can have 2 images or" in messages[0]
+    assert added == 2 and len(messages) == 1 and "A LoRA can have 2 images or" in messages[0]
     limits(monkeypatch, max_draft_mb=0)
     assert drop(mine, files[2])[0] == 0
     limits(monkeypatch, max_file_mb=0)

@@ -145,6 +145,13 @@ def test_what_is_written_just_now_is_no_import_that_waits(mine):
     assert [one.path.name for one in imports.waiting(mine)] == ["1.json", "2.json"]
 
 
+def test_a_limit_that_is_reached_in_each_chunk_is_said_once(mine):
+    imports.place(mine).mkdir(parents=True)
+    one = imports.Import(imports.place(mine) / "1.json")
+    one.end("done", ["too many", "a.png: damaged", "too many"])
+    assert one.values["messages"] == ["too many", "a.png: damaged"]
+
+
 def test_a_folder_that_cannot_be_imported_is_explained_at_once(mine, tmp_path):
     assert imports.given_folder(f"{tmp_path}/../{tmp_path.name}") == tmp_path
     for path, message in (

@@ -64,7 +64,10 @@ def test_reports_are_rendered_once_however_many_there_are(folder, monkeypatch):
     first = cards.incidents(folder, view.incidents(folder))
     assert len(rendered) == 200 and cards.incidents(folder, view.incidents(folder)) == first
     write_incident(folder, "0200", report="# The newest")
-    assert "The newest" in cards.incidents(folder, view.incidents(folder)) and len(rendered) == 201
+    assert "older" not in first
+    now = cards.incidents(folder, view.incidents(folder))
+    assert "The newest" in now and len(rendered) == 201
+    assert now.count("<article") == 200 and f"1 older: in {folder}/incidents" in now, "450 of them are 0.8 MB"
 
 
 def test_the_page_shows_the_snapshots_or_why_there_are_none(data):

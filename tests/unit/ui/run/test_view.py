@@ -169,6 +169,10 @@ def test_thousands_of_samples_are_drawn_and_looked_up_again_only_after_a_change(
     drawn.unlink()
     assert len(samples.pictures(view.evolution(folder))) == 1
     assert "picked" in cards.loras(folder, view.loras(folder), view.evolution(folder), 100)
+    monkeypatch.setattr(cards, "NEWEST", 1)  # the markup of 5,000 LoRAs is 3.8 MB, and each new one sends all of it
+    lora_file(folder / "r-step00000200.safetensors", 200)
+    shown = lora_cards(folder)
+    assert "2 LoRAs" in shown and shown.count("<li") == 1 and f"1 older: in {folder}" in shown and "r.zip" in shown
 
 
 def test_a_name_that_is_not_utf_8_is_left_out(data):
