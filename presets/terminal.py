@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Callable
+from typing import Any
 
 
 def command(main: Callable[[], int]) -> int:
@@ -22,3 +23,8 @@ def command(main: Callable[[], int]) -> int:
         print(f"error: {error}; check this disk or network drive, then try again", file=sys.stderr)
         return 1
     return code
+
+
+def add_command(commands: Any, name: str, text: str) -> Any:
+    """The parser of a subcommand, which its own --help explains too. commands: what `add_subparsers` returned."""
+    return commands.add_parser(name, help=text, description=text)
