@@ -49,7 +49,7 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     top = argparse.ArgumentParser(
         prog="app.py",
-        description="Serve the Hangproof page.",
+        description="Serve the Hangproof page. `./start.sh -h` lists all other commands.",
         epilog="The user name and password can also be in the variable HANGPROOF_AUTH, host names in "
         "HANGPROOF_ALLOWED_HOSTS (separated by commas). The variables and --auth-file do not show in the list of processes.",
         allow_abbrev=False,

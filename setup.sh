@@ -65,6 +65,10 @@ set_up() {
     if ! installed; then
         python=.venv/bin/python
         usable || python=$(python_for_venv) || return 1
+        [ -w . ] || {
+            echo "Hangproof: $PWD cannot be written by $(id -un), who cannot install there; use a copy of your own" >&2
+            return 1
+        }
         lock "$python"
         installed || install_requirements || return 1
         exec 9>&-

@@ -7,7 +7,7 @@
 # ./start.sh COMMAND ...         any other command (hangproof.py lists them), such as ./start.sh status cat
 set -euo pipefail
 from=$PWD
-cd "$(dirname "${BASH_SOURCE[0]}")"
+cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}" || echo "${BASH_SOURCE[0]}")")"
 . ./setup.sh
 set_up requirements.txt
 home=$PWD

@@ -24,17 +24,21 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     top = argparse.ArgumentParser(prog="python -m jobs", description="Queue, sweep and delete runs.")
     commands = top.add_subparsers(dest="command", required=True)
-    order = commands.add_parser("queue", help="show the runs that wait for the GPU; add, move, cancel or start one")
+    order = terminal.add_command(
+        commands, "queue", "show the runs that wait for the GPU; add, move, cancel or start one"
+    )
     order.add_argument(
         "action", nargs="?", default="list", choices=ACTIONS, help="default: list; start: now if possible"
     )
     order.add_argument("run", nargs="?", metavar="RUN", help="name of a run, or of a sweep")
     order.add_argument("position", nargs="?", type=int, metavar="POSITION", help="of `move`, from 1")
-    delete = commands.add_parser("delete", help="delete a run with its LoRA files, checkpoints, samples and log")
+    delete = terminal.add_command(commands, "delete", "delete a run with its LoRA files, checkpoints, samples and log")
     delete.add_argument("run", help="name or folder of a run")
     delete.add_argument("--images", action="store_true", help="also delete its data set: images and captions")
     delete.add_argument("--yes", action="store_true", help="do not ask")
-    several = commands.add_parser("sweep", help="make and queue runs that differ in a few numbers, or compare them")
+    several = terminal.add_command(
+        commands, "sweep", "make and queue runs that differ in a few numbers, or compare them"
+    )
     several.add_argument("run", help="the run to start from; or a sweep, to compare its runs")
     several.add_argument(
         "--set", action="append", default=[], metavar="FIELD=VALUE,VALUE", help="such as rank=8,16; can be repeated"

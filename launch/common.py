@@ -15,7 +15,7 @@ class LaunchError(Exception):
 
 
 Option = tuple[str, Any, str]
-RUN: Option = ("RUN", "", "name, slug or folder of a run")
+RUN: Option = ("RUN", "", "name or folder of a run")
 
 
 def add_arguments(parser: argparse.ArgumentParser, module: ModuleType) -> None:

@@ -66,7 +66,8 @@ def _command(words: list[str]) -> int:
         command = choices.add_parser(name, help=text, description=text)
         if run:
             nargs = "?" if run == "[RUN]" else None
-            command.add_argument("run", nargs=nargs, metavar="RUN", help="name, slug or folder of a run")
+            of_run = "name or folder of a run" + ", or the number of a process" * (name == "diagnose")
+            command.add_argument("run", nargs=nargs, metavar="RUN", help=of_run)
         if name != "run":
             command.add_argument("--json", action="store_true", help="end with one line of JSON")
         return command
@@ -89,10 +90,10 @@ def _command(words: list[str]) -> int:
     add("resume", "continue a paused, stopped or interrupted run in the background, from its newest checkpoint")
     add("queue", "runs that wait for the GPU: show them, add, move or cancel one, or start one now", None)
     add("resume-all", "start every run that a reboot, a pre-emption or a killed monitor interrupted", None)
-    add("notify", "send a test message to your own addresses (see monitor/cli/notify.py)", None)
+    add("notify", "send a test message to your own addresses (docs/recovery.md)", None)
     add("diagnose", "explain what a run, or any process, is doing and what it waits for")
     metrics = add("metrics", "serve every run's status to Prometheus at /metrics", None)
-    metrics.add_argument("--port", type=int, default=9477)
+    metrics.add_argument("--port", type=int, default=9477, help="on loopback (default: 9477)")
     args = top.parse_args(words)
     try:
         if args.command != "run":

@@ -18,8 +18,8 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     top = argparse.ArgumentParser(prog="python -m presets", description="Tiers, models, and lint of scripts.")
     commands = top.add_subparsers(dest="command", required=True)
-    listing = commands.add_parser("list", help="list VRAM tiers, model families and base models")
-    lint = commands.add_parser("lint", help="find what is known to hang or fail in a training script")
+    listing = terminal.add_command(commands, "list", "list VRAM tiers, model families and base models")
+    lint = terminal.add_command(commands, "lint", "find what is known to hang or fail in a training script")
     lint.add_argument("script", help="a bash script, batch file (.bat) or PowerShell script (.ps1)")
     lint.add_argument("--fix", action="store_true", help="fix these in a bash script or batch file; it trains the same")
     for command in (listing, lint):

@@ -50,3 +50,8 @@ def command(main: Callable[[], int]) -> int:
     finally:
         sys.stdout, sys.stderr = streams
     return code
+
+
+def add_command(commands: Any, name: str, text: str) -> Any:
+    """The parser of a subcommand, which its own --help explains too. commands: what `add_subparsers` returned."""
+    return commands.add_parser(name, help=text, description=text)

@@ -28,7 +28,7 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     top = argparse.ArgumentParser(prog="python -m runs", description="Create, show and render runs without a browser.")
     commands = top.add_subparsers(dest="command", required=True)
-    new = commands.add_parser("new", help="create a run and print the path of its folder")
+    new = terminal.add_command(commands, "new", "create a run and print the path of its folder")
     new.add_argument("--name", required=True, help="name of the LoRA")
     new.add_argument(
         "--images", required=True, type=Path, help="folder of the images, with captions as .txt files of the same name"
@@ -50,19 +50,21 @@ def parser() -> argparse.ArgumentParser:
         metavar="KEY=VALUE",
         help="set a setting (list them with: python -m runs fields) or a flag of the trainer; can be repeated",
     )
-    commands.add_parser("fields", help="list the settings of a run, their defaults and the trainers' flags")
-    show = commands.add_parser("show", help="print a run's spec, or list the runs")
+    terminal.add_command(commands, "fields", "list the settings of a run, their defaults and the trainers' flags")
+    show = terminal.add_command(commands, "show", "print a run's spec, or list the runs")
     show.add_argument("run", nargs="?", help="name or folder of a run")
-    estimate = commands.add_parser("estimate", help="estimate the GPU memory, time, disk space and cost of a run")
+    estimate = terminal.add_command(commands, "estimate", "estimate the GPU memory, time, disk space and cost of a run")
     estimate.add_argument("run", help="name or folder of a run, or its run.toml")
-    render = commands.add_parser("render", help="make a run again after its run.toml was changed: its job and script")
+    render = terminal.add_command(
+        commands, "render", "make a run again after its run.toml was changed: its job and script"
+    )
     render.add_argument("run", help="name or folder of a run")
-    rename = commands.add_parser("rename", help="give a run another label; its folder and files keep their names")
+    rename = terminal.add_command(commands, "rename", "give a run another label; its folder and files keep their names")
     rename.add_argument("run", help="name or folder of a run")
     rename.add_argument("label", help="the name that the page shows")
     for name, text in JOBS.items():
         commands.add_parser(name, help=text, add_help=False)
-    fetch = commands.add_parser("fetch-model", help="download the model files that kohya's trainers need")
+    fetch = terminal.add_command(commands, "fetch-model", "download the model files that kohya's trainers need")
     fetch.add_argument("model", help="base model (list them with: python -m presets list)")
     for command in (new, show, estimate, render, rename, fetch):
         command.add_argument("--json", action="store_true", help="print one line of JSON at the end")

@@ -251,7 +251,8 @@ def memory_summary(folder: str, off: str = "") -> dict[str, Any] | None:
     if not folder and not off:
         return None
     off = read_text(Path(folder) / snapshot_files.OFF) if folder else off
-    newest = None if off else next(iter(checkpoint.guards(folder).values()), None)
+    guards = () if off else checkpoint.guards(folder).values()
+    newest = next((guard for guard in guards if guard and "every" in guard), None)  # not what an earlier version left
     if newest is None:
         return {"step": None, "bytes": 0, "every": 0, "off": off}
     return {"step": newest["step"], "bytes": _bytes_of(newest), "every": newest["every"], "off": ""}

@@ -104,6 +104,9 @@ def test_every_command_and_its_flags_exist(page):
 def test_each_command_of_a_module_has_its_word_and_is_documented(module):
     pattern = rf"-m {module} ([a-z]+) " if module == "sd_scripts_patches" else r"^    ([a-z][a-z-]*)(?:\s|$)"
     known = set(re.findall(pattern, help_of(module), re.MULTILINE))
+    if module != "sd_scripts_patches":  # the others explain a command in its own help, too
+        second = help_of(module, hangproof.COMMANDS[module][-1]).split("\n\n")[1]
+        assert not second.startswith(("options:", "positional arguments:"))
     elsewhere = known - set(hangproof.COMMANDS[module])  # `monitor queue` and `runs delete` start those of `jobs`
     assert set(hangproof.COMMANDS[module]) <= known and elsewhere <= set(hangproof.COMMANDS["jobs"])
     named = " ".join(re.findall(rf"python -m {module} [^`\n]*", TEXT)).replace("\\|", " ")

@@ -37,9 +37,11 @@ def test_git_for_windows_keeps_the_ends_of_lines_that_bash_and_cmd_read():
 
 
 def test_in_git_bash_or_wsl_start_sh_leaves_the_environment_of_windows_alone(tmp_path):
-    """It would create it again, empty."""
+    """It would create it again, empty. Here it is called through a link to it."""
     for name in ("start.sh", "setup.sh", "requirements.txt"):
         shutil.copy(hangproof.ROOT / name, tmp_path)
     (tmp_path / ".venv/Scripts").mkdir(parents=True)
-    done = subprocess.run(["bash", str(tmp_path / "start.sh"), "status"], capture_output=True, text=True, check=False)
+    (tmp_path / "bin").mkdir()
+    (link := tmp_path / "bin/hangproof").symlink_to(tmp_path / "start.sh")
+    done = subprocess.run(["bash", str(link), "status"], capture_output=True, text=True, check=False)
     assert done.returncode == 1 and "run start.bat" in done.stderr and (tmp_path / ".venv/Scripts").is_dir()

@@ -60,6 +60,19 @@ def test_without_a_network_the_library_raises_its_own_error_after_one_wait_for_a
         pytest.skip(f"not with a network that loses every packet: {reason}")
 
 
+def test_a_socks_proxy_of_the_environment_is_used():
+    """The library reads every proxy at its first request, and fails where one is of a kind that it has no package for."""
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        proxy.settimeout(60)
+        names = {"ALL_PROXY": f"socks5://127.0.0.1:{proxy.getsockname()[1]}", "HF_ENDPOINT": "http://hub.invalid"}
+        child = children.start("from guards import hub; hub.listing('some/model')", HF_HUB_OFFLINE=0, **names)
+        try:
+            assert proxy.accept()[0].recv(1) == b"\x05", "the greeting of SOCKS5"
+        finally:
+            child.kill()
+            child.wait()
+
+
 @pytest.mark.slow
 def test_a_silent_server_ends_the_first_request_at_its_own_limit(hub, tmp_path, monkeypatch):
     """A busy one is asked again until then."""

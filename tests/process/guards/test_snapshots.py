@@ -1,6 +1,7 @@
 """Snapshots in memory: each is complete or none, holds what was saved to the bit, and never takes what others need."""
 
 import os
+import shutil
 import time
 from itertools import pairwise
 from types import SimpleNamespace
@@ -59,6 +60,10 @@ def test_the_two_newest_are_kept_and_an_attempt_that_resumes_earlier_forgets_the
     assert steps(ring) == [8, 7]
     found = memory_summary(str(ring))
     assert (found["step"], found["off"]) == (8, "") and found["bytes"] > 0 and found["every"] >= 1
+    (earlier := ring / "toy-step00000009-state").mkdir()  # an earlier version made the trainer's files here
+    (earlier / checkpoint.GUARD).write_text('{"version": 1, "step": 9, "epoch": 1, "belongs": {}, "files": {}}')
+    assert memory_summary(str(ring)) == found
+    shutil.rmtree(earlier)
     take(writer(ring, attempt=2), 5, raw(b"again"))
     assert [(guard["step"], guard["attempt"]) for guard in checkpoint.guards(ring).values()] == [(5, 2)]
     assert len(list(ring.iterdir())) == 1
