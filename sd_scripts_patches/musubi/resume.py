@@ -23,7 +23,7 @@ from typing import Any
 
 from sd_scripts_patches import ast_utils, legacy_state, resume, session, train_loop, trainer_state
 from sd_scripts_patches.musubi import BASE, DATASET, LOOP, TRAIN_UTILS
-from sd_scripts_patches.patch import Incompatible, Patch, Target, around, find_function, function, with_names
+from sd_scripts_patches.patch import Patch, Target, around, find_function, function, with_names
 from sd_scripts_patches.trainer_state import ResumeError, TrainerState
 
 LOCALS = (
@@ -129,9 +129,8 @@ def rewrite(tree: ast.Module) -> ast.Module:
     first = find(loop, ast.Assign, "epoch_to_start = 0")
     insert(loop, first, before="_hangproof_run.find_position(args, train_dataloader)")
     epochs = find(loop, ast.For, "for epoch in range(epoch_to_start, num_train_epochs)")
-    train_mode = loop.body[loop.body.index(epochs) - 1]
-    if not isinstance(train_mode, ast.Expr) or ast.unparse(train_mode) != "optimizer_train_fn()":
-        raise Incompatible("optimizer_train_fn() is not called right before the epochs")
+    right_before = ast.Module([loop.body[loop.body.index(epochs) - 1]], [])
+    train_mode = find(right_before, ast.Expr, "optimizer_train_fn()")
     # Until then, a schedule-free optimizer has the weights of the epoch's end: to convert them there and back rounds them.
     samples = "for _hangproof_place in _hangproof_run.missing_epochs(args, sample_parameters):\n    _do_sample(*_hangproof_place)"
     insert(loop, train_mode, before=samples)

@@ -320,7 +320,7 @@ def test_what_prevents_a_start_is_said_and_a_full_disk_may_pass(make_loop, monke
     run.state.attempt = 1
     assert recovery.start_attempt(run).state is State.BACKOFF and run.wait_limit_s == CONFIG.restart.disk_wait_s
     monkeypatch.setenv(recovery.NEEDS_GPU, "1")
-    monkeypatch.setattr(run.gpus, "count", lambda pause: 0)
+    monkeypatch.setattr(run.gpus, "count", lambda: 0)
     assert "the run needs 1 GPU" in recovery.start_attempt(run).message
 
 

@@ -42,6 +42,7 @@ WRAPPED = {  # by two patches or more, the innermost first
     "init_trackers": ["trackers", "heartbeat"],  # a start that is given up must not keep the phase
     "tqdm.__iter__": ["sampling", "heartbeat"],
     "encode_datasets": ["caches", "heartbeat"],
+    "encode_datasets_framepack": ["caches", "heartbeat"],
     "prepare_cache_files_and_paths": ["caches", "heartbeat"],
     "NetworkTrainer.train": ["heartbeat", "resume", "save", "world"],  # swept before a state is looked for
     "get_scheduler_fix": ["heartbeat", "world"],
