@@ -66,7 +66,7 @@ set_up() {
         python=.venv/bin/python
         usable || python=$(python_for_venv) || return 1
         [ -w . ] || {
-            echo "Hangproof: $PWD cannot be written by $(id -un), who cannot install there; use a copy of your own" >&2
+            echo "Hangproof: $(id -un) cannot write to $PWD, so nothing can be installed there; use a copy of your own" >&2
             return 1
         }
         lock "$python"

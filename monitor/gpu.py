@@ -151,8 +151,15 @@ class Gpus:
             return tuple(reading["gpus"])
         return None
 
-    def count(self) -> int | None:
-        """How many GPUs this machine has; None when the driver fails, or has not answered (`listed` says whether)."""
+    def count(self, pause: Callable[[float], None]) -> int | None:
+        """How many GPUs this machine has; None when the driver fails or does not answer within COUNT_S. A run that locks
+        no GPU has not waited for the driver before.
+
+        Args:
+            pause: waits so many seconds; what it raises leaves here.
+        """
+        while self.listed() is None:
+            pause(0.05)
         reading = self._reading()
         answered = reading["at_s"] > -math.inf and not reading["error"]
         return len(reading["gpus"]) if answered or not present() else None

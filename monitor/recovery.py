@@ -134,8 +134,8 @@ def recover(run: Run, attempt: Attempt, incident: Incident) -> Transition:
     cause_count = state.cause_counts.get(cause.name, 0) + 1
     # From a cause's second failure on, or at once where it is certain to return.
     change, limits, history = dict[str, Any](), run.config.restart, state.history
-    restarts = history.restarts < limits.in_all_count
-    if restarts and run.leads and cause.ladder and (cause_count >= 2 or cause.at_once):
+    may_restart = history.restarts < limits.in_all_count
+    if may_restart and run.leads and cause.ladder and (cause_count >= 2 or cause.at_once):
         # While restarts bring new steps, no change may cost the steps so far: another program's memory gets free again.
         keeps = state.best_step > 0 and not history.failures and history.restarts < limits.without_progress_count
         change = next_attempt.next_change(run, cause.ladder, keeps)
@@ -416,7 +416,7 @@ def gpu_missing(run: Run) -> Transition | None:
     wish, trained_on = os.environ.get(NEEDS_GPU, ""), run.state.gpu
     if wish == "0" or not (trained_on or wish == "1"):
         return None
-    needed, found = int(run.folder.spec.get("gpus", 1)), run.gpus.count()
+    needed, found = int(run.folder.spec.get("gpus", 1)), run.gpus.count(run.pause)
     if found is None or found >= needed:
         return None
     here = "this machine has none" if not found else f"this machine has {count(found, 'GPU')}"

@@ -89,7 +89,7 @@ class StoreAgent:
         self._closed = False
         self._started_s = self._next_start_s = -1e9
         self._failures = self._orders = 0
-        self._seen = ""  # of STORE, what is known
+        self._seen = ""  # the text of STORE that is known
         self._reported: set[str] = set()  # errors
         self._requested = -1  # the step of the last extra save
         self._reachable_s: float | None = None  # when the store was reachable last, or the first poll; None before that
@@ -177,7 +177,7 @@ class StoreAgent:
     def _read(self) -> None:
         """Take over what the living agent wrote, and report what is new in it."""
         text = read_text(self.folder.folder / STORE)
-        if text == self._seen:  # its time would not tell: a stick counts in steps of two seconds
+        if text == self._seen:  # not by its time, which on a USB stick has steps of two seconds
             return
         values = json_object(text)
         if values is None or self._popen is None or not is_python_of(self._popen, values.get("pid")):

@@ -17,7 +17,7 @@ def plain(text: str) -> str:
 
 
 class _Plain:
-    """A stream that prints text so."""
+    """A stream that writes text as `plain` gives it."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream

@@ -65,7 +65,7 @@ def explained(what: str) -> Iterator[None]:
 
 
 def unwritable(folder: Path) -> str:
-    """Why a folder takes no files, tried: what says how much is free knows no quota; "" where it does, or is not there."""
+    """Why nothing can be written to a folder, found by writing, for a quota shows in no figure; "" where it can, or is gone."""
     try:
         with explained(f"write to {folder}"), tempfile.TemporaryFile(dir=folder) as file:
             file.write(bytes(1 << 16))

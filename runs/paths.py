@@ -161,7 +161,7 @@ def list_runs() -> list[Path]:
 
 
 def with_file(name: str) -> list[Path]:
-    """The folders in that of all runs that have this file, by name. OSError where it cannot be listed: none is known."""
+    """The folders of runs that have this file, by name. OSError: the folder of all runs cannot be listed."""
     folders = [outputs_dir() / entry for entry in sorted(entries(outputs_dir())) if not entry.startswith(".")]
     return [folder for folder in folders if (folder / name).is_file()]
 

@@ -155,14 +155,24 @@ def _item_within_limit(original: Callable, self: Any, idx: int) -> Any:
 def _video_within_limit(original: Callable, self: Any, idx: int, *args: Any, **kwargs: Any) -> Any:
     """Read the beginning of a video within the limit of an image; how long the rest takes depends on its length."""
     path = Path(_path(self, idx))
-    images._read(lambda: path.is_dir() or path.open("rb").read(1), str(path), f"video {path}")
+    images._read(lambda: _read_beginning(path), str(path), f"video {path}")
     return original(self, idx, *args, **kwargs)
+
+
+def _read_beginning(video: Path) -> None:
+    """Read a byte of a video's file; a video can also be a folder of images."""
+    if not video.is_dir():
+        with video.open("rb") as file:
+            file.read(1)
 
 
 def _path(source: Any, idx: int) -> str:
     paths = getattr(source, "image_paths", None) or getattr(source, "video_paths", None)
-    names = ("image_path", "image_path_0", "video_path")
-    return str(paths[idx] if paths else next(source.data[idx][name] for name in names if name in source.data[idx]))
+    if paths:
+        return str(paths[idx])
+    line = source.data[idx]  # of a JSONL file
+    names = [name for name in ("image_path", "image_path_0", "video_path") if name in line]
+    return str(line[names[0]]) if names else f"line {idx + 1} of the data set"
 
 
 PATCH = Patch(

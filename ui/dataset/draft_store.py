@@ -6,8 +6,9 @@ for images.
 
 A change writes only the rows that differ, in one transaction, so that a caption among 10,000 costs one row and not a
 file of several megabytes. SQLite's write-ahead log makes a change complete or absent after a kill or a power cut, with
-one fsync, and lets the processes that caption and import write to a draft that the page shows. Its index is mapped, and
-a network drive that fails kills who reads a map of its file (SIGBUS): there it is a rollback journal, with five fsyncs.
+one fsync, and lets the processes that caption and import write to a draft that the page shows. Its index is a mapped
+file, and reading one of a network drive that fails ends the process (SIGBUS). So a draft on such a drive has a rollback
+journal, with five fsyncs.
 Rows are JSON, with their position.
 
 A step of the history is what the changed rows had before it. To undo it puts these values back, and keeps what they
@@ -96,7 +97,7 @@ class DraftFile:
             self.db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
         try:
             mode = "TRUNCATE" if lint.NETWORK.fullmatch(lint.file_system(path.resolve())[0]) else "WAL"
-            with contextlib.suppress(RunError):  # an earlier version has it open with another one
+            with contextlib.suppress(RunError):  # another process has it open in another mode
                 self.sql(f"PRAGMA journal_mode={mode}")
             self.sql("PRAGMA synchronous=FULL")
             ((found,),) = self.sql("PRAGMA user_version")

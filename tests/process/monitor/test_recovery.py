@@ -258,7 +258,7 @@ def test_a_start_that_the_system_refuses_is_tried_up_to_the_limit_with_growing_w
 def test_a_run_that_needs_a_gpu_has_one(make_loop, monkeypatch, wish, trained_on, found, gpus, state, words):
     run = make_loop(f"gpus = {gpus}\n")
     monkeypatch.setenv(recovery.NEEDS_GPU, wish)
-    monkeypatch.setattr(run.gpus, "count", lambda: found)
+    monkeypatch.setattr(run.gpus, "count", lambda pause: found)
     run.state.gpu = trained_on
     result = recovery.gpu_missing(run)
     assert (result.state if result else None) is state
@@ -320,7 +320,7 @@ def test_what_prevents_a_start_is_said_and_a_full_disk_may_pass(make_loop, monke
     run.state.attempt = 1
     assert recovery.start_attempt(run).state is State.BACKOFF and run.wait_limit_s == CONFIG.restart.disk_wait_s
     monkeypatch.setenv(recovery.NEEDS_GPU, "1")
-    monkeypatch.setattr(run.gpus, "count", lambda: 0)
+    monkeypatch.setattr(run.gpus, "count", lambda pause: 0)
     assert "the run needs 1 GPU" in recovery.start_attempt(run).message
 
 
