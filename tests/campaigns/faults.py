@@ -7,8 +7,6 @@ and what must be seen afterwards in the monitor's own files (`check`); no code h
 The caches and the model of the undisturbed run are copied, so that a run starts in five seconds instead of eight.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

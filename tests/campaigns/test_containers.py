@@ -4,8 +4,6 @@ bundle trains where there is only Python: no project, no home, no network.
     python -m pytest tests/campaigns/test_containers.py          6 minutes
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -3,8 +3,6 @@
 Only the distribution's packages and the user are left out.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fnmatch
 import json

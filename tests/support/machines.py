@@ -5,8 +5,6 @@ monitor run RUN`) and dies by SIGKILL of every process with its token. The train
 LoRA is known.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import secrets

@@ -1,7 +1,5 @@
 """Evidence on hung and dead runs, made by hand, and a run's loop without training: for tests that start no process."""
 
-from __future__ import annotations
-
 import struct
 import time
 from pathlib import Path

@@ -4,8 +4,6 @@ Its faults are code of the test's own. benchmarks/toy_loop.py, which takes snaps
 of benchmarks/injector.py and is one file for every contender.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

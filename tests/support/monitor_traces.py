@@ -11,8 +11,6 @@ A trace is a sequence of (event, seconds, amount):
 `play` shows a trace to `Watch` as the monitor sees it: one observation every `poll_s()` seconds, and at T/2 and T.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math

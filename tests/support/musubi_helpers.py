@@ -1,7 +1,5 @@
 """Train, kill and resume runs of musubi-tuner, by its own commands and as the project renders them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import patches_helpers as helpers

@@ -11,8 +11,6 @@ page of another test. `leave nothing`: the namespaces, links and processes are r
 Needs root, `ip` and `unshare`; `missing()` says what is not there.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os

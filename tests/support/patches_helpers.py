@@ -1,7 +1,5 @@
 """Runs a small module, or sd-scripts itself, under the patches, and returns exit code and log."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

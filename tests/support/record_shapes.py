@@ -8,8 +8,6 @@ a rewrite finds when it is tried.
 `write_checkout` makes a checkout of the outlines: the patches' own check runs on it where no real one is.
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import json

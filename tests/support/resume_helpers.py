@@ -1,7 +1,5 @@
 """Train, kill and resume runs of sd-scripts, and compare the output of two runs."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

@@ -5,8 +5,6 @@ Slurm, if it has one, is not touched; by the same variable every process of the 
 number at the end.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -7,8 +7,6 @@ are sd-scripts' own code. Each run has five images, ten steps in two epochs, a s
 `workdir` runs it in sd-scripts' environment: `python tests/support/tiny_families.py CHECKOUT WORKDIR FAMILY`.
 """
 
-from __future__ import annotations
-
 import atexit
 import functools
 import json

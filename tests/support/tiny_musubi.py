@@ -8,8 +8,6 @@ for training.
 $MUSUBI_DIR is the checkout, $MUSUBI_VENV the environment in which it runs.
 """
 
-from __future__ import annotations
-
 import atexit
 import functools
 import json

@@ -7,8 +7,6 @@ cache that is made again is the same.
 By hand, with this folder and WORK/site on the path: `python -m tiny_musubi_models CHECKOUT WORK FAMILY IMAGES`.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import importlib
@@ -128,7 +126,7 @@ def _kontext(module: ModuleType) -> None:
 class _Tokens(dict):  # type: ignore[type-arg]
     """What a tokenizer returns, with the text itself in place of the tokens."""
 
-    def to(self, device: object) -> _Tokens:
+    def to(self, device: object) -> "_Tokens":
         return self
 
 

@@ -4,8 +4,6 @@ Decision: the undisturbed run, which a disturbed one must equal, is made by the 
 train.sh`), with no monitor, no injector and no pace, once a process for each seed and length.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import functools

@@ -4,8 +4,6 @@ Tests call `need()` (which skips with one line when the checkout or its environm
 weights, tokenizers and images (made once per session), and `arguments(work, out)` with `command(...)`.
 """
 
-from __future__ import annotations
-
 import atexit
 import functools
 import os

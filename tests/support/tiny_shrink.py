@@ -11,8 +11,6 @@ A name or number that is missing is an error: the sizes of this version are writ
 model would fill the memory. Standard library only.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import json

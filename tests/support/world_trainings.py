@@ -1,7 +1,5 @@
 """Runs of several processes: of the built-in trainer and of kohya's, started by accelerate with a script's flags."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
