@@ -2,10 +2,9 @@
 
 The run's monitor is started before its action, but for those in `STARTS_IT`, and the moment that the row's `wait` names
 is waited for. Then the row's slow steps end, and `faults.play` waits for the end of the last monitor that was started.
-An action asserts what only it can see on the way: which processes lived, how long something took.
+An action gets the row's `faults.Scenario`, and asserts what only it can see on the way: which processes lived, how long
+something took.
 """
-
-from __future__ import annotations
 
 import contextlib
 import json
@@ -15,47 +14,37 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from monitor_helpers import events
 from run_facts import status
+from runs_helpers import executable
 
 from benchmarks.injector import INJECTED
 from benchmarks.injector_files import fill
 from benchmarks.trial import read_end
-from guards.reading import read_json
 from monitor.cli.commands import line
 from monitor.process import platform
 from runs.files import atomic_write
 
-if TYPE_CHECKING:
-    from faults import Scenario
-
 PREEMPTED_WITHIN_S = 40.0  # 25 on a machine that has nothing else to do
 COMMAND_S = 120.0  # for a command of the monitor, on a loaded machine
-STARTS_IT = ("full_pipe", "py_spy", "two_runs", "shm_full")
+STARTS_IT = ("py_spy", "two_runs", "shm_full")
 LITTLE_KB = 100_000  # of memory: less than snapshots and a standby leave to others
 
 
-# ---- clocks ----
-
-
-def clock(scenario: Scenario) -> None:
+def clock(scenario, boot_s: float = 0.0) -> None:
     """The wall clock jumps by the row's `jump_s`: in the middle of the run, or while a standby waits."""
-    move_clock(scenario, wall=scenario.row["jump_s"])
-
-
-def move_clock(scenario: Scenario, **offsets_s: float) -> None:
+    offsets_s = {"wall": scenario.row["jump_s"], "boot": boot_s}
     atomic_write(Path(scenario.environment["FAULTS_CLOCK"]), json.dumps(offsets_s))
 
 
-def suspend(scenario: Scenario) -> None:
+def suspend(scenario) -> None:
     """Every process stops for four seconds, in which the boot clock advances by an hour."""
     everyone = list(scenario.ours())
     for pid in everyone:
         os.kill(pid, signal.SIGSTOP)
     time.sleep(4.0)
-    move_clock(scenario, boot=scenario.row["jump_s"], wall=scenario.row["jump_s"])
+    clock(scenario, boot_s=scenario.row["jump_s"])
     for pid in everyone:
         os.kill(pid, signal.SIGCONT)
 
@@ -63,33 +52,17 @@ def suspend(scenario: Scenario) -> None:
 # ---- what the monitor runs with ----
 
 
-def full_pipe(scenario: Scenario) -> None:
-    """Nobody reads the monitor's output, and the pipe is full from the start."""
-    reader, writer = os.pipe()
-    os.set_blocking(writer, False)
-    with contextlib.suppress(BlockingIOError):
-        while True:
-            os.write(writer, bytes(4096))
-    os.set_blocking(writer, True)
-    scenario.monitor(stderr=writer, stdout=writer)
-    os.close(writer)
-    scenario.finish()
-    os.close(reader)
-
-
-def py_spy(scenario: Scenario) -> None:
+def py_spy(scenario) -> None:
     """The monitor's interpreter is of a copy of our environment, whose py-spy is the row's script, or missing."""
-    real, fake = Path(sys.prefix), scenario.root / "python"
-    (fake / "bin").mkdir(parents=True)
+    real, programs = Path(sys.prefix), scenario.root / "python" / "bin"
+    programs.mkdir(parents=True)
     for name in ("lib", "lib64", "pyvenv.cfg"):
         if (real / name).exists():
-            (fake / name).symlink_to(real / name)
-    scenario.python = str(fake / "bin" / "python")
+            (programs.parent / name).symlink_to(real / name)
+    scenario.python = str(programs / "python")
     os.symlink(os.path.realpath(sys.executable), scenario.python)
     if "py_spy" in scenario.row:
-        path = fake / "bin" / "py-spy"
-        path.write_text(f"#!/bin/sh\ntouch '{scenario.root}/py-spy-used'\n{scenario.row['py_spy']}\n", encoding="utf-8")
-        path.chmod(0o755)
+        executable(programs / "py-spy", f"#!/bin/sh\ntouch '{scenario.root}/py-spy-used'\n{scenario.row['py_spy']}\n")
     folders = [p for p in scenario.environment["PATH"].split(os.pathsep) if not (Path(p) / "py-spy").exists()]
     scenario.environment["PATH"] = os.pathsep.join(folders)
     scenario.monitor()
@@ -98,7 +71,7 @@ def py_spy(scenario: Scenario) -> None:
 # ---- monitors that are killed, replaced or doubled ----
 
 
-def second_monitor(scenario: Scenario) -> None:
+def second_monitor(scenario) -> None:
     """While one monitor watches, another is started, in the foreground and detached."""
     (first,) = scenario.monitors
     assert scenario.command("run").wait(COMMAND_S) != 0, "`monitor run` beside a living monitor ended with code 0"
@@ -107,7 +80,7 @@ def second_monitor(scenario: Scenario) -> None:
     assert len(scenario.trainers()) == 1, f"expected one trainer, found: {scenario.ours()}"
 
 
-def sigkill_monitor(scenario: Scenario) -> None:
+def sigkill_monitor(scenario) -> None:
     """The monitor and its keeper are killed; the training continues; a second monitor adopts it and starts nothing."""
     before = scenario.trainers()
     scenario.kill_monitor()
@@ -117,21 +90,21 @@ def sigkill_monitor(scenario: Scenario) -> None:
     finish_same_attempt(scenario, before)
 
 
-def sigkill_below_keeper(scenario: Scenario) -> None:
+def sigkill_below_keeper(scenario) -> None:
     """The monitor is killed; its keeper replaces it, and the new one starts nothing."""
     before = scenario.trainers()
     replaced_monitor(scenario)
     finish_same_attempt(scenario, before)
 
 
-def replaced_monitor(scenario: Scenario) -> None:
+def replaced_monitor(scenario) -> None:
     """SIGKILL to the monitor; wait for the one that its keeper starts."""
     killed = status(scenario.folder)["monitor_pid"]
     os.kill(killed, signal.SIGKILL)
     scenario.until("another monitor", lambda: status(scenario.folder)["monitor_pid"] != killed)
 
 
-def finish_same_attempt(scenario: Scenario, before: list[int]) -> None:
+def finish_same_attempt(scenario, before: list[int]) -> None:
     now = scenario.trainers()
     assert before and now == before, f"the trainer was {before}, and under the new monitor it is {now}"
     scenario.go()
@@ -139,13 +112,13 @@ def finish_same_attempt(scenario: Scenario, before: list[int]) -> None:
     assert {step["attempt"] for step in scenario.steps()} == {1}, "another attempt was started beside a living training"
 
 
-def sigkill_in_recovery(scenario: Scenario) -> None:
+def sigkill_in_recovery(scenario) -> None:
     """The monitor is killed while it recovers from a hang; its keeper replaces it."""
     scenario.until("the recovery", lambda: status(scenario.folder)["state"] == "recovering")
     os.kill(status(scenario.folder)["monitor_pid"], signal.SIGKILL)
 
 
-def sigkill_both(scenario: Scenario) -> None:
+def sigkill_both(scenario) -> None:
     """The monitor is killed, later the trainer too: nobody saw how it ended."""
     scenario.kill_monitor()
     scenario.go()
@@ -153,7 +126,7 @@ def sigkill_both(scenario: Scenario) -> None:
     scenario.monitor()
 
 
-def pid_reuse(scenario: Scenario) -> None:
+def pid_reuse(scenario) -> None:
     """Monitor and training are killed, and innocent processes get their pids before a new monitor starts."""
     (first,) = scenario.monitors
     pids = [first.pid, *scenario.ours()]
@@ -199,7 +172,7 @@ def unfreeze(frozen: Path) -> None:
         subprocess.run(["fsfreeze", "--unfreeze", str(frozen)], check=False, capture_output=True, timeout=60)
 
 
-def frozen_disk(scenario: Scenario) -> None:
+def frozen_disk(scenario) -> None:
     """Until the disk is unfrozen the run is not restarted; where it stays frozen, the monitor gives up."""
 
     def reported() -> bool:
@@ -218,7 +191,7 @@ def frozen_disk(scenario: Scenario) -> None:
     unfreeze(scenario.root / "frozen")
 
 
-def disk_full(scenario: Scenario) -> None:
+def disk_full(scenario) -> None:
     """Once the failure is noticed, space is freed."""
     time.sleep(1.0)
     (scenario.data / "ballast").unlink()
@@ -227,7 +200,7 @@ def disk_full(scenario: Scenario) -> None:
 # ---- the machine and the user ----
 
 
-def preempted(scenario: Scenario, more_at_s: tuple[float, ...] = ()) -> None:
+def preempted(scenario, more_at_s: tuple[float, ...] = ()) -> None:
     """Send SIGTERM now, and again after these seconds; the monitor leaves preempted in time."""
     begun_s, monitor = time.monotonic(), scenario.monitors[-1]
     monitor.send_signal(signal.SIGTERM)
@@ -242,7 +215,7 @@ def preempted(scenario: Scenario, more_at_s: tuple[float, ...] = ()) -> None:
     assert not scenario.ours(), f"SIGTERM: still running: {scenario.ours()}"
 
 
-def sigterm_machine(scenario: Scenario) -> None:
+def sigterm_machine(scenario) -> None:
     """Pre-emption: the monitor gets SIGTERM; later the run is resumed."""
     preempted(scenario)
     last = scenario.steps()[-1]["step"]
@@ -253,80 +226,60 @@ def sigterm_machine(scenario: Scenario) -> None:
     assert not repeated, f"the checkpoint at the stop was not used: steps {repeated} were trained again"
 
 
-def three_sigterms(scenario: Scenario) -> None:
+def three_sigterms(scenario) -> None:
     """SIGTERM three times while a step hangs, so no checkpoint can be saved: the deadline counts from the first."""
     log = scenario.folder / "training.log"
     scenario.until("the hang", lambda: scenario.steps() and INJECTED in read_end(log, 100_000))
     preempted(scenario, (4.0, 8.0))
 
 
-def stop(scenario: Scenario) -> None:
+def stop(scenario) -> None:
     assert scenario.command("stop").wait(COMMAND_S) == 0, "`monitor stop` failed"
 
 
-def stop_then_sigterm(scenario: Scenario) -> None:
-    """`monitor stop`, then SIGTERM while the stop is under way: the user's stop is what counts."""
-    stop(scenario)
-    scenario.until("the stop", lambda: status(scenario.folder)["state"] == "stopping")
-    scenario.monitors[-1].send_signal(signal.SIGTERM)
-    scenario.finish()
-    scenario.go()
-    assert scenario.command("resume-all", folder="--json").wait(COMMAND_S) == 0
-    assert not scenario.trainers(), f"`monitor resume-all` restarted a run that the user had stopped: {scenario.ours()}"
+def second_run(scenario) -> tuple[Path, dict[str, str]]:
+    """Another run of the scenario's name, in a data root of its own: its folder, and the variables of its monitor."""
+    other = scenario.root / "other"
+    return scenario.new_run(other), {**scenario.environment, "HANGPROOF_DATA": str(other)}
 
 
-class Second:
-    """Another run of the scenario's name, in a data root of its own."""
-
-    def __init__(self, scenario: Scenario) -> None:
-        other = scenario.root / "other"
-        self.scenario, self.folder = scenario, scenario.new_run(other)
-        self.environment = {**scenario.environment, "HANGPROOF_DATA": str(other)}
-
-    def monitor(self) -> subprocess.Popen[bytes]:
-        return self.scenario.command("run", folder=self.folder, env=self.environment)
-
-    def status(self) -> dict:
-        return read_json(self.folder / "status.json") or {}
-
-    def completes(self, monitor: subprocess.Popen[bytes], restarts: int) -> None:
-        monitor.wait(240)
-        found = self.status()
-        assert (found["state"], found["restarts"]) == ("completed", restarts), f"the second run: {found}"
-        assert self.scenario.trainer.outcome(self.folder) == self.scenario.undisturbed.outcome
+def completes(scenario, folder: Path, monitor: subprocess.Popen[bytes], restarts: int) -> None:
+    monitor.wait(240)
+    found = status(folder)
+    assert (found["state"], found["restarts"]) == ("completed", restarts), f"the second run: {found}"
+    assert scenario.trainer.outcome(folder) == scenario.undisturbed.outcome
 
 
-def two_runs(scenario: Scenario) -> None:
+def two_runs(scenario) -> None:
     scenario.environment["HANGPROOF_GPUS"] = f"scenario-{scenario.token}"
-    other = Second(scenario)
+    folder, env = second_run(scenario)
     first = scenario.monitor()
     scenario.until("the first run's trainer", scenario.trainers)
-    second = other.monitor()
-    queued = lambda: other.status().get("state") == "queued"  # noqa: E731
-    scenario.until("the second run to be queued", queued)
+    second = scenario.command("run", folder=folder, env=env)
+    scenario.until("the second run to be queued", lambda: status(folder)["state"] == "queued")
     scenario.go()
-    while first.poll() is None and queued():
+    while first.poll() is None and status(folder)["state"] == "queued":
         time.sleep(0.1)
     early = first.poll() is None and status(scenario.folder)["state"] != "completed"
-    assert not early, f"the second run is {other.status()['state']} while the first trains"
+    assert not early, f"the second run is {status(folder)['state']} while the first trains"
     scenario.finish()
-    other.completes(second, restarts=0)
+    completes(scenario, folder, second, restarts=0)
 
 
-def two_runs_one_machine(scenario: Scenario) -> None:
+def two_runs_one_machine(scenario) -> None:
     """Two runs of one name train at the same time, and the fault occurs in both."""
-    other = Second(scenario)
-    second = other.monitor()
+    folder, env = second_run(scenario)
+    second = scenario.command("run", folder=folder, env=env)
     scenario.until_ready()
-    scenario.until("the standby of the other run", lambda: (other.status()["standby"] or {})["state"] == "ready")
+    scenario.until("the standby of the other run", lambda: (status(folder)["standby"] or {})["state"] == "ready")
     scenario.go()
-    other.completes(second, restarts=1)
+    completes(scenario, folder, second, restarts=1)
 
 
 # ---- snapshots in memory and the standby attempt ----
 
 
-def standby_killed(scenario: Scenario) -> None:
+def standby_killed(scenario) -> None:
     """The standby gets SIGKILL while it waits; the training never notices, and the next one stands in at the fault."""
     first = int(scenario.standby()["pid"])
     for pid in scenario.trainers(at_gate=True):
@@ -334,7 +287,7 @@ def standby_killed(scenario: Scenario) -> None:
     scenario.until_ready(but=first)
 
 
-def standby_hung(scenario: Scenario) -> None:
+def standby_hung(scenario) -> None:
     """The standby is stopped at its gate, so it does not answer when it is needed."""
     waiting = scenario.trainers(at_gate=True)
     assert waiting, "no process waited at the gate, so nothing was tested"
@@ -342,7 +295,7 @@ def standby_hung(scenario: Scenario) -> None:
         os.kill(pid, signal.SIGSTOP)
 
 
-def monitor_killed_while_standby_starts(scenario: Scenario) -> None:
+def monitor_killed_while_standby_starts(scenario) -> None:
     """SIGKILL to the monitor as soon as a standby is under way; its keeper replaces it, and another standby waits."""
     started, left = scenario.standby()["pid"], scenario.trainers(at_gate=True)
     training = [pid for pid in scenario.trainers() if pid not in left]
@@ -353,12 +306,12 @@ def monitor_killed_while_standby_starts(scenario: Scenario) -> None:
     assert training and set(training) <= set(now), f"the trainer was {training}, and under the new monitor it is {now}"
 
 
-def until_snapshot(scenario: Scenario, key: str = "step") -> None:
+def until_snapshot(scenario, key: str = "step") -> None:
     """Wait until there is one (`step`), or the sentence why there are none (`off`)."""
     scenario.until(f"snapshots: {key}", lambda: (status(scenario.folder).get("snapshots") or {})[key])
 
 
-def memory_short(scenario: Scenario) -> None:
+def memory_short(scenario) -> None:
     """Memory becomes short: the standby and the snapshots give theirs back, and say so; then the training is killed."""
     until_snapshot(scenario)
     path = Path(scenario.environment["FAULTS_MEMINFO"])
@@ -370,7 +323,7 @@ def memory_short(scenario: Scenario) -> None:
     assert not waiting, f"the standby is off and still lives: {waiting}"
 
 
-def shm_full(scenario: Scenario) -> None:
+def shm_full(scenario) -> None:
     """Another program fills the file system of the snapshots, to the last block, before the training starts."""
     fill(Path(scenario.environment["HANGPROOF_SHM"]))
     scenario.monitor()
@@ -378,13 +331,13 @@ def shm_full(scenario: Scenario) -> None:
     scenario.until_ready()
 
 
-def shm_fills(scenario: Scenario) -> None:
+def shm_fills(scenario) -> None:
     """Another program fills the file system of the snapshots, to the last block, while the training writes them."""
     until_snapshot(scenario)
     fill(Path(scenario.environment["HANGPROOF_SHM"]))
 
 
-def standby_is_killed_first(scenario: Scenario) -> None:
+def standby_is_killed_first(scenario) -> None:
     """The kernel's score of a standby is the highest; what it uses is said; the training's is everybody's."""
     scores = {pid: Path(f"/proc/{pid}/oom_score_adj").read_text().strip() for pid in scenario.ours()}
     waiting, training = scenario.trainers(at_gate=True), scenario.trainers()

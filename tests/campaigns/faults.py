@@ -8,6 +8,7 @@ The caches and the model of the undisturbed run are copied, so that a run starts
 """
 
 import contextlib
+import json
 import os
 import random
 import re
@@ -74,11 +75,8 @@ def missing(*needs: str) -> str:
         "loop": (Path("/dev/loop-control").exists(), "no loop devices, so no file system can be frozen"),
         "recovery": (True, ""),
     }
-    for need in needs:
-        met, why = conditions.get(need) or (shutil.which(need), f"{need} is not installed")
-        if not met:
-            return why
-    return ""
+    found = (conditions.get(need) or (shutil.which(need), f"{need} is not installed") for need in needs)
+    return next((why for met, why in found if not met), "")
 
 
 def fault_step(row: Row, seed: int) -> int:
@@ -90,7 +88,9 @@ class Scenario:
     """A row's run, its monitors, and its processes. `code`: the exit code of the last monitor that ended."""
 
     def __init__(self, row: Row, seed: int, root: Path, scratch: Path):
-        self.row, self.seed, self.root, self.token = row, seed, root, secrets.token_hex(8)
+        text = json.dumps(row).replace("{root}", str(root)).replace("{python}", sys.executable)
+        self.row = row = json.loads(text)
+        self.seed, self.root, self.token = seed, root, secrets.token_hex(8)
         self.python, self.code = sys.executable, -1
         self.monitors: list[subprocess.Popen[bytes]] = []
         self.trainer = tiny_runs.TRAINERS[row["trainer"]]
@@ -101,24 +101,17 @@ class Scenario:
         if "shim" in row:
             self.environment["PYTHONPATH"] = f"{SHIMS / row['shim']}{os.pathsep}{self.environment['PYTHONPATH']}"
 
-    def filled(self, value: Any) -> Any:
-        """The row's value, with this scenario's folder in it."""
-        if not isinstance(value, str):
-            return value
-        return value.replace("{root}", str(self.root)).replace("{python}", sys.executable)
-
     def new_run(self, data: Path) -> Path:
         """A run as the row describes it, in data root `data`; its folder."""
         data.mkdir(exist_ok=True)
-        spec = {key: self.filled(value) for key, value in self.row.get("spec", {}).items()}
-        folder = self.trainer.create(data, self.seed, **spec)
+        folder = self.trainer.create(data, self.seed, **self.row.get("spec", {}))
         if self.row["trainer"] == "built-in":
             shutil.copytree(self.undisturbed.data / "models", data / "models")
             images = Path("datasets", folder.name)
             for made in [] if self.row.get("cold") else self.undisturbed.data.glob(f"{images}/.*-cache"):
                 shutil.copytree(made, data / images / made.name)
         if "script" in self.row:
-            script, added = folder / "train.sh", self.filled(self.row["script"]).splitlines()
+            script, added = folder / "train.sh", self.row["script"].splitlines()
             lines = script.read_text(encoding="utf-8").splitlines()
             starts = ('"$python" ', '"$launcher" ')  # the last of them trains; those before it fill the caches
             at = [i for i, line in enumerate(lines) if line.removeprefix("exec ").startswith(starts)][-1]
@@ -131,11 +124,10 @@ class Scenario:
         writers.mkdir()
         found = {TOKEN: self.token, "TMPDIR": str(scratch), WRITERS: str(writers)}
         found |= {"HANGPROOF_INJECT": "benchmarks.injector:fire", "HANGPROOF_PACE_S": str(PACE_S)}
-        found |= {name: self.filled(str(value)) for name, value in row.get("env", {}).items()}
-        if "inject" in row:
-            inject = row["inject"]
+        found |= {name: str(value) for name, value in row.get("env", {}).items()}
+        if inject := row.get("inject"):
             fault = {"": inject["fault"], "_STEP": fault_step(row, self.seed), "_PHASE": inject["phase"]}
-            fault |= {"_EVERY": int(inject["every"]), "_ARG": self.filled(str(inject.get("arg", self.seed)))}
+            fault |= {"_EVERY": int(inject["every"]), "_ARG": inject.get("arg", self.seed)}
             found |= {f"HANGPROOF_FAULT{name}": str(value) for name, value in fault.items()}
         if "slow" in row:
             found["HANGPROOF_SLOW"] = f"{row['slow']['from']}:{row['slow']['s']}:{self.root / 'go'}"
@@ -146,15 +138,15 @@ class Scenario:
             found["HANGPROOF_SHM"] = str(self.root / "shm")
         return found
 
-    def command(self, *words: str, folder: Path | str = "", **more: Any) -> subprocess.Popen[bytes]:
-        """Start `python -m monitor WORDS FOLDER`; its output is added to monitor.txt. `more` is for Popen."""
-        words = (self.python, "-m", "monitor", *words, str(folder or self.folder))
+    def command(self, *words: str, folder: Path | str = "", env: dict | None = None) -> subprocess.Popen[bytes]:
+        """Start `python -m monitor WORDS FOLDER`; its output is added to monitor.txt."""
+        command = (self.python, "-m", "monitor", *words, str(folder or self.folder))
+        how = {"env": env or self.environment, "stdin": subprocess.DEVNULL, "start_new_session": True}
         with open(self.root / "monitor.txt", "ab") as out:
-            more = {"env": self.environment, "stdout": out, "stderr": out, "stdin": subprocess.DEVNULL, **more}
-            return subprocess.Popen(words, cwd=PROJECT, start_new_session=True, **more)
+            return subprocess.Popen(command, cwd=PROJECT, stdout=out, stderr=out, **how)
 
-    def monitor(self, **more: Any) -> subprocess.Popen[bytes]:
-        self.monitors.append(self.command("run", **more))
+    def monitor(self) -> subprocess.Popen[bytes]:
+        self.monitors.append(self.command("run"))
         return self.monitors[-1]
 
     def kill_monitor(self) -> None:

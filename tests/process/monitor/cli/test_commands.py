@@ -247,7 +247,8 @@ def test_interrupted_runs_are_started_at_once_and_one_that_cannot_be_keeps_no_ot
     monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path))
     for name in ("a", "b", "c"):
         (write_run(tmp_path, name, state="running") / "train.sh").touch()
-    write_run(tmp_path, "done", state="completed")
+    for state in ("completed", "stopped"):
+        write_run(tmp_path, state, state=state)
     together = threading.Barrier(3)
 
     def launch(folder: Path, how: str):
