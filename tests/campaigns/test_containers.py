@@ -6,7 +6,6 @@ bundle trains where there is only Python: no project, no home, no network.
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -37,18 +36,27 @@ def image(tmp_path_factory) -> Path:
     return make_image(tmp_path_factory.mktemp("image"))
 
 
+def terminate(process: subprocess.Popen, root: Path) -> None:
+    """SIGTERM to the entry point, as the provider sends it."""
+    process.terminate()
+    assert process.wait(100) == 0, log_of(root)
+
+
 def test_the_entry_point_serves_saves_every_run_at_sigterm_and_goes_on(image, tmp_path):
     root, port = tmp_path / "data", free_port()
     folder = toy_run(root / "outputs" / "toy", steps=80, pace=0.1, every=40)
     with container(image, root, port, HANGPROOF_STOP_POD="1") as process:
         wait_for(lambda: healthy(image, root, port), PATIENCE_S, "the health check")
         start = [str(image / ".venv/bin/python"), "-m", "monitor", "start", str(folder)]
-        trainer = {"HANGPROOF_DATA": str(root), "HANGPROOF_GPUS": "", "PATH": os.environ["PATH"]}
-        trainer["TMPDIR"] = str(tmp_path / "tmp")
-        subprocess.run(start, cwd=image, env=trainer, check=True, capture_output=True, timeout=60)
+        env = {
+            "HANGPROOF_DATA": str(root),
+            "HANGPROOF_GPUS": "",
+            "PATH": os.environ["PATH"],
+            "TMPDIR": f"{tmp_path}/tmp",
+        }
+        subprocess.run(start, cwd=image, env=env, check=True, capture_output=True, timeout=60)
         wait_for(lambda: status(folder)["step"] >= 5, PATIENCE_S)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(100) == 0, log_of(root)
+        terminate(process, root)
         assert wait_for(lambda: not processes(root), 20, "everything has ended")
     assert status(folder)["state"] == "preempted" and list(folder.glob("toy-step*-state"))
     assert "this is no pod" in log_of(root) and "a-long-secret" not in log_of(root)
@@ -57,8 +65,7 @@ def test_the_entry_point_serves_saves_every_run_at_sigterm_and_goes_on(image, tm
         with container(image, root, port, HANGPROOF_RUNPOD_URL=double.url, **POD) as process:
             wait_for(lambda: status(folder)["state"] == "completed", PATIENCE_S, "the run goes on by itself")
             wait_for(lambda: double.requests, PATIENCE_S, "the pod stops itself")
-            process.send_signal(signal.SIGTERM)  # as the provider does then
-            assert process.wait(100) == 0, log_of(root)
+            terminate(process, root)
     assert weight(folder) == undisturbed(80) and len(events(folder, "started")) == 2
     asked = double.requests[0]
     assert asked[:3] == ("POST", "/v2/pods/7h9k2m4n6p/action", {"action": "stop"})
@@ -77,8 +84,7 @@ def test_a_pod_fetches_its_run_trains_it_and_stops(image, data, tmp_path, monkey
     with in_turn((200, {"id": "7h9k2m4n6p"})) as double:
         with container(image, root, port, HANGPROOF_RUNPOD_URL=double.url, **start) as process:
             wait_for(lambda: double.requests, PATIENCE_S, "the pod stops itself")
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(100) == 0, log_of(root)
+            terminate(process, root)
     there = root / "outputs" / made.slug
     assert status(there)["state"] == "completed" and (there / f"{made.slug}.safetensors").is_file(), log_of(root)
     assert double.requests[0][1:3] == ("/v2/pods/7h9k2m4n6p/action", {"action": "stop"})

@@ -6,9 +6,9 @@ Tiny models of the real classes on a processor; no network. About two minutes a 
 import shlex
 import sys
 
-import monitor_helpers
 import pytest
 import tiny_pipelines
+from monitor_helpers import finish, monitor
 from run_facts import status
 from trainer_helpers import ROOT, flags, make_config, make_images, sha
 
@@ -31,8 +31,7 @@ def trained(folder, model, config, kills=()):
     )  # fmt: skip
     paths = f"{ROOT}:{ROOT / 'tests/support'}"
     more = {"HANGPROOF_INJECT": "trainer_helpers:fault", "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-    limits = "restart.backoff_first_s = 0.1"
-    code, out, err = monitor_helpers.finish(monitor_helpers.monitor(folder, limits=limits, **more), 1500)
+    code, out, err = finish(monitor(folder, limits="restart.backoff_first_s = 0.1", **more), 1500)
     assert code == 0, (out + err)[-3000:]
     return folder / f"{folder.name}.safetensors"
 

@@ -18,11 +18,6 @@ from toys import fault_at
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing() or "-")
 
 
-def warn(cluster, job):
-    """What Slurm sends some time before it ends the job."""
-    cluster.ask("scancel", "--signal=TERM", "--batch", job)
-
-
 def urgent(cluster, job, node):
     words = ("--parsable", "--partition=urgent", f"--nodelist={node}", "--exclusive", "--output=/dev/null")
     cluster.ask("sbatch", *words, "--wrap", "sleep 3")
@@ -117,8 +112,8 @@ def test_a_run_survives_eight_disturbances_at_random_moments(number, cluster, tm
             wait_for(lambda: kill_step(cluster, job), 60, "a step to kill")
         elif what == "requeue":
             cluster.ask("scontrol", "requeue", job)
-        else:
-            warn(cluster, job)
+        else:  # what Slurm sends some time before it ends the job
+            cluster.ask("scancel", "--signal=TERM", "--batch", job)
         print(f"{start + 1}: {what} at step {step_of(folder) if (folder / 'status.json').exists() else 0}")
     completed(cluster, folder, job, starts=9, steps=steps, timeout_s=300)
     assert repeated(folder) <= 20 * kills

@@ -99,22 +99,6 @@ def test_a_smaller_world_is_refused_before_anything_is_written(backend, tmp_path
     assert beat.outcome == "failed" and beat.note.startswith("this run asks for 2 processes")
 
 
-# The built-in trainer; tests/trainer/guards/test_world.py has more.
-
-
-def test_a_group_that_accelerate_does_not_form_is_refused_by_every_rank(work, tmp_path):
-    """As on a machine where accelerate finds no device to join by: the fault that made two runs of one."""
-    path = f"{tmp_path}:{trainer_helpers.environment()['PYTHONPATH']}"
-    env = {"HANGPROOF_INJECT": "blind:nothing", "PYTHONPATH": path}
-    (tmp_path / "blind.py").write_text(
-        "from guards import world\nworld.choose_backend = lambda: ''\ndef nothing(*_): pass\n", encoding="utf-8"
-    )
-    done = together(work, tmp_path, 2, env=env)
-    assert done.returncode == 1
-    assert "the launcher started 2 processes, but accelerate joined 1 of them." in done.stdout
-    assert not list((tmp_path / "made").glob("*.safetensors"))
-
-
 def test_a_rank_that_stands_still_ends_the_others_wait(work, tmp_path):
     """Rank 1 is stopped as by Ctrl-Z; rank 0 waits for it in the next step, not for ever. The launcher ends rank 1."""
     done = together(work, tmp_path, 2, fault="sigstop@3:1", env={"HANGPROOF_PHASE_STEP_S": "6"})

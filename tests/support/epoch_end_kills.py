@@ -16,39 +16,32 @@ from guards import heartbeat as records
 from guards.snapshots import Snapshots
 from guards.state_saves import StateSaves
 
-_waiting: list = []  # each waits for what one writer has begun
+_writers: list = []
 
 
 def fire(phase: str, step: int, heartbeat) -> None:
     kind, _, number = os.environ["TEST_KILL"].partition(" ")
     if phase == "import":
-        watch_writers(lambda: kind == "snapshot" and heartbeat.record.step == int(number))
+        Snapshots.__init__, StateSaves.__init__ = noted(Snapshots.__init__), noted(StateSaves.__init__)
+        Snapshots.due = lambda self: self.active and kind == "snapshot" and heartbeat.record.step == int(number)
     if kind == "never":
         return
     if kind == "pause" and step == int(number):
         records.set_request(heartbeat.path, records.REQUEST_STOP)
     elif kind != "pause" and step > int(number):
-        for wait in _waiting:
-            wait()
+        for writer in _writers:
+            while isinstance(writer, StateSaves) and writer.busy:
+                time.sleep(0.01)
+            if isinstance(writer, Snapshots):
+                writer.wait()
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def watch_writers(due) -> None:
-    """due(): whether a snapshot is taken at this step."""
+def noted(init):
+    """Note who writes states: it is waited for."""
 
-    def saved(saves: StateSaves) -> None:
-        while saves.busy:
-            time.sleep(0.01)
+    def __init__(self, *args, **kwargs) -> None:
+        init(self, *args, **kwargs)
+        _writers.append(self)
 
-    def writes(kind: type, wait) -> None:
-        init = kind.__init__
-
-        def __init__(self, *args, **kwargs) -> None:
-            init(self, *args, **kwargs)
-            _waiting.append(lambda: wait(self))
-
-        kind.__init__ = __init__
-
-    writes(Snapshots, Snapshots.wait)
-    writes(StateSaves, saved)
-    Snapshots.due = lambda self: self.active and due()
+    return __init__

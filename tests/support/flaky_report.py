@@ -15,7 +15,7 @@ SHOWN_LINES = 40
 
 
 class Failures:
-    """The failed tests of a run, as `nodeid → {when, seconds, worker, load, log}`."""
+    """The failed tests of a run, as `nodeid → what is said of it`."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -26,14 +26,10 @@ class Failures:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Note each failure, and how long each passed test took."""
         if report.failed:
-            self.failed[report.nodeid] = {
-                "when": report.when,
-                "seconds": round(report.duration, 1),
-                "worker": getattr(report, "worker_id", "alone"),
-                "at": time.strftime("%H:%M:%S"),
-                "load": round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None,
-                "log": "\n".join([report.longreprtext, *(f"{title}\n{text}" for title, text in report.sections)]),
-            }
+            load = round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None
+            about = f"{report.when}, after {report.duration:.1f} s, at {time.strftime('%H:%M:%S')}, load {load}"
+            log = "\n".join([report.longreprtext, *(f"{title}\n{text}" for title, text in report.sections)])
+            self.failed[report.nodeid] = {"about": about, "log": log}
         elif report.when == "call" and report.passed:
             self.passed[report.nodeid] = report.duration
 
@@ -42,30 +38,23 @@ class Failures:
         if not self.before and self.failed:
             self.path.write_text(json.dumps(self.failed), encoding="utf-8")
 
-    def flaky(self) -> list[str]:
-        """The tests that failed before and passed now."""
-        return [name for name in self.before if name in self.passed and name not in self.failed]
-
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """One issue for each flaky test."""
-        for name in self.flaky():
-            terminalreporter.write_line(issue(name, self.before[name], self.passed[name]), yellow=True)
+        """One issue for each test that failed before and passed now."""
+        for name, failure in self.before.items():
+            if name in self.passed and name not in self.failed:
+                terminalreporter.write_line(issue(name, failure, self.passed[name]), yellow=True)
 
 
 def issue(name: str, failure: dict, alone_s: float) -> str:
     """The text of an issue about a flaky test."""
     log = failure["log"].strip().splitlines()
     seeds = [line.strip() for line in log if "seed" in line.lower()]
-    return "\n".join(
-        [
-            f"FLAKY {name}",
-            f"  It failed in the full run ({failure['when']}, after {failure['seconds']} s, at {failure['at']}, worker "
-            f"{failure['worker']}, load {failure['load']}) and passed alone in {alone_s:.1f} s.",
-            f"  Seed: {seeds[-1] if seeds else 'none printed; Hypothesis draws the same examples each time'}",
-            f"  Once more alone: ./test.sh '{name}'",
-            *(f"  | {line}" for line in log[-SHOWN_LINES:]),
-        ]
-    )
+    shown = "\n".join(f"  | {line}" for line in log[-SHOWN_LINES:])
+    return f"""FLAKY {name}
+  It failed in the full run ({failure["about"]}) and passed alone in {alone_s:.1f} s.
+  Seed: {seeds[-1] if seeds else "none printed; Hypothesis draws the same examples each time"}
+  Once more alone: ./test.sh '{name}'
+{shown}"""
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -7,7 +7,6 @@ import base64
 import hashlib
 import json
 import threading
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
@@ -40,34 +39,33 @@ class Hub(Double):
 
     def reply(self, request: Request) -> Answer:
         path = urlsplit(request.path).path
+        repo = "/".join(path.split("/")[3:5])
         self.requests.append((request.method, request.path))
-        if request.method == "GET" and path == "/api/whoami-v2":
-            return 200, {"name": self.user, "type": "user", "orgs": [], "auth": {"type": "access_token"}}
-        if request.method == "GET" and path.startswith("/api/models/"):
-            return self.facts("/".join(path.split("/")[3:5]))
-        if request.method == "PUT":
-            return self.upload(path.rsplit("/", 1)[1], request.body)
-        if request.method != "POST":
-            return 404, {"error": "not found"}
-        if path.startswith("/verify/"):
-            return 200, {}
-        if request.headers.get("authorization") != f"Bearer {TOKEN}":
-            return 401, {"error": "Invalid username or password."}
-        if path == "/api/repos/create":
-            return self.create(request.json)
-        if path.endswith("/preupload/main"):
-            names = [one["path"] for one in request.json["files"]]
-            modes = {name: "lfs" if name.endswith(LARGE) else "regular" for name in names}
-            files = [{"path": name, "uploadMode": mode, "shouldIgnore": False} for name, mode in modes.items()]
-            return 200, {"files": files}
-        if path.endswith("/info/lfs/objects/batch"):
-            objects = [self.transfer(**one) for one in request.json["objects"]]
-            return 200, {"transfer": "basic", "objects": objects}, GIT_LFS
-        if path == "/api/validate-yaml":
-            assert request.json["content"].startswith("---")
-            return 200, {"errors": [], "warnings": []}
-        if path.endswith("/commit/main"):
-            return self.commit("/".join(path.split("/")[3:5]), request.body)
+        match request.method, path.rsplit("/", 2)[1:]:
+            case "GET", ["api", "whoami-v2"]:
+                return 200, {"name": self.user, "type": "user", "orgs": [], "auth": {"type": "access_token"}}
+            case "GET", _ if path.startswith("/api/models/"):
+                return self.facts(repo)
+            case "PUT", [_, name]:
+                return self.upload(name, request.body)
+            case "POST", ["verify", _]:
+                return 200, {}
+            case "POST", _ if request.headers.get("authorization") != f"Bearer {TOKEN}":
+                return 401, {"error": "Invalid username or password."}
+            case "POST", ["repos", "create"]:
+                return self.create(request.json)
+            case "POST", ["preupload", "main"]:
+                modes = {one["path"]: ("regular", "lfs")[one["path"].endswith(LARGE)] for one in request.json["files"]}
+                files = [{"path": name, "uploadMode": mode, "shouldIgnore": False} for name, mode in modes.items()]
+                return 200, {"files": files}
+            case "POST", ["objects", "batch"]:
+                objects = [self.transfer(**one) for one in request.json["objects"]]
+                return 200, {"transfer": "basic", "objects": objects}, GIT_LFS
+            case "POST", ["api", "validate-yaml"]:
+                assert request.json["content"].startswith("---")
+                return 200, {"errors": [], "warnings": []}
+            case "POST", ["commit", "main"]:
+                return self.commit(repo, request.body)
         return 404, {"error": "not found"}
 
     def facts(self, name: str) -> Answer:
@@ -79,8 +77,8 @@ class Hub(Double):
 
     def upload(self, name: str, body: bytes) -> Answer:
         status = self.answers.pop(0) if self.answers else 0
-        while self.stall_put.is_set():
-            threading.Event().wait(0.05)
+        while self.stall_put.is_set() and not self.closing.wait(0.05):
+            pass
         if status:
             return status, {"error": "broken"}
         if hashlib.sha256(body).hexdigest() != name:
@@ -109,13 +107,13 @@ class Hub(Double):
     def commit(self, name: str, body: bytes) -> Answer:
         repo = self.repositories[name]
         for line in map(json.loads, body.splitlines()):
-            value = line["value"]
-            if line["key"] == "file":
-                repo.files[value["path"]] = base64.b64decode(value["content"])
-            elif line["key"] == "lfsFile":
-                repo.files[value["path"]] = self.objects[value["oid"]]
-            elif line["key"] == "header":
-                repo.commits.append(value["summary"])
+            match line["key"], line["value"]:
+                case "file", {"path": path, "content": content}:
+                    repo.files[path] = base64.b64decode(content)
+                case "lfsFile", {"path": path, "oid": oid}:
+                    repo.files[path] = self.objects[oid]
+                case "header", {"summary": summary}:
+                    repo.commits.append(summary)
         if b"- hangproof" in repo.files.get("README.md", b""):
             repo.tags = ["hangproof"]
         made = {"commitOid": "c" * 40, "commitUrl": f"{self.url}/{name}/commit/{'c' * 40}", "pullRequestUrl": None}
@@ -125,10 +123,5 @@ class Hub(Double):
 GIT_LFS = {"Content-Type": "application/vnd.git-lfs+json"}
 
 
-@contextmanager
 def serving_hub():
-    with running(Hub()) as hub:
-        try:
-            yield hub
-        finally:
-            hub.stall_put.clear()
+    return running(Hub())

@@ -9,7 +9,7 @@ import threading
 import time
 import urllib.parse
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -161,8 +161,6 @@ def only_hub(environment, folder: Path, files: dict[str, bytes], certificate: Pa
         yield server
 
 
-@contextmanager
-def serving(files: dict[str, bytes], certificate: Path | None = None) -> Iterator[Hub]:
+def serving(files: dict[str, bytes], certificate: Path | None = None) -> AbstractContextManager[Hub]:
     """A hub with these files."""
-    with running(Hub(files, certificate)) as server:
-        yield server
+    return running(Hub(files, certificate))

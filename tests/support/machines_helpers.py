@@ -1,7 +1,5 @@
 """Two machines that train one run together, with one folder: a toy, and the built-in trainer in network namespaces."""
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 import subprocess
@@ -75,16 +73,6 @@ def create(root: Path, monkeypatch, nodes: int) -> Path:
     return trial.create(root, name="pair", mixed_precision="no", sample_every_n_steps=0, nodes=nodes, **settings)
 
 
-@contextlib.contextmanager
-def pair(run: Path, root: Path) -> Iterator[Pair]:
-    """Two machines with a copy of the run's data root, both started."""
-    shutil.copytree(run.parents[1], root, dirs_exist_ok=True)
-    with netns.machines(2) as machines:
-        made = Pair(root, root / "outputs" / run.name, machines)
-        made.start()
-        yield made
-
-
 @dataclass
 class Pair:
     root: Path
@@ -95,13 +83,12 @@ class Pair:
     def start(self, *numbers: int) -> None:
         """Start the loops of these machines, of both without any."""
         for number in numbers or (0, 1):
-            temporary = self.root / f"tmp{number}"
+            temporary, limits = self.root / f"tmp{number}", self.root / "limits.toml"
             temporary.mkdir(exist_ok=True)
-            (self.root / "limits.toml").write_text(LIMITS, encoding="utf-8")
-            env = environment(self.run) | {"TMPDIR": str(temporary), "HANGPROOF_SHM": str(temporary)}
-            env |= {"HANGPROOF_DATA": str(self.root), "HANGPROOF_LIMITS": str(self.root / "limits.toml")}
-            env |= {"HANGPROOF_NODE": str(number), "HANGPROOF_MAIN_ADDRESS": self.machines[0].address}
-            env |= {"HANGPROOF_MAIN_PORT": PORT}
+            limits.write_text(LIMITS, encoding="utf-8")
+            own = {"DATA": self.root, "LIMITS": limits, "SHM": temporary, "NODE": number, "MAIN_PORT": PORT}
+            own["MAIN_ADDRESS"] = self.machines[0].address
+            env = environment(self.run, TMPDIR=str(temporary), **{f"HANGPROOF_{k}": str(v) for k, v in own.items()})
             words = ["bash", "-c", AGAIN, sys.executable, str(self.run)]
             with open(self.root / f"console-{number}.txt", "ab") as log:
                 self.processes[number] = self.machines[number].popen(words, env, cwd=ROOT, stdout=log, stderr=log)
@@ -116,10 +103,7 @@ class Pair:
         return (self.run / "pair.safetensors").read_bytes()
 
     def wait_step(self, step: int) -> None:
-        try:
-            wait_for(lambda: status(self.run)["step"] >= step, 120, f"step {step}")
-        except AssertionError as error:
-            raise AssertionError(f"{error}\n{self.console()}") from None
+        wait_for(lambda: status(self.run)["step"] >= step, 120, f"step {step}")
 
     def console(self) -> str:
         logs = [*self.root.glob("console-*.txt"), *self.run.rglob("*.log")]
@@ -132,3 +116,13 @@ class Pair:
         assert status(self.run)["state"] == "completed", self.console()
         wait_for(lambda: not any(machine.processes() for machine in self.machines), 20, "no process on a machine")
         return status(self.run)
+
+
+@contextlib.contextmanager
+def pair(run: Path, root: Path) -> Iterator[Pair]:
+    """Two machines with a copy of the run's data root, both started."""
+    shutil.copytree(run.parents[1], root, dirs_exist_ok=True)
+    with netns.machines(2) as machines:
+        made = Pair(root, root / "outputs" / run.name, machines)
+        made.start()
+        yield made

@@ -14,7 +14,6 @@ Needs root, `ip` and `unshare`; `missing()` says what is not there.
 import contextlib
 import functools
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -34,15 +33,12 @@ def missing() -> str:
         return "network namespaces are Linux's"
     if os.geteuid() != 0:
         return "network namespaces need root"
-    for program in ("ip", "unshare"):
-        if shutil.which(program) is None:
-            return f"{program} is not installed"
     try:
         with machines(1) as (one,):
-            done = one.run(["true"])
-        return "" if done.returncode == 0 else f"unshare: {done.stderr.strip()}"
+            subprocess.run(one.command(["true"]), check=True, capture_output=True, timeout=60)
     except (OSError, subprocess.SubprocessError) as error:
         return f"network namespaces cannot be made: {error}"
+    return ""
 
 
 def _ip(*words: str) -> None:
@@ -69,28 +65,22 @@ class Machine:
         self.started.append(process)
         return process
 
-    def run(self, words: list[str], env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess:
-        return subprocess.run(self.command(words), env=env, capture_output=True, text=True, timeout=60)
-
     def link(self, up: bool) -> None:
         """Cut the machine's cable, or plug it in."""
         _ip("-n", self.switch, "link", "set", self.outside, "up" if up else "down")
 
     def processes(self) -> list[int]:
         """The living processes of this machine, as numbers of this (the outer) PID namespace."""
-        done = subprocess.run(["ip", "netns", "pids", self.name], capture_output=True, text=True, timeout=30)
-        found = []
-        for pid in map(int, done.stdout.split()):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                found += [pid] if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE else []
-        return found
+        return self.find("")
 
     def find(self, text: str) -> list[int]:
         """Those whose command line contains `text`, the program first: `text` of a shell's script does not count."""
+        done = subprocess.run(["ip", "netns", "pids", self.name], capture_output=True, text=True, timeout=30)
         found = []
-        for pid in self.processes():
+        for pid in map(int, done.stdout.split()):
             with contextlib.suppress(psutil.Error):
-                if text in " ".join(psutil.Process(pid).cmdline()):
+                one = psutil.Process(pid)
+                if one.status() != psutil.STATUS_ZOMBIE and text in " ".join(one.cmdline()):
                     found.append(pid)
         return found
 

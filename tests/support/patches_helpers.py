@@ -6,8 +6,8 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import kohya_nursery
 import tiny_sd_scripts as tiny
@@ -15,12 +15,9 @@ import tiny_sd_scripts as tiny
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@dataclass(frozen=True)
-class RunResult:
-    """code: exit code. log: both streams."""
-
+class RunResult(NamedTuple):
     code: int
-    log: str
+    log: str  # both streams
 
 
 def watch(command: list[str], env: dict[str, str], cwd: Path, timeout_s: float, code: int | None = None) -> RunResult:

@@ -10,7 +10,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -81,14 +80,12 @@ class Cluster:
     def stop(self) -> None:
         """Kill every process of the cluster, jobs included, by its number."""
         until_s = time.monotonic() + 20
-        number = signal.SIGTERM
         while left := self.processes():
             assert time.monotonic() < until_s, f"still running: {left}"
             for process in left:
                 with contextlib.suppress(psutil.Error):
-                    process.send_signal(number)
-            _, alive = psutil.wait_procs(left, timeout=2)
-            number = signal.SIGKILL if alive else signal.SIGTERM
+                    process.kill()
+            psutil.wait_procs(left, timeout=2)
         for daemon in self._daemons:
             daemon.wait(10)
 

@@ -6,7 +6,6 @@ the contents go through hf_xet's own local storage (`local://`, part of the libr
 
 import asyncio
 import errno
-import http.client
 import io
 import json
 import os
@@ -17,6 +16,7 @@ import tempfile
 import threading
 import time
 import urllib.parse
+import urllib.request
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -28,7 +28,6 @@ import pytest
 from loopback import Answer, Double, Request, running
 from werkzeug import wrappers
 from werkzeug.serving import make_server
-from werkzeug.test import run_wsgi_app
 
 from launch.store.filesystems import PROTOCOLS, Meter
 from launch.store.places import Limits, Place, open_place
@@ -38,11 +37,11 @@ EACH_KIND = ["folder", *(pytest.param(kind, marks=pytest.mark.slow) for kind in 
 
 
 class Fails(Exception):
-    """This request is to fail."""
+    """This request is to fail; `Full`: there is no space for it."""
 
 
-class Full(Exception):
-    """There is no space for this request."""
+class Full(Fails):
+    pass
 
 
 @contextmanager
@@ -50,7 +49,7 @@ def failing(error: Exception) -> Iterator[None]:
     """A fault becomes what the server says then."""
     try:
         yield
-    except (Fails, Full) as fault:
+    except Fails as fault:
         raise error from fault
 
 
@@ -115,10 +114,12 @@ class S3:
         self.page, self.page_status = b"", "200 OK"  # the answer of a proxy to everything
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        return self.answer(environ)(environ, start_response)
+
+    def answer(self, environ: dict[str, Any]) -> wrappers.Response:
         body = wrappers.Request(environ).get_data()
         if self.page:
-            start_response(self.page_status, [("Content-Type", "text/html")])
-            return [self.page]
+            return wrappers.Response(self.page, self.page_status, content_type="text/html")
         environ |= {"wsgi.input": io.BytesIO(body), "CONTENT_LENGTH": str(len(body))}
         if not self.conditional:
             environ.pop("HTTP_IF_NONE_MATCH", None)
@@ -126,21 +127,19 @@ class S3:
             self.faults.maybe()
             if environ["REQUEST_METHOD"] == "PUT":
                 self.faults.take(len(body))
-            answer, status, headers = run_wsgi_app(self.app, environ, buffered=True)
+            found = wrappers.Response.from_app(self.app, environ, buffered=True)
             self.faults.maybe()
+            return found
+        except Full:
+            return wrappers.Response(ERROR.format("XMinioStorageFull"), 507, content_type="application/xml")
         except Fails as fault:
             if self.faults.dice.random() < 0.5:
                 environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
                 raise ConnectionError from fault  # there is no answer
-            answer, status, headers = [ERROR % (b"InternalError", b"injected")], "500 Injected", XML
-        except Full:
-            answer, status, headers = [ERROR % (b"XMinioStorageFull", b"full")], "507 Full", XML
-        start_response(status, list(headers.items()))
-        return answer
+            return wrappers.Response(ERROR.format("InternalError"), 500, content_type="application/xml")
 
 
-ERROR = b"<?xml version='1.0'?><Error><Code>%s</Code><Message>%s</Message></Error>"
-XML = {"Content-Type": "application/xml"}
+ERROR = "<?xml version='1.0'?><Error><Code>{}</Code><Message>injected</Message></Error>"
 
 
 @contextmanager
@@ -151,15 +150,13 @@ def s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     app, bucket = S3(Faults()), f"runs-of-tests-{os.urandom(4).hex()}"
     monkeypatch.setitem(PROTOCOLS["s3"][1]["config_kwargs"], "retries", {"mode": "standard", "total_max_attempts": 1})
     server = make_server("127.0.0.1", 0, app, threaded=True, request_handler=MotoRequestHandler)
-    environment = {"AWS_CONFIG_FILE": str(tmp_path / "none"), "AWS_DEFAULT_REGION": "us-east-1"}
-    environment |= {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.port}"}
-    for name, value in {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", **environment}.items():
-        monkeypatch.setenv(name, value)
+    url, keys = f"http://127.0.0.1:{server.port}", dict.fromkeys(("ACCESS_KEY_ID", "SECRET_ACCESS_KEY"), "test")
+    settings = {"CONFIG_FILE": str(tmp_path / "none"), "DEFAULT_REGION": "us-east-1", "ENDPOINT_URL": url, **keys}
+    for name, value in settings.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
     threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     try:
-        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
-        connection.request("PUT", f"/{bucket}")
-        assert connection.getresponse().status == 200
+        urllib.request.urlopen(urllib.request.Request(f"{url}/{bucket}", method="PUT"), timeout=60).close()
         yield Server(f"s3://{bucket}/runs", app.faults, s3=app)
     finally:
         server.shutdown()
@@ -216,12 +213,8 @@ def sftp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     keys = {"server_host_keys": [host_key], "authorized_client_keys": str(allowed)}
     factory = lambda channel: made(channel, chroot=os.fsencode(root))  # noqa: E731
     thread = threading.Thread(target=loop.run_forever, daemon=True)
+    listener = loop.run_until_complete(asyncssh.listen("127.0.0.1", 0, **keys, sftp_factory=factory))
     thread.start()
-
-    async def listen() -> Any:
-        return await asyncssh.listen("127.0.0.1", 0, **keys, sftp_factory=factory)
-
-    listener = asyncio.run_coroutine_threadsafe(listen(), loop).result(60)
     port = listener.get_port()
     public = host_key.export_public_key().decode().split()[:2]
     (home / ".ssh" / "known_hosts").write_text(f"[127.0.0.1]:{port} {' '.join(public)}\n")
@@ -256,10 +249,10 @@ class Hub(Double):
             answer = self.carry_out(request, urllib.parse.urlsplit(request.path).path)
             self.faults.maybe()
             return answer
-        except Fails:
-            return None if self.faults.dice.random() < 0.5 else (503, b"")
         except Full:
             return 507, {"error": "storage limit reached"}
+        except Fails:
+            return None if self.faults.dice.random() < 0.5 else (503, b"")
 
     def carry_out(self, request: Request, path: str) -> Answer:
         if path.startswith("/buckets/"):  # a range of a file
@@ -372,15 +365,18 @@ class FaultyFolder(Place):
             yield fs
 
     def write(self, fs: Any, key: str, source: bytes | str, meter: Meter) -> None:
-        self._faulty(source, lambda: super(FaultyFolder, self).write(fs, key, source, meter))
+        with self.writing(len(source) if isinstance(source, bytes) else os.path.getsize(source)):
+            super().write(fs, key, source, meter)
 
     def write_new(self, fs: Any, key: str, data: bytes) -> None:
-        self._faulty(data, lambda: super(FaultyFolder, self).write_new(fs, key, data))
+        with self.writing(len(data)):
+            super().write_new(fs, key, data)
 
-    def _faulty(self, source: bytes | str, work: Callable[[], None]) -> None:
+    @contextmanager
+    def writing(self, count: int) -> Iterator[None]:
         with failing(OSError(errno.ENOSPC, "No space left on device")):
-            self.faults.take(len(source) if isinstance(source, bytes) else os.path.getsize(source))
-        work()
+            self.faults.take(count)
+        yield
         with failing(OSError(errno.EIO, "injected")):
             self.faults.maybe()
 

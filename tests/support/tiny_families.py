@@ -23,7 +23,7 @@ import tiny_sd_scripts as tiny
 
 from benchmarks import tiny_flux
 from benchmarks.tiny_flux import write_images, write_tokenizers
-from trainer.tiny_flux import byte_letters
+from trainer.tiny_flux import byte_letters, write_t5_tokenizer
 
 IMAGES, STEPS, EPOCHS, STATE_EVERY, SAMPLE_EVERY = 5, 10, 2, 3, 5
 WIDTH, VOCABULARY = 32, 1000
@@ -137,7 +137,7 @@ def make_lumina(work: Path) -> None:
     save(work / "model.safetensors", fill(lumina_models.NextDiT_2B_GQA_patch2_Adaln_Refiner()))
     save(work / "ae.safetensors", fill(flux_models.AutoEncoder(flux_models.configs["schnell"].ae_params)))
     save(work / "gemma2.safetensors", fill(lumina_util.Gemma2Model(lumina_util.Gemma2Config())))
-    in_cache(work / "tokenizers", "google/gemma-2-2b", write_pieces)
+    in_cache(work / "tokenizers", "google/gemma-2-2b", write_t5_tokenizer)  # Gemma's is of pieces, too
 
 
 def make_hunyuan(work: Path) -> None:
@@ -196,19 +196,6 @@ def write_bytes(folder: Path) -> None:
     (folder / "merges.txt").write_text("#version: 0.2\n", "utf-8")
     names = (str(folder / "vocab.json"), str(folder / "merges.txt"))
     transformers.Qwen2TokenizerFast(*names).save_pretrained(folder)
-
-
-def write_pieces(folder: Path) -> None:
-    """Write a tokenizer as Gemma's: every ASCII letter is a piece."""
-    import tokenizers
-    import transformers
-
-    special = ("<pad>", "<eos>", "<bos>", "<unk>")
-    pieces = [(p, 0.0) for p in special] + [("▁", -2.0)] + [(chr(c), -3.0) for c in range(33, 127)]
-    backend = tokenizers.Tokenizer(tokenizers.models.Unigram(pieces, unk_id=3))
-    backend.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
-    tokens = dict(zip(("pad_token", "eos_token", "bos_token", "unk_token"), special, strict=True))
-    transformers.PreTrainedTokenizerFast(tokenizer_object=backend, **tokens).save_pretrained(folder)
 
 
 def in_cache(hub: Path, repository: str, write: Callable[[Path], Any]) -> None:

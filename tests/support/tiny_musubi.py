@@ -10,7 +10,6 @@ $MUSUBI_DIR is the checkout, $MUSUBI_VENV the environment in which it runs.
 
 import atexit
 import functools
-import json
 import os
 import shutil
 import tempfile
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import kohya_nursery
 import tiny_sd_scripts  # noqa: F401 - it settles which interpreters serve
+import tomlkit
 import tomllib
 
 from benchmarks import tiny_flux as tiny
@@ -121,13 +121,11 @@ def arguments(work: Path, config: Path, out: Path, *more: str, family=Z_IMAGE, *
 def dataset(folder: Path, images: Path, batch_size: int = 1, family: str = Z_IMAGE) -> Path:
     """Write the configuration of a data set whose caches are in FOLDER/cache; return its path."""
     path = folder / "dataset.toml"
-    before = f"control_directory = {json.dumps((images.parent / 'control').as_posix())}\n"
-    path.write_text(
-        f'[general]\nresolution = [64, 64]\ncaption_extension = ".txt"\nbatch_size = {batch_size}\nenable_bucket = true\n\n'
-        f"[[datasets]]\nimage_directory = {json.dumps(images.as_posix())}\n{before if FAMILIES[family].get('control') else ''}"
-        f"cache_directory = {json.dumps((folder / 'cache').as_posix())}\nnum_repeats = 1\n",
-        encoding="utf-8",
-    )
+    made = {"resolution": [64, 64], "caption_extension": ".txt", "batch_size": batch_size, "enable_bucket": True}
+    made |= {"image_directory": images.as_posix(), "cache_directory": (folder / "cache").as_posix()}
+    if FAMILIES[family].get("control"):
+        made["control_directory"] = (images.parent / "control").as_posix()
+    path.write_text(tomlkit.dumps({"datasets": [made]}), encoding="utf-8")
     return path
 
 

@@ -50,27 +50,24 @@ class Vae(torch.nn.Module):
 
 
 class ZImageVae(Vae):
-    def encode(self, pixels: torch.Tensor) -> Any:
+    def encode(self, pixels):
         latents = super().encode(pixels)
         return types.SimpleNamespace(mode=lambda: latents)
 
 
 class QwenImageVae(Vae):
-    def encode_pixels_to_latents(self, pixels: torch.Tensor) -> torch.Tensor:
+    def encode_pixels_to_latents(self, pixels):
         return self.encode(pixels[:, :, 0]).unsqueeze(2)
 
-    def decode_to_pixels(self, latents: torch.Tensor) -> torch.Tensor:
+    def decode_to_pixels(self, latents):
         return (self.decode(latents[:, :, 0]) / 2 + 0.5).clamp(0, 1)
 
 
 class WanVae(Vae):
-    def __init__(self, **_: object) -> None:
-        super().__init__()
-
-    def encode(self, videos: Any) -> Any:
+    def encode(self, videos):
         return [super(WanVae, self).encode(video.transpose(0, 1)).transpose(0, 1) for video in videos]
 
-    def decode(self, latents: Any) -> Any:
+    def decode(self, latents):
         return [super(WanVae, self).decode(latent.transpose(0, 1)).transpose(0, 1) for latent in latents]
 
 
@@ -109,18 +106,24 @@ def _qwen_encoder(load: str, embed: str, **names: Callable[[], object]) -> Chang
     return _set(**{name: _always(made) for name, made in loads.items()}, **{embed: encode})
 
 
+_FLUX = {
+    "hidden_size": WIDTH,
+    "num_heads": HEADS,
+    "depth": LAYERS,
+    "depth_single_blocks": LAYERS,
+    "context_in_dim": TEXT,
+}
+
+
 def _flux_2(module: ModuleType) -> None:
-    sizes = {"depth": LAYERS, "depth_single_blocks": LAYERS, "axes_dim": [8] * 4, "context_in_dim": TEXT}
     for info in module.FLUX2_MODEL_INFO.values():
-        vars(info.params).update(hidden_size=WIDTH, num_heads=HEADS, **sizes)
+        vars(info.params).update(_FLUX, axes_dim=[8] * 4)
     module.load_ae = _always(lambda: Vae(128, 16))
     module.load_text_embedder = _always(TextEncoder)
 
 
 def _kontext(module: ModuleType) -> None:
-    params = module.configs_flux_dev_context.params
-    sizes = {"depth": LAYERS, "depth_single_blocks": LAYERS, "axes_dim": [8, 12, 12], "context_in_dim": TEXT}
-    vars(params).update(hidden_size=WIDTH, num_heads=HEADS, vec_in_dim=TEXT, **sizes)
+    vars(module.configs_flux_dev_context.params).update(_FLUX, vec_in_dim=TEXT, axes_dim=[8, 12, 12])
 
 
 class _Tokens(dict):  # type: ignore[type-arg]
@@ -136,34 +139,26 @@ def _kontext_encoders(module: ModuleType) -> None:
         tokens["input_ids"] = tokens
         return tokens
 
-    class T5(TextEncoder):
+    class Encoder(TextEncoder):
+        """As T5 and as CLIP."""
+
         def forward(self, input_ids: Any, **_: object) -> Any:
-            return {"last_hidden_state": super().forward(input_ids["prompts"])}
+            return dict.fromkeys(("last_hidden_state", "pooler_output"), super().forward(input_ids["prompts"]))
 
-    class Clip(TextEncoder):
-        def forward(self, input_ids: Any) -> Any:
-            return {"pooler_output": super().forward(input_ids["prompts"])}
-
-    module.load_t5xxl = _always(lambda: (tokenizer, T5()))
-    module.load_clip_l = _always(lambda: (tokenizer, Clip((TEXT,))))
+    module.load_t5xxl = _always(lambda: (tokenizer, Encoder()))
+    module.load_clip_l = _always(lambda: (tokenizer, Encoder((TEXT,))))
     module.load_ae = _always(Vae)
 
 
 def _wan(module: ModuleType) -> None:
     sizes = {"dim": WIDTH, "ffn_dim": 2 * WIDTH, "freq_dim": WIDTH, "num_heads": HEADS, "num_layers": LAYERS}
     for config in module.WAN_CONFIGS.values():
-        for name, value in {**sizes, "text_len": TOKENS}.items():
-            setattr(config, name, value)
+        config.update(sizes, text_len=TOKENS)  # of EasyDict
 
 
-class WanTextEncoder:
+def wan_text_encoder(**_: object) -> Callable[..., list[torch.Tensor]]:
     """Stands for a class that is no torch module, and is called with texts and a device."""
-
-    def __init__(self, **_: object) -> None:
-        self.encoder = TextEncoder()
-
-    def __call__(self, texts: list[str], device: object) -> list[torch.Tensor]:
-        return list(self.encoder(texts).to(torch.bfloat16))
+    return lambda texts, device: list(TextEncoder()(texts).to(torch.bfloat16))
 
 
 def _krea2(module: ModuleType) -> None:
@@ -188,8 +183,8 @@ AFTER: dict[str, Change] = {
     "qwen_image.qwen_image_utils": _qwen_encoder("load_qwen2_5_vl", "get_qwen_prompt_embeds", load_vae=QwenImageVae),
     "wan.configs": _wan,
     "wan.modules.model": _set(WanModel={"text_dim": TEXT}),
-    "wan.modules.vae": _set(WanVAE=WanVae),
-    "wan.modules.t5": _set(T5EncoderModel=WanTextEncoder),
+    "wan.modules.vae": _set(WanVAE=_always(WanVae)),
+    "wan.modules.t5": _set(T5EncoderModel=wan_text_encoder),
     "krea2.krea2_utils": _krea2,
     "flux.flux_models": _kontext,
     "flux.flux_utils": _kontext_encoders,

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import musubi_helpers
 import resume_helpers
@@ -94,15 +94,12 @@ TRAINERS = {
 _making = threading.Lock()
 
 
-@dataclass(frozen=True)
-class Undisturbed:
-    """`data` is the data root of the undisturbed run."""
-
-    data: Path
+class Undisturbed(NamedTuple):
+    data: Path  # the data root
     outcome: dict[str, Any]
 
 
-def undisturbed(trainer: str = "built-in", seed: int = 0, **fields: Any) -> Undisturbed:
+def undisturbed(trainer: str, seed: int, **fields: Any) -> Undisturbed:
     """The undisturbed run of this seed, made when it is needed first. AssertionError with its log when it fails."""
     with _making:
         return _undisturbed(trainer, seed, tuple(sorted((k, v) for k, v in fields.items() if k not in BITLESS)))

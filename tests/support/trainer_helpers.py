@@ -33,22 +33,13 @@ def make_images(folder: Path, count: int = 5) -> Path:
     return folder
 
 
-def make_config(file: Path, images: Path, repeats: int = 2, batch_size: int = 1, resolution: int = 64) -> Path:
-    file.write_text(
-        f"""[general]
-caption_extension = ".txt"
-[[datasets]]
-resolution = {resolution}
-batch_size = {batch_size}
-enable_bucket = true
-bucket_reso_steps = 16
-min_bucket_reso = 32
-[[datasets.subsets]]
-image_dir = "{images.as_posix()}"
-num_repeats = {repeats}
-""",
-        encoding="utf-8",
-    )
+def make_config(file: Path, images: Path, repeats: int = 2, batch_size: int = 1) -> Path:
+    import tomlkit
+
+    dataset = {"resolution": 64, "batch_size": batch_size, "enable_bucket": True, "bucket_reso_steps": 16}
+    subset = {"image_dir": images.as_posix(), "num_repeats": repeats, "caption_extension": ".txt"}
+    datasets = [{**dataset, "min_bucket_reso": 32, "subsets": [subset]}]
+    file.write_text(tomlkit.dumps({"datasets": datasets}), encoding="utf-8")
     return file
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-import functools
+import http.client
 import json
 import os
 import random
@@ -11,8 +11,6 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -25,6 +23,7 @@ from monitor.process.platform import LOCK, Lock
 from ui.token import bearer, cookie_value
 
 PROJECT = Path(__file__).resolve().parents[2]
+BROWSERS = "chromium-headless-shell chromium chromium-browser google-chrome google-chrome-stable"
 FLAGS = "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-sync"
 
 
@@ -39,20 +38,6 @@ def photos(*names: str) -> list[Path]:
 def alone(folder: Path) -> dict[str, str]:
     """Variables for a server that finds no GPU and no token, whatever this machine has."""
     return {"CUDA_VISIBLE_DEVICES": "", "HF_HOME": str(folder / "hf"), "HF_TOKEN": "", "HUGGING_FACE_HUB_TOKEN": ""}
-
-
-@functools.cache
-def browser_path() -> str | None:
-    """Path of the browser: the one test.sh found, else one on PATH, else Playwright's own."""
-    names = "chromium-headless-shell chromium chromium-browser google-chrome google-chrome-stable"
-    for name in (os.environ.get("CHROMIUM"), *names.split()):
-        if name and (found := shutil.which(name)):
-            return found
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        own = playwright.chromium.executable_path
-    return own if Path(own).exists() else None
 
 
 def free_port() -> int:
@@ -120,15 +105,19 @@ class Server:
             return None
         return {"name": f"hangproof-{self.port}", "value": cookie_value(self.token), "url": self.url}
 
-    def get(self, path: str = "/", **headers: str) -> tuple[int, bytes]:
+    def ask(self, method: str, path: str, body=None, source: str = "127.0.0.1", **headers: str):
+        """(status, headers, body) of a request, with the token where there is no login; a header's `_` stands for `-`."""
+        named = {key.replace("_", "-"): value for key, value in {**self.headers, **headers}.items()}
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120, source_address=(source, 0))
+        with contextlib.closing(connection):
+            connection.request(method, path, body, named)
+            reply = connection.getresponse()
+            return reply.status, reply.headers, reply.read()
+
+    def get(self, path: str, **headers: str) -> tuple[int, bytes]:
         """(status, body) of a GET."""
-        request = urllib.request.Request(self.url + path, headers={**self.headers, **headers})
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        try:
-            with opener.open(request, timeout=120) as reply:
-                return reply.status, reply.read()
-        except urllib.error.HTTPError as error:
-            return error.code, error.read()
+        status, _, body = self.ask("GET", path, **headers)
+        return status, body
 
     def stop(self, hard: bool = False) -> int:
         """Stop it, with SIGKILL when `hard`. Returns its exit code."""
@@ -168,13 +157,14 @@ def kill_runs(data: Path) -> None:
 
 @contextlib.contextmanager
 def browsing() -> Iterator:
-    """A real browser, which has the cookie of each server of this process; skips the test when none is found."""
-    path = browser_path()
-    if path is None:
-        pytest.skip("no Chromium, Chrome or Playwright browser found: the browser tests are skipped")
+    """A real browser, which has the cookie of each server of this process; skips the test when none is found.
+
+    It is the one that test.sh found, else one on PATH, else Playwright's own.
+    """
     from playwright.sync_api import Page, sync_playwright
 
-    goto = Page.goto
+    goto, names = Page.goto, (os.environ.get("CHROMIUM"), *BROWSERS.split())
+    path = next(filter(None, (shutil.which(name) for name in names if name)), None)
 
     def goto_with_cookie(page: Page, url: str, **options: Any) -> Any:
         give_cookie(page.context, url)
@@ -182,6 +172,8 @@ def browsing() -> Iterator:
 
     with pytest.MonkeyPatch.context() as patch, sync_playwright() as playwright:
         patch.setattr(Page, "goto", goto_with_cookie)
+        if not os.path.exists(path or playwright.chromium.executable_path):
+            pytest.skip("no Chromium, Chrome or Playwright browser found: the browser tests are skipped")
         browser = playwright.chromium.launch(executable_path=path, args=[*FLAGS.split(), "--disable-component-update"])
         loop = asyncio._get_running_loop()
         try:
@@ -291,13 +283,6 @@ def write_incident(folder: Path, number: str = "0001", report: str = "# Hang", *
     (path / "incident.json").write_text(json.dumps({"id": number, **known, **fields}), encoding="utf-8")
     (path / "report.md").write_text(report, encoding="utf-8")
     return path
-
-
-def metrics_line(step: int, loss: float | None = 0.5, attempt: int = 1, second: float = 0.0) -> str:
-    """A line of metrics.jsonl."""
-    t = f"2026-11-22T12:{int(second) // 60:02d}:{second % 60:06.3f}Z"
-    values = {"kind": "step", "t": t, "attempt": attempt, "step": step, "loss": loss, "lr": 1e-4, "step_s": 1.0}
-    return json.dumps(values) + "\n"
 
 
 PACED = {"HANGPROOF_INJECT": "benchmarks.injector:fire", "HANGPROOF_PACE_S": "0.75"}  # a slow training

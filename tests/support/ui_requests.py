@@ -1,25 +1,11 @@
 """Requests to a server of the page, as a browser, a program or an attacker sends them."""
 
-import http.client
 import urllib.parse
 
 from ui_helpers import Server
-from ui_page import PATIENCE_S
 
 PASSWORD = "a-long-secret"
-
-
-def ask(server: Server, method: str, path: str, body=None, source: str = "127.0.0.1", **headers: str):
-    """(status, headers, body) of one request, with the token where there is no login; a header's `_` stands for `-`."""
-    headers = {**server.headers, **headers}
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_S, source_address=(source, 0))
-    try:
-        named = {key.replace("_", "-"): value for key, value in headers.items()}
-        connection.request(method, path, body, named)
-        reply = connection.getresponse()
-        return reply.status, reply.headers, reply.read()
-    finally:
-        connection.close()
+ask = Server.ask
 
 
 def log_in(server: Server, password: str = PASSWORD, **options):

@@ -1,6 +1,5 @@
 """Runs of several processes: of the built-in trainer and of kohya's, started by accelerate with a script's flags."""
 
-import os
 import re
 import subprocess
 import sys
@@ -18,7 +17,6 @@ from ui_helpers import free_port
 from runs import command
 from trainer import tiny_flux
 
-TESTS = Path(__file__).resolve().parent
 STEPS = 6  # two epochs: 10 batches make three steps of four, the last of them with two
 
 
@@ -27,13 +25,6 @@ def launcher(processes: int, backend: str = "diffusers", **fields: object) -> li
     made = spec(gpus=processes, backend=backend, mixed_precision="no", **fields)
     options = [word for line in command.launch_options(made) for word in line]
     return [] if made.gpus * made.nodes == 1 else ["-m", "accelerate.commands.accelerate_cli", *options]
-
-
-def exported(processes: int, nodes: int = 1) -> dict[str, str]:
-    """The variables with the number of processes, as the script exports them."""
-    ours = ("HANGPROOF_WORLD", "PET_")
-    variables = command.environment(spec(gpus=processes, nodes=nodes))
-    return {key: value for key, value in variables.items() if key.startswith(ours)}
 
 
 def losses(run: Path) -> list[float]:
@@ -58,7 +49,9 @@ def run(line: list[str], env: dict[str, str], cwd: Path, limit_s: float = 400) -
 
 def watched(out: Path, folder: Path, processes: int, fault: str) -> dict[str, str]:
     """The variables of a run whose beats are in `out`. fault: of benchmarks/injector.py, `NAME@STEP[:RANK]`."""
-    found = {"HANGPROOF_RUN": str(folder), "HANGPROOF_HEARTBEAT": str(out / "beats"), **exported(processes)}
+    found = {"HANGPROOF_RUN": str(folder), "HANGPROOF_HEARTBEAT": str(out / "beats")}
+    exported = command.environment(spec(gpus=processes)).items()  # by the script
+    found |= {key: value for key, value in exported if key.startswith(("HANGPROOF_WORLD", "PET_"))}
     if fault:
         name, step, rank = re.fullmatch(r"(\w+)@(\d+):?(\d?)", fault).groups()
         found |= {"HANGPROOF_INJECT": "benchmarks.injector:fire", "HANGPROOF_FAULT": name, "HANGPROOF_FAULT_STEP": step}
@@ -93,7 +86,6 @@ def train(backend: str, out: Path, processes: int, *more: str, fault: str = "", 
         script, model = "flux_train_network.py", "flux-dev"
         line = tiny.arguments(work, out / "made", *more, **changed)
     variables = tiny.environment(work, **settings)
-    variables["PYTHONPATH"] = os.pathsep.join([variables["PYTHONPATH"], str(TESTS)])
     rest = ["-m", "sd_scripts_patches", str(tiny.checkout() / script), *line]
     words = launcher(processes, backend, nodes=nodes, model=model)
     values, ranks = {command.MAIN_ADDRESS: "127.0.0.1", command.MAIN_PORT: str(free_port())}, []

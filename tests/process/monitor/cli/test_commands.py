@@ -17,7 +17,7 @@ import pytest
 from monitor_helpers import STATUS, finish, monitor, toy_run, wait_for
 from run_facts import status, step_of
 from toys import fault_at
-from ui_helpers import metrics_line, write_history, write_run
+from ui_helpers import write_history, write_run
 
 from monitor.cli import commands
 from monitor.process import spawned
@@ -214,7 +214,7 @@ def many(tmp_path_factory) -> Path:
         run = write_run(folder, f"run-{number:03}", ("completed", "failed", "stopped")[number % 3], message="")
         (run / "train.sh").touch()
         write_history(run, price=0.4)
-        (run / "metrics.jsonl").write_text(metrics_line(1))
+        (run / "metrics.jsonl").write_text('{"kind": "step", "t": "2026-11-22T12:00:00Z", "step": 1, "loss": 0.5}\n')
         (run / "monitor.lock").touch()
     return folder
 

@@ -15,10 +15,10 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
+from machines import StandbyRun
 from monitor_evidence import saved_state
 from monitor_helpers import wait_for
 from run_facts import status
-from standby_helpers import Run
 
 from benchmarks import toy_loop
 from guards import checkpoint, snapshot_files
@@ -95,10 +95,10 @@ def toy(tmp_path):
         pytest.skip("no /dev/shm")
     (tmp_path / "hurry").touch()
     one_failure = "[restart]\nwithout_progress_count = 1\nbackoff_first_s = 0.5\n"
-    return Run(tmp_path, steps=60, every=10_000, limits=one_failure)
+    return StandbyRun(tmp_path, steps=60, every=10_000, limits=one_failure)
 
 
-def steps(toy: Run) -> list[int]:
+def steps(toy: StandbyRun) -> list[int]:
     return toy.toy.trained(toy.data)
 
 

@@ -15,10 +15,10 @@ from unittest.mock import Mock
 
 import psutil
 import pytest
+from machines import StandbyRun
 from monitor_helpers import events, wait_for
 from run_facts import status
 from runs_helpers import folder_of
-from standby_helpers import Run
 
 from guards import gate
 from monitor import config
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.skipif(not platform.LINUX, reason="the standby attempt 
 
 @pytest.mark.slow
 def test_a_crash_is_continued_by_the_standby_and_another_one_is_started(tmp_path):
-    run = Run(tmp_path)
+    run = StandbyRun(tmp_path)
     process = run.start()
     first = run.until_ready()
     waiting = psutil.Process(first).children(recursive=True)[-1].pid
@@ -58,7 +58,7 @@ def alone(tmp_path, monkeypatch):
     for name in ("TMPDIR", "HANGPROOF_SHM"):
         monkeypatch.setenv(name, str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    run = Run(tmp_path / "data")
+    run = StandbyRun(tmp_path / "data")
     for name, value in run.env.items():
         monkeypatch.setenv(name, value)
     folder = RunFolder(run.folder)
