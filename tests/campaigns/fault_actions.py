@@ -19,9 +19,7 @@ from monitor_helpers import events
 from run_facts import status
 from runs_helpers import executable
 
-from benchmarks.injector import INJECTED
 from benchmarks.injector_files import fill
-from benchmarks.trial import read_end
 from monitor.cli.commands import line
 from monitor.process import platform
 from runs.files import atomic_write
@@ -200,37 +198,21 @@ def disk_full(scenario) -> None:
 # ---- the machine and the user ----
 
 
-def preempted(scenario, more_at_s: tuple[float, ...] = ()) -> None:
-    """Send SIGTERM now, and again after these seconds; the monitor leaves preempted in time."""
-    begun_s, monitor = time.monotonic(), scenario.monitors[-1]
-    monitor.send_signal(signal.SIGTERM)
-    for at_s in more_at_s:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            monitor.wait(max(0.0, begun_s + at_s - time.monotonic()))
-        monitor.send_signal(signal.SIGTERM)
+def sigterm_machine(scenario) -> None:
+    """Pre-emption: the monitor gets SIGTERM, and leaves preempted in time; later the run is resumed."""
+    begun_s = time.monotonic()
+    scenario.monitors[-1].send_signal(signal.SIGTERM)
     scenario.finish()
     took_s = time.monotonic() - begun_s
     assert scenario.code == 5 and took_s < PREEMPTED_WITHIN_S, f"SIGTERM: code {scenario.code} after {took_s:.1f} s"
     assert status(scenario.folder)["state"] == "preempted"
     assert not scenario.ours(), f"SIGTERM: still running: {scenario.ours()}"
-
-
-def sigterm_machine(scenario) -> None:
-    """Pre-emption: the monitor gets SIGTERM; later the run is resumed."""
-    preempted(scenario)
     last = scenario.steps()[-1]["step"]
     scenario.go()
     scenario.monitor()
     scenario.finish()
     repeated = [step["step"] for step in scenario.steps() if step["attempt"] > 1 and step["step"] <= last]
     assert not repeated, f"the checkpoint at the stop was not used: steps {repeated} were trained again"
-
-
-def three_sigterms(scenario) -> None:
-    """SIGTERM three times while a step hangs, so no checkpoint can be saved: the deadline counts from the first."""
-    log = scenario.folder / "training.log"
-    scenario.until("the hang", lambda: scenario.steps() and INJECTED in read_end(log, 100_000))
-    preempted(scenario, (4.0, 8.0))
 
 
 def stop(scenario) -> None:

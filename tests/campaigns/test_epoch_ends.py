@@ -15,12 +15,11 @@ import functools
 import json
 import random
 import signal
-import subprocess
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-import kohya_nursery
+import musubi_helpers
 import pytest
 import resume_helpers
 import tiny_families
@@ -43,9 +42,8 @@ WORKERS = {
 }
 LOADING = [(1, "none"), (1, "stay"), (2, "new"), (2, "stay")]
 """Gradient accumulation, and workers: new ones each epoch, or those of the first one."""
-BATCHES = 5  # of an epoch
-Run = Callable[[Path, dict, dict], subprocess.CompletedProcess]
-"""Of a family of a trainer: run(out, flags, variables) trains into `out`."""
+Run = Callable[..., object]
+"""Of a family of a trainer: run(out, env=variables, code=exit code, **flags) trains into `out`, or fails."""
 
 
 @functools.lru_cache
@@ -53,23 +51,13 @@ def sd_scripts(name: str) -> Run:
     if reason := tiny_sd_scripts.why_not() if name == "flux" else tiny_families.why_not(name):
         pytest.skip(reason)
     if name == "flux":
-        work = tiny_sd_scripts.workdir(5)
-        command, environment = tiny_sd_scripts.command(), tiny_sd_scripts.environment(work)
-        make = functools.partial(tiny_sd_scripts.arguments, work)
-    else:
-        work = tiny_families.workdir(name)
-        command = tiny_sd_scripts.command(script=tiny_families.table()[name]["script"])
-        environment = tiny_families.environment(name, work)
-        images = tiny_sd_scripts.copy_of(work, Path(tempfile.mkdtemp(dir=work)))  # its caches are made once
-        off = dict.fromkeys(("save_every_n_steps", "sample_every_n_steps", "sample_prompts"))
-        make = functools.partial(tiny_families.arguments, name, work, images, **off)
-
-    def run(out: Path, flags: dict, variables: dict):
-        line = [*command, *make(out / "made", **flags)]
-        return kohya_nursery.run(line, environment | variables, tiny_sd_scripts.checkout(), 500)
-
-    if name != "flux":  # its caches are in memory; a run that makes those on the disk draws other numbers
-        train(run, Path(tempfile.mkdtemp(dir=work)), "never", {"max_train_epochs": "1"})
+        return functools.partial(resume_helpers.train, tiny_sd_scripts.workdir(5))
+    work = tiny_families.workdir(name)
+    images = tiny_sd_scripts.copy_of(work, Path(tempfile.mkdtemp(dir=work)))
+    off = dict.fromkeys(("save_every_n_steps", "sample_every_n_steps", "sample_prompts"))
+    run = functools.partial(resume_helpers.train_family, name, images=images, **off)
+    # Its caches are made once; a run that makes those on the disk draws other numbers.
+    train(run, Path(tempfile.mkdtemp(dir=work)), "never", {"max_train_epochs": "1"})
     return run
 
 
@@ -77,13 +65,11 @@ def sd_scripts(name: str) -> Run:
 def musubi(name: str) -> Run:
     if reason := tiny_musubi.why_not():
         pytest.skip(reason)
-    work = tiny_musubi.workdir(name, 5)
-    config = tiny_musubi.cached(work, Path(tempfile.mkdtemp(dir=work)), family=name)
-    command, environment = tiny_musubi.command(tiny_musubi.trainer(name)), tiny_musubi.environment(work)
 
-    def run(out: Path, flags: dict, variables: dict):
-        line = [*command, *tiny_musubi.arguments(work, config, out / "made", family=name, **flags)]
-        return kohya_nursery.run(line, environment | variables, tiny_musubi.checkout(), 500)
+    def run(out: Path, **given: object) -> object:
+        if not (out / "dataset.toml").exists():
+            tiny_musubi.cached(tiny_musubi.workdir(name), out, family=name)
+        return musubi_helpers.train(out, family=name, **given)
 
     return run
 
@@ -94,31 +80,30 @@ def built_in(name: str) -> Run:
     model = tiny_flux.ensure(work / "models" / "tiny-flux")
     config = trainer_helpers.make_config(work / "dataset.toml", trainer_helpers.make_images(work / "images"), repeats=1)
 
-    def run(out: Path, flags: dict, variables: dict):
+    def run(out: Path, env: dict, code: int, **flags: object) -> None:
         flags = {"max_train_steps": None, "network_dropout": 0.1, **flags}
-        return trainer_helpers.fork(trainer_helpers.flags(model, config, out / "made", **flags), **variables)
+        done = trainer_helpers.fork(trainer_helpers.flags(model, config, out / "made", **flags), **env)
+        assert done.returncode == code, (done.stdout + done.stderr)[-3000:]
 
     return run
 
 
-TRAINERS = {
-    "built-in": (built_in, ["flux"]),
-    "sd-scripts": (sd_scripts, ["flux", *tiny_families.table()]),
-    "musubi": (musubi, [*tiny_musubi.FAMILIES]),
+TRAINERS = {  # how it runs, its families, the batches of an epoch
+    "built-in": (built_in, ["flux"], 5),
+    "sd-scripts": (sd_scripts, ["flux", *tiny_families.table()], 5),
+    "musubi": (musubi, [*tiny_musubi.FAMILIES], 7),
 }
 
 
-def train(run: Run, out: Path, kill: str, flags: dict, **variables: str) -> str:
-    """Run one process; returns its log. It has to end as `kill` says (epoch_end_kills.py)."""
+def train(run: Run, out: Path, kill: str, flags: dict, **variables: str) -> None:
+    """Run one process. It has to end as `kill` says (epoch_end_kills.py)."""
     out.mkdir(exist_ok=True)
     attempt = len(list(out.glob("beats-*")))
     beats = out / f"beats-{attempt}"
     variables |= {"HANGPROOF_RUN": str(out), "HANGPROOF_HEARTBEAT": str(beats), "HANGPROOF_ATTEMPT": str(attempt + 1)}
     variables |= {"HANGPROOF_INJECT": "epoch_end_kills:fire", "TEST_KILL": kill}
-    done = run(out, {"save_state": True, **flags}, variables)
     expected = {"never": 0, "pause": 3}.get(kill.split()[0], -signal.SIGKILL)
-    assert done.returncode == expected, (kill, done.returncode, (done.stdout + done.stderr)[-3000:])
-    return done.stdout + done.stderr
+    run(out, env=variables, code=expected, **{"save_state": True, **flags})
 
 
 def ended_at(run: Run, out: Path, points: list[tuple[int, str, int]], steps: int, flags: dict) -> None:
@@ -144,36 +129,36 @@ def ended_at(run: Run, out: Path, points: list[tuple[int, str, int]], steps: int
 
 def losses(out: Path) -> list[tuple[int, tuple[float, float]]]:
     """Return (step, (loss, learning rate)) of every step that was trained, in all attempts."""
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [(line["step"], (line["loss"], line["lr"])) for line in lines if line["kind"] == "step"]
+    return [(line["step"], (line["loss"], line["lr"])) for line in trainer_helpers.metrics(out)]
 
 
 @pytest.mark.parametrize("trainer", ["sd-scripts", "musubi"])
 def test_a_state_of_two_processes_goes_on_in_one_with_the_order_of_its_epoch_with_workers_that_stay(trainer, tmp_path):
     """Random numbers follow from the batch. The state of the other shape holds no order, so it is drawn: in the middle
     of an epoch, and after its last step."""
-    make, (name, *_) = TRAINERS[trainer]
-    run, seeds = make(name), {"HANGPROOF_BATCH_SEEDS": "1"}
+    make, (name, *_), batches = TRAINERS[trainer]
+    run, seeds, steps = make(name), {"HANGPROOF_BATCH_SEEDS": "1"}, -(-batches // 2)
     flags = {"max_train_epochs": "4", "gradient_accumulation_steps": "2", **WORKERS["stay"]}
     train(run, tmp_path / "plain", "never", {**flags, "save_every_n_steps": "1"}, **seeds)
     expected = dict(losses(tmp_path / "plain"))
-    for step in (4, 6):  # three steps an epoch
+    for step in (steps + 1, 2 * steps):
         state = tmp_path / "plain" / "made" / f"tiny-step{step:08d}-state"
         (state / checkpoint.GUARD).unlink()  # it has a hash of the file that changes
         saved = json.loads((state / trainer_state.FILE).read_text())
-        saved |= {"processes": 2, "accumulation": 1, "batches": 3, "batch": saved["batch"] // 2 + saved["batch"] % 2}
+        saved |= {"processes": 2, "accumulation": 1, "batches": steps, "batch": -(-saved["batch"] // 2)}
         (state / trainer_state.FILE).write_text(json.dumps(saved))
         train(run, tmp_path / str(step), "never", {**flags, "resume": str(state)}, **seeds)
         assert losses(tmp_path / str(step)) == [(at, value) for at, value in expected.items() if at > step], step
 
 
 @pytest.mark.parametrize(("accumulation", "workers"), LOADING)
-@pytest.mark.parametrize(("trainer", "name"), [(t, name) for t, (_, names) in TRAINERS.items() for name in names])
+@pytest.mark.parametrize(("trainer", "name"), [(t, name) for t, (_, names, _) in TRAINERS.items() for name in names])
 def test_ended_before_at_and_after_an_epochs_end_no_loss_differs(trainer, name, accumulation, workers, tmp_path):
     points = list(POINTS)
     random.Random(f"{seed()}/{trainer}/{name}/{accumulation}/{workers}").shuffle(points)
     points = [(epoch, kind, offset) for epoch, (kind, offset) in zip(ENDS, points, strict=True)]
-    run, steps, epochs = TRAINERS[trainer][0](name), -(-BATCHES // accumulation), points[-1][0] + 1
+    make, _, batches = TRAINERS[trainer]
+    run, steps, epochs = make(name), -(-batches // accumulation), points[-1][0] + 1
     flags = {"max_train_epochs": str(epochs), "gradient_accumulation_steps": str(accumulation), **WORKERS[workers]}
     plain, ended = tmp_path / "plain", tmp_path / "ended"
     train(run, plain, "never", flags)

@@ -12,18 +12,26 @@ from functools import partial
 
 import netns
 import pytest
-from machines_helpers import EVERY, STEPS, create, pair
+import tiny_runs
+from machines_helpers import pair
 from monitor_helpers import stop, wait_for
 from run_facts import incidents, status
 
+from trainer import tiny_flux
+
+STEPS, EVERY = 30, 5
 pytestmark = pytest.mark.skipif(bool(netns.missing()), reason=netns.missing())
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """The run, not started."""
-    with pytest.MonkeyPatch.context() as patch:
-        yield create(tmp_path_factory.mktemp("data"), patch, nodes=2)
+    root, lengths = (
+        tmp_path_factory.mktemp("data"),
+        {"max_train_steps": STEPS, "save_every_n_steps": EVERY, "repeats": 10},
+    )
+    tiny_flux.ensure(root / "models" / "tiny-flux")
+    return tiny_runs.create(root, name="pair", nodes=2, rank=4, **lengths)
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ import socket
 from pathlib import Path
 
 import musubi_helpers
-import patches_helpers as helpers
 import pytest
 import resume_helpers
 import tiny_families
@@ -117,18 +116,14 @@ def test_it_trains_the_same_its_loader_reads_the_lora_and_a_sample_over_its_budg
     if reason := tiny_families.why_not(name):
         pytest.skip(reason)
     guarded = resume_helpers.same_family(name, tmp_path)
-    lora, made, work = guarded / "made/tiny.safetensors", tmp_path / "made", tiny_families.workdir(name)
-    arguments = tiny_families.arguments(
-        name, work, guarded / "images", made, "--network_weights", str(lora), "--dim_from_weights", "--sample_at_first",
-        learning_rate="1e-60", max_train_epochs=None, max_train_steps="1",
-    )  # fmt: skip
+    lora, made = guarded / "made/tiny.safetensors", tmp_path / "made"
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        online = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": f"http://127.0.0.1:{silent.getsockname()[1]}"}
-        limits = {"HANGPROOF_SAMPLE_BUDGET_S": "0.001", "HANGPROOF_HUB_TIMEOUT_S": "60"}
-        environment = tiny_families.environment(name, work, HANGPROOF_RUN=str(tmp_path), **online, **limits)
-        command = tiny_sd_scripts.command(*arguments, script=tiny_families.table()[name]["script"])
-        result = helpers.watch(command, environment, tiny_sd_scripts.checkout(), 400)
-    assert result.code == 0, result.log[-3000:]
+        env = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": f"http://127.0.0.1:{silent.getsockname()[1]}"}
+        env |= {"HANGPROOF_SAMPLE_BUDGET_S": "0.001", "HANGPROOF_HUB_TIMEOUT_S": "60"}
+        result = resume_helpers.train_family(
+            name, tmp_path, "--dim_from_weights", "--sample_at_first", images=guarded / "images", env=env,
+            network_weights=str(lora), learning_rate="1e-60", max_train_epochs=None, max_train_steps="1",
+        )  # fmt: skip
     assert f"load network weights from {lora}: <All keys matched successfully>" in result.log, result.log[-3000:]
     assert resume_helpers.tensors(made / "tiny.safetensors") == resume_helpers.tensors(lora)
     skipped = "sample image 1 skipped: BudgetExceeded: the budget of 0.001 s was exceeded after"

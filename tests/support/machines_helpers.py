@@ -13,22 +13,11 @@ import psutil
 from monitor_helpers import ROOT, environment, toy_run, wait_for
 from run_facts import status
 
-from benchmarks import trial
-from trainer import tiny_flux
+from benchmarks.trial import limits_toml
 
-STEPS, EVERY = 30, 5
 PORT = "29400"
-LIMITS = """allow_below_guards = true
-[watch]
-stopped_s = 2
-[phases.step]
-ceiling_s = 20
-[phases.save]
-floor_s = 20
-ceiling_s = 30
-[end]
-grace_s = 1
-"""
+LIMITS = {"allow_below_guards": "true", "watch.stopped_s": 2, "end.grace_s": 1, "phases.step.ceiling_s": 20}
+LIMITS |= {"phases.save.floor_s": 20, "phases.save.ceiling_s": 30}
 # What starts a machine's part again, in the place of Slurm's job or SkyPilot's: docs/machines.md, "Two PCs at home".
 AGAIN = 'code=6; while [ "$code" = 6 ]; do "$0" -m monitor run "$1"; code=$?; done; exit "$code"'
 
@@ -65,14 +54,6 @@ def together(folder: Path, steps: int, pace: float = 0.05, every: int = 10) -> P
     return folder
 
 
-def create(root: Path, monkeypatch, nodes: int) -> Path:
-    """A run of the tiny model under this data root; its folder."""
-    monkeypatch.setenv("HANGPROOF_DATA", str(root))
-    tiny_flux.ensure(root / "models" / "tiny-flux")
-    settings = {"resolution": 64, "repeats": 10, "rank": 4, "max_train_steps": STEPS, "save_every_n_steps": EVERY}
-    return trial.create(root, name="pair", mixed_precision="no", sample_every_n_steps=0, nodes=nodes, **settings)
-
-
 @dataclass
 class Pair:
     root: Path
@@ -85,7 +66,7 @@ class Pair:
         for number in numbers or (0, 1):
             temporary, limits = self.root / f"tmp{number}", self.root / "limits.toml"
             temporary.mkdir(exist_ok=True)
-            limits.write_text(LIMITS, encoding="utf-8")
+            limits.write_text(limits_toml(LIMITS), encoding="utf-8")
             own = {"DATA": self.root, "LIMITS": limits, "SHM": temporary, "NODE": number, "MAIN_PORT": PORT}
             own["MAIN_ADDRESS"] = self.machines[0].address
             env = environment(self.run, TMPDIR=str(temporary), **{f"HANGPROOF_{k}": str(v) for k, v in own.items()})

@@ -11,6 +11,7 @@ import numpy
 import patches_helpers as helpers
 import tiny_families
 import tiny_sd_scripts as tiny
+from trainer_helpers import metrics
 
 from guards import checkpoint, heartbeat
 from sd_scripts_patches import trainer_state
@@ -26,6 +27,17 @@ def train(work, out, *more: str, die_after=0, faults="", patched=True, env=(), c
     line = tiny.arguments(work, out / "made", *more, **changed)
     environment = tiny.environment(work, TINY_FAULTS=faults, **{**settings, **dict(env)})
     return helpers.watch(tiny.command(*line, patched=patched), environment, tiny.checkout(), 400, code)
+
+
+def train_family(name, out, *more: str, images=None, patched=True, env=(), code: int | None = 0, **changed: str | None):
+    """Run one process of another family of sd-scripts. images: with their caches, else those of `out`."""
+    work, images = tiny_families.workdir(name), images or out / "images"
+    if not images.exists():
+        tiny.copy_of(work, out)
+    settings = {"TINY_LOSSES": str(out / "losses"), "HANGPROOF_RUN": str(out), **dict(env)}
+    line = tiny_families.arguments(name, work, images, out / "made", *more, **changed)
+    command = tiny.command(*line, patched=patched, script=tiny_families.table()[name]["script"])
+    return helpers.watch(command, tiny_families.environment(name, work, **settings), tiny.checkout(), 400, code)
 
 
 def followed(out: Path) -> dict[str, str]:
@@ -68,8 +80,7 @@ def state_json(out: Path, state: str, name: str) -> dict:
 
 def learning_rates(out: Path) -> dict[int, float]:
     """Return step → LR, the last entry of each step."""
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return {line["step"]: line["lr"] for line in lines if line["kind"] == "step"}
+    return {line["step"]: line["lr"] for line in metrics(out)}
 
 
 def stripped(state: Path, folder: Path, **train_state: int) -> Path:
@@ -121,16 +132,9 @@ def same_family(name: str, folder: Path) -> Path:
 
     Returns the folder of the guarded run.
     """
-    work = tiny_families.workdir(name)
     plain, guarded = folder / "plain", folder / "guarded"
     for out in (plain, guarded):
-        tiny.copy_of(work, out)
-        arguments = tiny_families.arguments(name, work, out / "images", out / "made")
-        settings = {"TINY_LOSSES": str(out / "losses"), "HANGPROOF_RUN": str(out), **followed(out)}
-        script = tiny_families.table()[name]["script"]
-        command = tiny.command(*arguments, patched=out == guarded, script=script)
-        environment = tiny_families.environment(name, work, **settings)
-        helpers.watch(command, environment, tiny.checkout(), 400, 0)
+        train_family(name, out, patched=out == guarded, env=followed(out))
     reached = same_training(plain, guarded, tiny_families.STEPS, 2)
     assert set(reached) == {"import", "load", *PHASES, "sample", "save", "end"}
     assert [phase for phase in reached if phase in PHASES] == PHASES
