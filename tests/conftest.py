@@ -40,17 +40,14 @@ def tier(item: pytest.Item) -> str:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     """Each test has its tier as a mark; the order is the one above."""
-    files: dict[str, list[Path]] = {name: [] for name in ("waiting", "computing", "unit")}
+    files: dict[str, dict[Path, None]] = {name: {} for name in ("waiting", "computing", "unit")}
     for item in items:
         name = tier(item)
         item.add_marker(name)
-        group = files["unit" if name == "unit" else "waiting" if name in WAITING else "computing"]
-        if item.path not in group:
-            group.append(item.path)
-    places = {path: 2.0 for path in files.pop("unit")}
-    places.update({path: (n + 0.5) / len(group) for group in files.values() for n, path in enumerate(group)})
-    order = {path: n for n, path in enumerate(sorted(places, key=lambda path: places[path]))}
-    items.sort(key=lambda item: order[item.path])
+        files["unit" if name == "unit" else "waiting" if name in WAITING else "computing"][item.path] = None
+    groups = files.items()
+    places = {path: (name == "unit", (n + 0.5) / len(found)) for name, found in groups for n, path in enumerate(found)}
+    items.sort(key=lambda item: places[item.path])
 
 
 def pytest_terminal_summary(terminalreporter):

@@ -45,25 +45,24 @@ def flux(weights: dict):
     return model.eval()
 
 
-def loss(requested: dict, model, batch: dict, masked: bool = False) -> float:
-    args = SimpleNamespace(**requested, **NOT_USED)
-    text = batch["t5"]
-    given = {
-        "latents": batch["latents"],
-        "text_encoder_outputs_list": [batch["clip"], text, torch.zeros(*text.shape[:2], 3), batch["mask"]],
-        "loss_weights": torch.ones(len(text)),
-        "alpha_masks": batch["alpha_masks"] if masked else None,
-    }
+def loss_of(trainer, args, model, schedule, latents: torch.Tensor, texts: list, **more) -> float:
+    given = {"latents": latents, "text_encoder_outputs_list": texts, "loss_weights": torch.ones(len(latents)), **more}
     accelerator = SimpleNamespace(device=torch.device("cpu"), autocast=nullcontext)
-    trainer = FluxNetworkTrainer()
-    trainer.model_type = "flux"
-    torch.manual_seed(requested["noise_seed"])
+    torch.manual_seed(args.noise_seed)
     with torch.no_grad():
         value = trainer.process_batch(
-            given, [], model, None, None, scheduler(args), torch.float32, torch.float32, accelerator, args, None, None,
+            given, [], model, None, None, schedule, torch.float32, torch.float32, accelerator, args, None, None,
             is_train=False, train_text_encoder=False,
         )  # fmt: skip
     return value.item()
+
+
+def loss(requested: dict, model, batch: dict, masked: bool = False) -> float:
+    args, trainer, text = SimpleNamespace(**requested, **NOT_USED), FluxNetworkTrainer(), batch["t5"]
+    trainer.model_type = "flux"
+    texts = [batch["clip"], text, torch.zeros(*text.shape[:2], 3), batch["mask"]]
+    masks = batch["alpha_masks"] if masked else None
+    return loss_of(trainer, args, model, scheduler(args), batch["latents"], texts, alpha_masks=masks)
 
 
 def sdxl_loss(requested: dict, latents: torch.Tensor) -> float:
@@ -71,16 +70,8 @@ def sdxl_loss(requested: dict, latents: torch.Tensor) -> float:
     args, trainer = SimpleNamespace(**requested, **NOT_USED), SdxlNetworkTrainer()
     trainer.vae_scale_factor = 1.0
     trainer.call_unet = lambda *given, **_: given[3] / 2 + given[4].view(-1, 1, 1, 1) / 1000
-    nothing, accelerator = torch.zeros(1), SimpleNamespace(device=torch.device("cpu"), autocast=nullcontext)
-    given = {"latents": latents, "text_encoder_outputs_list": [nothing], "loss_weights": torch.ones(len(latents))}
     schedule = trainer.get_noise_scheduler(args, torch.device("cpu"))
-    torch.manual_seed(requested["noise_seed"])
-    with torch.no_grad():
-        value = trainer.process_batch(
-            given, [], None, None, None, schedule, torch.float32, torch.float32, accelerator, args, None, None,
-            is_train=False, train_text_encoder=False,
-        )  # fmt: skip
-    return value.item()
+    return loss_of(trainer, args, None, schedule, latents, [torch.zeros(1)])
 
 
 def sdxl_layers() -> list[str]:
