@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from monitor_helpers import events
+from monitor_helpers import events, kill_monitor
 from run_facts import status
 from runs_helpers import executable
 
@@ -81,7 +81,7 @@ def second_monitor(scenario) -> None:
 def sigkill_monitor(scenario) -> None:
     """The monitor and its keeper are killed; the training continues; a second monitor adopts it and starts nothing."""
     before = scenario.trainers()
-    scenario.kill_monitor()
+    kill_monitor(scenario.monitors[-1], scenario.folder)
     scenario.until_step(scenario.steps()[-1]["step"] + 2)
     scenario.monitor()
     scenario.until("a second `started` event", lambda: len(events(scenario.folder, "started")) > 1)
@@ -118,7 +118,7 @@ def sigkill_in_recovery(scenario) -> None:
 
 def sigkill_both(scenario) -> None:
     """The monitor is killed, later the trainer too: nobody saw how it ended."""
-    scenario.kill_monitor()
+    kill_monitor(scenario.monitors[-1], scenario.folder)
     scenario.go()
     scenario.until("the end of the trainer", lambda: not scenario.trainers())
     scenario.monitor()

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import fault_actions
-import psutil
 import pytest
 import tiny_runs
 import tomllib
@@ -148,15 +147,6 @@ class Scenario:
     def monitor(self) -> subprocess.Popen[bytes]:
         self.monitors.append(self.command("run"))
         return self.monitors[-1]
-
-    def kill_monitor(self) -> None:
-        """SIGKILL the keeper and the monitor below it, in this order: nothing is left that replaces the monitor."""
-        below = psutil.Process(status(self.folder)["monitor_pid"])
-        self.monitors[-1].kill()
-        self.monitors[-1].wait()
-        with contextlib.suppress(psutil.NoSuchProcess):
-            below.kill()
-            below.wait(30)
 
     def finish(self) -> None:
         self.code = self.monitors[-1].wait(self.row.get("patience_s", PATIENCE_S))

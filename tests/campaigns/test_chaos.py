@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from benchmarks import chaos
-from benchmarks.chaos import Trial
+from benchmarks.chaos import Outcome, Trial
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="chaos needs /proc, so Linux")
 
@@ -21,6 +21,35 @@ dies = "os.kill(os.getppid(), 9) if '--child' in sys.orig_argv else None; os._ex
 assert "raise error" in source
 exec(compile(source.replace("raise error", dies), "chaos", "exec"))
 """
+
+
+def outcome(**changed):
+    """A trial that ended as it must, except for what is changed."""
+    good = dict(state="completed", message="60 steps", exit_code=0, started=True, reached=True, lora="right")
+    return Outcome(Trial("t", "hang"), **good | changed)
+
+
+@pytest.mark.parametrize(
+    ("changed", "violation"),
+    [
+        ({}, None),
+        ({"state": "failed", "exit_code": 1, "lora": "none", "message": "the disk is full"}, None),
+        ({"lora": "none"}, "completed, and the LoRA is none"),
+        ({"trainers_at_once": 2}, "2 trainers at once"),
+        ({"unwatched_s": 10.4}, "the training was unwatched for 10.4 s"),
+        ({"exit_code": None, "state": "running"}, "not over after"),
+        ({"trainers_left": 1}, "left a living trainer"),
+        ({"state": "failed", "exit_code": 1, "message": ""}, "failed without a reason"),
+        ({"exit_code": 1}, "completed with exit code 1"),
+        ({"state": "running", "exit_code": 1}, "ended with exit code 1 in state 'running'"),
+        ({"state": "", "started": False, "exit_code": 1, "output": "monitor: no space"}, None),
+        ({"state": "", "started": False, "exit_code": 0, "output": "monitor: no space"}, "no reason"),
+    ],
+)
+def test_a_broken_promise_is_a_violation(changed, violation):
+    found = chaos.judge(outcome(**changed))
+    assert bool(found) == (violation is not None), found
+    assert violation is None or any(violation in text for text in found)
 
 
 @pytest.mark.timeout(400)

@@ -109,7 +109,7 @@ def test_skypilots_job_sets_itself_up_restores_the_run_and_trains_it(image, data
     assert status(folder)["state"] == "completed" and (folder / f"{made.slug}.safetensors").is_file()
 
 
-# Where namespaces can be made, the project (but for its environment) and all networks are hidden.
+# The project (but for its environment) and all networks are hidden.
 ELSEWHERE = """
 set -eu
 mkdir "$1/venv"
@@ -125,7 +125,8 @@ exec env -i PATH=/usr/bin:/bin HOME="$1/home" TMPDIR="$1" PYTHON={python} bash "
 def test_a_bundle_trains_to_the_same_lora_where_there_is_only_python(data, tmp_path):
     made = spec(max_train_steps=4, **SETTINGS)
     folder = runs.create(made, pictures(data / "photos"))
-    hidden = not subprocess.run(["unshare", "--mount", "--net", "true"], capture_output=True).returncode
+    if subprocess.run(["unshare", "--mount", "--net", "true"], capture_output=True).returncode:
+        pytest.skip("no namespaces can be made here, so the project cannot be hidden")
     home = python("-m", "monitor", "run", str(folder), HANGPROOF_GPUS="", CUDA_VISIBLE_DEVICES="")
     assert home.returncode == 0, home.stderr[-2000:]
     here = (folder / "my-lora.safetensors").read_bytes()
@@ -135,14 +136,9 @@ def test_a_bundle_trains_to_the_same_lora_where_there_is_only_python(data, tmp_p
     subprocess.run([sys.executable, "-m", "zipfile", "-e", str(tmp_path / "a.zip"), str(there)], check=True)
     shutil.rmtree(data)
     top = there / "my-lora"
-    if hidden:
-        script = ELSEWHERE.format(root=PROJECT, python=sys.executable)
-        command = ["unshare", "--mount", "--net", "bash", "-c", script, "-", str(there), str(top)]
-        env = {"PATH": os.environ["PATH"]}
-    else:
-        command = ["bash", str(top / "train.sh")]
-        env = {"PATH": "/usr/bin:/bin", "HOME": str(there / "home"), "PYTHON": sys.executable}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
+    script = ELSEWHERE.format(root=PROJECT, python=sys.executable)
+    command = ["unshare", "--mount", "--net", "bash", "-c", script, "-", str(there), str(top)]
+    done = subprocess.run(command, env={"PATH": os.environ["PATH"]}, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     trained = top / "outputs" / "my-lora"
     assert status(trained)["state"] == "completed" and status(trained)["step"] == 4
