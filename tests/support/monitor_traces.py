@@ -104,25 +104,24 @@ def play(trace: Iterator[Event], watch: Watch, signals: Signals = ASLEEP) -> Pla
     return played
 
 
+KINDS = {
+    "steady": lambda n, rng: rng.uniform(0.97, 1.05),
+    "heavy-tailed": lambda n, rng: min(math.exp(rng.gauss(0.0, 0.6)), 20.0),
+    # buckets, or a slow batch now and then
+    "bimodal": lambda n, rng: rng.uniform(0.9, 1.1) if rng.random() < 0.9 else rng.uniform(4.0, 6.0),
+    # a mode that the last 200 need not contain
+    "rare slow": lambda n, rng: rng.uniform(0.95, 1.05) if rng.random() < 0.997 else rng.uniform(9.0, 11.0),
+    "warm-up": lambda n, rng: rng.uniform(0.97, 1.05) * (1 + 15 * math.exp(-n / 8)),
+    # one in a thousand takes 20 times as long
+    "outliers": lambda n, rng: rng.uniform(0.95, 1.05) if rng.random() < 0.999 else 20.0,
+    # the card gets hot, then cool
+    "drifting": lambda n, rng: (1.5 + 0.5 * math.sin(n / 500)) * rng.uniform(0.95, 1.05),
+}
+
+
 def step_times(kind: str, usual_s: float, rng: random.Random) -> Iterator[float]:
     """Endless step durations of a healthy run."""
-    times = {
-        "steady": lambda n: rng.uniform(0.97, 1.05),
-        "heavy-tailed": lambda n: min(math.exp(rng.gauss(0.0, 0.6)), 20.0),
-        # buckets, or a slow batch now and then
-        "bimodal": lambda n: rng.uniform(0.9, 1.1) if rng.random() < 0.9 else rng.uniform(4.0, 6.0),
-        # a mode that the last 200 need not contain
-        "rare slow": lambda n: rng.uniform(0.95, 1.05) if rng.random() < 0.997 else rng.uniform(9.0, 11.0),
-        "warm-up": lambda n: rng.uniform(0.97, 1.05) * (1 + 15 * math.exp(-n / 8)),
-        # one in a thousand takes 20 times as long
-        "outliers": lambda n: rng.uniform(0.95, 1.05) if rng.random() < 0.999 else 20.0,
-        # the card gets hot, then cool
-        "drifting": lambda n: (1.5 + 0.5 * math.sin(n / 500)) * rng.uniform(0.95, 1.05),
-    }
-    return (usual_s * times[kind](n) for n in itertools.count(1))
-
-
-KINDS = ("steady", "heavy-tailed", "bimodal", "rare slow", "warm-up", "outliers", "drifting")
+    return (usual_s * KINDS[kind](n, rng) for n in itertools.count(1))
 
 
 def caching(phase: str, rng: random.Random) -> Iterator[Event]:
