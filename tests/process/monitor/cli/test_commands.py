@@ -245,10 +245,8 @@ def test_interrupted_runs_are_started_at_once_and_one_that_cannot_be_keeps_no_ot
     tmp_path, monkeypatch, capsys
 ):
     monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path))
-    for name in ("a", "b", "c"):
-        (write_run(tmp_path, name, state="running") / "train.sh").touch()
-    for state in ("completed", "stopped"):
-        write_run(tmp_path, state, state=state)
+    for name, state in (*dict.fromkeys("abc", "running").items(), ("done", "completed"), ("left", "stopped")):
+        (write_run(tmp_path, name, state=state) / "train.sh").touch()
     together = threading.Barrier(3)
 
     def launch(folder: Path, how: str):
