@@ -60,7 +60,8 @@ class Hub(Double):
                 return 200, {"files": files}
             case "POST", ["objects", "batch"]:
                 objects = [self.transfer(**one) for one in request.json["objects"]]
-                return 200, {"transfer": "basic", "objects": objects}, GIT_LFS
+                kind = {"Content-Type": "application/vnd.git-lfs+json"}
+                return 200, {"transfer": "basic", "objects": objects}, kind
             case "POST", ["api", "validate-yaml"]:
                 assert request.json["content"].startswith("---")
                 return 200, {"errors": [], "warnings": []}
@@ -118,9 +119,6 @@ class Hub(Double):
             repo.tags = ["hangproof"]
         made = {"commitOid": "c" * 40, "commitUrl": f"{self.url}/{name}/commit/{'c' * 40}", "pullRequestUrl": None}
         return 200, {"success": True, "hookOutput": "", **made}
-
-
-GIT_LFS = {"Content-Type": "application/vnd.git-lfs+json"}
 
 
 def serving_hub():

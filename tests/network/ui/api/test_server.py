@@ -118,7 +118,8 @@ def test_with_a_login_only_its_owner_gets_in(listening):
         Client(f"{listening.url}/api/", auth=("me", "wrong"), verbose=False)
     logged_in = Client(f"{listening.url}/api/", auth=("me", PASSWORD), verbose=False)
     assert isinstance(call(logged_in, "list_runs"), list)
-    assert listening.get("/api/")[0] == 200  # the login page, after a redirect
+    status, headers, _ = ask(listening, "GET", "/api/")
+    assert status == 303 and "login" in headers["Location"]
 
 
 def test_without_mcp_there_are_no_tools(server):
