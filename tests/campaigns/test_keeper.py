@@ -12,7 +12,7 @@ import faults
 import psutil
 import pytest
 from fault_actions import unfreeze
-from monitor_helpers import clean_up, events, finish, limits_file, monitor, started, stop, toy_run, wait_for
+from monitor_helpers import clean_up, events, finish, monitor, started, stop, toy_run, wait_for
 from run_facts import status, step_of, trainers, weight
 from toys import undisturbed
 
@@ -32,10 +32,12 @@ def disk(tmp_path):
 
 @pytest.mark.skipif(bool(MISSING), reason=MISSING)
 def test_a_frozen_disk_is_reported_at_once_and_the_run_goes_on_when_it_thaws(disk, tmp_path):
-    folder, own = toy_run(disk / "toy", steps=200, pace=0.03, every=20), str(tmp_path / "own")
-    limits = limits_file(tmp_path / "own", SILENT)  # not on the disk
-    os.mkdir(own)
-    process = monitor(folder, TMPDIR=own, HANGPROOF_SHM=own, HANGPROOF_LIMITS=str(limits))
+    folder = toy_run(disk / "toy", steps=200, pace=0.03, every=20)
+    (tmp_path / "limits.toml").write_text("allow_below_guards = true\n" + SILENT)
+    (tmp_path / "tmp").mkdir()
+    env = {"TMPDIR": str(tmp_path / "tmp"), "HANGPROOF_SHM": str(tmp_path / "tmp")}
+    env["HANGPROOF_LIMITS"] = str(tmp_path / "limits.toml")
+    process = monitor(folder, **env)
     try:
         wait_for(lambda: step_of(folder) > 5)
         stuck = psutil.Process(status(folder)["monitor_pid"])
