@@ -61,6 +61,20 @@ def test_other_settings_keep_the_step_and_are_named(tmp_path, caplog):
 
 
 @pytest.mark.parametrize(
+    ("drawn", "lost"), [("x_e000002_00_20.png", 0), ("sample_000012_00.png", 0), ("x_000012_00.png", 1)]
+)
+def test_an_epochs_samples_that_a_kill_did_not_lose_are_not_drawn_again(tmp_path, drawn, lost):
+    """Those of Kandinsky 5 have names of its own."""
+    (tmp_path / "sample").mkdir()
+    (tmp_path / "sample" / drawn).touch()
+    run = musubi.Run()
+    run.resume_from = state = known()
+    state.epoch_over = True
+    args = argparse.Namespace(output_dir=tmp_path, output_name="x")
+    assert list(run.missing_epochs(args, [{}])) == [(2, 12)] * lost
+
+
+@pytest.mark.parametrize(
     ("json_step", "scheduler", "step"), [(12, 12, 12), (2, 12, 12), (12, 11, 12), (12, None, 12), (None, None, 0)]
 )
 def test_of_two_counts_the_higher_one_is_right(tmp_path, json_step, scheduler, step):
