@@ -18,6 +18,7 @@ import os
 import re
 import time
 import urllib.parse
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,7 +126,9 @@ def ask(url: str, read_s: float, method: str = "GET", **headers: str) -> Iterato
     except httpx.UnsupportedProtocol as error:
         raise DownloadError("server", f"{url}: {error}; check HF_ENDPOINT") from error
     except httpx.RequestError as error:
-        raise ConnectionError(str(error) or type(error).__name__) from error
+        proxy = urllib.request.getproxies().get(urllib.parse.urlsplit(url).scheme, "").rpartition("@")[2]  # no password
+        through = f"; the environment names the proxy {proxy}" * bool(proxy)
+        raise ConnectionError(f"{str(error) or type(error).__name__}{through}") from error
 
 
 class Patience:
@@ -162,9 +165,7 @@ class Patience:
         host = urllib.parse.urlsplit(endpoint()).netloc
         bytes_kept = f"; the {kept} bytes received are kept" if kept else ""
         if "CERTIFICATE_VERIFY_FAILED" in self.reason:
-            raise DownloadError(
-                "server", f"{host}: {self.reason}{bytes_kept}. Check HF_ENDPOINT and the proxy"
-            ) from error
+            raise DownloadError("server", f"{host}: {self.reason}{bytes_kept}. Check HF_ENDPOINT and proxy") from error
         left_s = self.left_s()
         if left_s <= 0:
             text = f"no data from {host} for {self.limit_s:.0f} s ({self.reason}){bytes_kept}"

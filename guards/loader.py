@@ -58,9 +58,7 @@ def die_with_parent(_: int = 0) -> None:
     A machine that shuts down sends SIGTERM to the worker, too. The trainer then completes its step and saves a state,
     and may need more batches for that: only the trainer's own SIGTERM ends the worker.
     """
-    if sys.platform != "linux":
-        return
-    trainer = multiprocessing.parent_process()
+    trainer = multiprocessing.parent_process() if sys.platform == "linux" else None
     if trainer is None:
         return
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])

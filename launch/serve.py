@@ -34,7 +34,7 @@ from launch.common import LaunchError
 from monitor import config
 from monitor.process.platform import LOCK, is_held
 from monitor.process.spawned import python
-from monitor.run_folder import all_folders
+from monitor.run_folder import all_folders, wake_queue
 from monitor.state import FINAL, State, read_status
 from runs.files import RunError
 from runs.paths import ROOT, check_folders, outputs_dir, slug
@@ -78,8 +78,7 @@ class Idle:
         gone = {name for name in self.seen if name not in states or (under_way and states[name] in LEFT)}
         self.seen = (self.seen - gone) | under_way
         ended = {name: states[name] for name in self.seen}
-        alone = {name for name, state in ended.items() if state not in FINAL} - under_way
-        self.alone_s = {name: self.alone_s.get(name, now_s) for name in alone}
+        self.alone_s = {n: self.alone_s.get(n, now_s) for n in ended.keys() - under_way if ended[n] not in FINAL}
         replaced = any(now_s - since_s < IDLE_S for since_s in self.alone_s.values())
         stopped = self.rule != "always" and LEFT & {*ended.values()}
         if not self.rule or waiting or under_way or replaced:
@@ -107,10 +106,9 @@ class Container:
         self.idle = Idle(rule.replace("0", ""), float(after or GRACE_S))
         self.pod = rent.own_pod(environ)
         self.page: subprocess.Popen[bytes] | None = None
-        self.page_at_s = 0.0
         self.task: subprocess.Popen[bytes] | None = None  # of `_bring`
         self.bringing = threading.Thread(target=self._bring, daemon=True)
-        self.stop_at_s = 0.0
+        self.page_at_s = self.stop_at_s = 0.0
         self.resumed_s: dict[str, float] = {}  # when the monitor of a run was started again
         self.signals: list[int] = []
 
@@ -188,6 +186,8 @@ class Container:
         """Continue a run whose keeper was killed with its monitor, or gave up; stop the pod when nothing is left."""
         now_s = time.monotonic()
         reason = self.idle.reason(*observe(), now_s, self.bringing.is_alive())
+        if self.idle.since_s == now_s:  # what was to start the next run may have been killed
+            wake_queue(outputs_dir())
         for name, since_s in self.idle.alone_s.items():
             if now_s - max(since_s, self.resumed_s.get(name, 0.0)) >= GRACE_S:
                 say(f"{name}: its monitor is gone; starting it again")

@@ -105,9 +105,7 @@ def new(args: argparse.Namespace) -> dict[str, Any]:
     from runs.sanity import IMPOSSIBLE, judge
 
     given = {key: getattr(args, key) for key in ("name", "trigger", "model", "tier", "backend")}
-    fields = {key: value for key, value in given.items() if value is not None}
-    if args.prompt:
-        fields["prompts"] = args.prompt
+    fields = {key: value for key, value in {**given, "prompts": args.prompt}.items() if value is not None}
     found, faults = settings(args.set, fields)
     if faults:
         raise runs.RunError(faults)

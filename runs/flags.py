@@ -123,14 +123,15 @@ def _refused(spec: "RunSpec") -> list[Fault]:
 def _wrong(flag: str, value: Any, known: Mapping[str, dict], backend: str) -> str | None:
     """What is wrong with one flag; None where it is valid on its own."""
     if flag not in known:
-        from runs.spec import RunSpec
+        from runs.spec import MEANT, RunSpec
         from trainer.unsupported import reasons
 
         no = reasons() if backend == "diffusers" else {}
         unsupported = {name.removeprefix("--"): reason for name, reason in no.items()}
         if flag in unsupported:
             return f"{flag}: The built-in trainer does not support it: {unsupported[flag]}"
-        close = difflib.get_close_matches(flag, [*known, *RunSpec.model_fields, *unsupported], n=3)
+        names = {*known, *RunSpec.model_fields, *unsupported}
+        close = [MEANT[flag]] if flag in MEANT else difflib.get_close_matches(flag, names, n=3)
         return f"{flag}: {backend} has no such flag; " + (f"did you mean {', '.join(close)}?" if close else "remove it")
     return _not_taken(flag, value, known) or _refused_later(flag, value, backend)
 

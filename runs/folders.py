@@ -20,10 +20,10 @@ from guards.checkpoint import writing_file
 from presets import steps
 from presets.steps import Images, weight_of
 from runs import dataset, env_file, masks, mitigate, pictures, pin, staging, weights
-from runs.command import direct, flags, samples
+from runs.command import direct, expanded, flags, samples
 from runs.files import Fault, RunError, atomic_write, building, checksum, copy_with_times, explained
 from runs.job import Job, made, resolve, respecified
-from runs.paths import CHECKOUTS, backend_venv, datasets_dir, entries, outputs_dir, script_name, venv_program
+from runs.paths import CHECKOUTS, ROOT, backend_venv, datasets_dir, entries, outputs_dir, script_name, venv_program
 from runs.scripts import INSTALL, rendered
 
 if TYPE_CHECKING:
@@ -286,6 +286,9 @@ def problems(spec: "RunSpec", platform: str = sys.platform, ask: bool = False) -
         ask: also ask the model hub about a base model that is not on this machine; takes up to 8 seconds.
     """
     found = [Fault("model", problem) for problem in weights.problems(spec, ask)]
+    first, states = expanded(spec.extra.get("network_weights") or ""), (outputs_dir() / spec.slug).glob("*-state")
+    if first and not any(states) and (why := weights.file_fault(ROOT / str(first))):  # a state has all weights
+        found.append(Fault("extra", f"network_weights: {first} {why}; correct the path"))
     checkout = CHECKOUTS.get(spec.backend)
     if checkout is not None and not checkout.installed():
         fix = f"{INSTALL[spec.backend]}, or set {checkout.variable}_DIR"

@@ -187,10 +187,9 @@ def _equal(values: list[str] | None, ours: object) -> bool:
 
 def _plain(text: str) -> str:
     try:
-        found = float(text)
+        return repr(float(text))
     except ValueError:
         return text.casefold()
-    return repr(found)
 
 
 # Flags ----------------------------------------------------------------------------------------------------------------

@@ -66,13 +66,13 @@ def parse(texts: Iterable[str]) -> dict[str, list[float]]:
     Raises:
         RunError: an unknown field, a value that is not a number, or too many.
     """
-    from runs.spec import ALIASES
+    from runs.spec import ALIASES, MEANT
 
     found: dict[str, list[float]] = {}
     for text in texts:
         key, equals, values = text.partition("=")
         key = key.strip().removeprefix("--").replace("-", "_")
-        key = {"lr": "learning_rate", **ALIASES}.get(key, key)
+        key = (MEANT | ALIASES).get(key, key)
         if key not in SHORT or not equals:
             raise RunError([Fault(key, f"{text!r}: write FIELD=VALUE,VALUE with one of {', '.join(SHORT)}")])
         for word in filter(None, map(str.strip, values.replace(";", ",").split(","))):

@@ -44,15 +44,13 @@ def problems(spec: "RunSpec", ask: bool = False) -> list[str]:
         keys = "repo" if spec.backend == "diffusers" else ", ".join(lacking)
         return [f"{model['name']} has no {keys}; add it in models.toml, or as a trainer option: {options}"]
     if spec.backend == "diffusers":
-        if model["generated"]:
-            return []
-        return _diffusers(spec, model_files(spec)["pretrained_model_name_or_path"], ask)
+        return [] if model["generated"] else _diffusers(spec, files["pretrained_model_name_or_path"], ask)
     fetch = "" if model["generated"] else f", or run `python -m runs fetch-model {spec.model}`"
     found, gone = [], []
     for flag, path in _files(spec):
         if not path.is_file():
             gone.append(f"{path} (--{flag})")
-        elif fault := _file_fault(path):
+        elif fault := file_fault(path):
             fix = f"put an intact copy there, use another file as the trainer option {flag}=PATH{fetch}"
             found.append(f"model file {path} (--{flag}) {fault}; delete it, then {fix}")
     if gone:
@@ -68,7 +66,7 @@ def _files(spec: "RunSpec") -> list[tuple[str, Path]]:
     return [(flag, path.with_name(name)) for flag, path in values for name in shards(path.name)]
 
 
-def _file_fault(path: Path) -> str:
+def file_fault(path: Path) -> str:
     """What is wrong with a file of weights, as the end of a sentence; "" where nothing is found."""
     from safetensors import SafetensorError, safe_open
 
@@ -122,7 +120,7 @@ def incomplete(spec: "RunSpec", folder: Path) -> list[str]:
                     wrong.append(f"{part}/{index.name} cannot be read")
                     continue
             files += [f"{part}/{name}" for name in sorted(names)]
-    faults = ((name, _file_fault(folder / name) if (folder / name).is_file() else "is missing") for name in files)
+    faults = ((name, file_fault(folder / name) if (folder / name).is_file() else "is missing") for name in files)
     return wrong + [f"{name} {fault}" for name, fault in faults if fault]
 
 

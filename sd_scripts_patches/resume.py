@@ -19,6 +19,7 @@ and shuffled tags.
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import logging
 import math
@@ -26,7 +27,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from guards import snapshot_files
+from guards import checkpoint, snapshot_files
 from sd_scripts_patches import (
     batch_seeds,
     data_order,
@@ -61,6 +62,7 @@ class Run:
         self.epoch_start: dict[str, Any] | None = None
         self.fetch: dict[str, Any] | None = None
         self.loaded: TrainerState | None = None  # as read from the state folder
+        self.since_s = math.inf  # when that was saved: a sample image that is newer need not be drawn again
         self.rates: list[Any] = []  # of this run, by group of parameters
         self.settings: list[dict[str, Any]] = []  # of each optimizer, before its first step
         self.fixed: list[Any] = []  # weights of the network that no optimizer trains
@@ -121,12 +123,13 @@ class Run:
         except (OSError, ValueError) as error:
             logger.warning(f"hangproof: cannot check for missing samples: {args.sample_prompts}: {error}")
             return 0, 0
-        return (state.epoch, state.step) if self._lost_samples(args, state.epoch, len(prompts)) else (0, 0)
+        found = self.samples(args, f"e{state.epoch:06d}")
+        return (state.epoch, state.step) if len(found) < len(prompts) else (0, 0)
 
-    def _lost_samples(self, args: Any, epoch: int, prompts: int) -> bool:
-        """Whether an epoch has fewer sample images than prompts."""
+    def samples(self, args: Any, when: str) -> list[Path]:
+        """The files of the sample images whose names go on with `when` after the LoRA's name."""
         name = f"{glob.escape(args.output_name)}_" if args.output_name else ""
-        return len(list(Path(args.output_dir, "sample").glob(f"{name}e{epoch:06d}_*"))) < prompts
+        return list(Path(args.output_dir, "sample").glob(f"{name}{when}_*"))
 
     def finished(self, args: Any) -> bool:
         """Whether the state is that of the end: nothing is left but to save its LoRA once more."""
@@ -159,8 +162,7 @@ class Run:
                 "of each epoch change places (each worker starts with the order of another one); flips, crops and shuffled "
                 "tags are drawn again"
             )
-        planned = state.extra.get("planned", self.planned)
-        if planned != self.planned:
+        if (planned := state.extra.get("planned", self.planned)) != self.planned:
             logger.info(
                 f"hangproof: the run has {self.planned} steps instead of {planned}: the learning rate goes on as in a run "
                 f"of {self.planned} steps, so with a schedule such as cosine the result differs from one"
@@ -179,8 +181,7 @@ class Run:
             index += state.epoch_over  # else what follows the batches of this one is left
             state.batch, state.epoch = 0, state.epoch + 1
         self._shuffle(loader, state)
-        missing = trainer_state.restore(state.now)
-        if missing:
+        if missing := trainer_state.restore(state.now):
             logger.warning(f"hangproof: the state has no generator for {', '.join(missing)}: its noise will differ")
         logger.info(
             f"hangproof: resuming after step {state.step} of {self.planned}, epoch {state.epoch}, batch {state.batch}"
@@ -265,6 +266,8 @@ class Run:
 
     def _load(self, folder: Path) -> None:
         self.loaded = trainer_state.read(folder)
+        with contextlib.suppress(OSError):  # kohya's trainers alone write no guard file
+            self.since_s = (folder / checkpoint.GUARD).stat().st_mtime
         trainer_state.read_gradients(folder, self.fixed)
         self.rates = [_rate(group) for group in self._groups()]
         extra = self.loaded.extra if self.loaded is not None else {}

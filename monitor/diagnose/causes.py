@@ -35,6 +35,7 @@ from monitor.diagnose.ranks import BARRIER, Rank
 from monitor.phrases import PHASES, printable
 from monitor.process import platform
 from monitor.process.platform import ProcessInfo, signal_name
+from monitor.run_folder import STATUS, read_json
 from monitor.state import ExitStatus, Verdict
 
 KERNEL_FAULTS = ("Xid", "GPU reset", "GPU HANG", "Out of memory", "oom-kill", "I/O error")
@@ -127,7 +128,7 @@ def of_crash(found: Evidence, attempt: Attempt, status: ExitStatus) -> Evidence:
     found.exit_code, found.outcome, found.note, found.ended = status.code, outcome, note, ended
     found.signal = status.signal if outcome in ("", "running") else None
     if first:
-        found.phase, found.step, found.rank = first.phase, first.step, first.rank
+        found.phase, found.step, found.rank = first.phase, first.step or found.step, first.rank
     fatal = {b.pid: probe.fatal_dump(attempt.heartbeats, b.pid) for b in attempt.beats}
     found.stacks = {pid: text for pid, text in fatal.items() if text}
     return _add_common(found, attempt)
@@ -181,13 +182,14 @@ def _memory() -> dict[str, int]:
 
 
 def host_facts(attempt: Attempt, missing: Missing) -> dict[str, int]:
-    """Bytes of memory (of the machine, of the cgroup) and of the disk of the run, and new kills for lack of memory."""
+    """Bytes of memory (of machine, cgroup, training) and of the disk of the run, and new kills for lack of memory."""
     found = missing.read("memory of the machine", _memory) or {}
     for name, key in (("memory.max", "cgroup_limit"), ("memory.current", "cgroup_used")):
         with contextlib.suppress(OSError, ValueError):  # no cgroup, or "max": no limit
             found[key] = int(Path(platform.CGROUP, name).read_text())
     if disk := missing.read("free disk space", lambda: shutil.disk_usage(attempt.folder.folder)):
         found |= {"disk_free": disk.free, "disk_total": disk.total}
+    found["held"] = (read_json(attempt.folder.own / STATUS) or {}).get("memory_bytes") or 0
     before, after = attempt.record.oom_kills, platform.oom_kills()
     both = [path for path in platform.OOM_COUNTERS if path in before and path in after]
     if both:  # the same counter twice: that of a cgroup starts at 0 with its container
@@ -274,6 +276,7 @@ def match(evidence: Evidence) -> Cause:
         "file": f" The last file that the log names before it is {files[-1]}." if files else "",
         "where": f" The main thread was in {where}." if where else "",
         "worker": evidence.worker(),
+        "held": f" The training itself held {evidence.host['held'] / 1e9:.1f} GB." if evidence.host.get("held") else "",
         "kernel": next((s.rstrip(".") for s in evidence.kernel if _found(conditions.get("kernel", []), s)), ""),
         "wchan": next((p["wchan"] for p in evidence.processes if p["state"] == "D" and p["wchan"]), "the kernel"),
     }

@@ -61,10 +61,10 @@ class Run(resume.Run):
     def missing_epochs(self, args: argparse.Namespace, sample_parameters: Any) -> Iterator[tuple[int, int]]:
         """Yield (epoch, step) when an epoch's state was saved and a kill lost its samples."""
         state = self.resume_from
-        if state is None or not state.epoch_over or not sample_parameters:
-            return
-        if self._lost_samples(args, state.epoch, len(sample_parameters)):
-            yield state.epoch, state.step
+        if state is not None and state.epoch_over and sample_parameters:
+            own = Path(args.output_dir, "sample").glob(f"sample_{state.step:06d}_*.png")  # Kandinsky 5 names them so
+            if len([*self.samples(args, f"e{state.epoch:06d}"), *own]) < len(sample_parameters):
+                yield state.epoch, state.step
 
     def _infer(self, args: argparse.Namespace, shape: tuple[int, int, int]) -> TrainerState:
         """Return the position in a state that musubi-tuner wrote without the patches."""

@@ -74,6 +74,16 @@ def test_a_run_whose_monitor_and_keeper_are_gone_is_continued_after_a_minute_and
     assert asked == [START, START]
 
 
+def test_runs_that_wait_are_looked_for_once_when_the_last_one_has_ended(data, monkeypatch):
+    """The process of the queue may have been killed in that moment, and the pod would be stopped."""
+    woken, container = [], Container(1, {serve.STOP_POD: "1"})
+    monkeypatch.setattr(serve, "wake_queue", woken.append)
+    for now, times in ((TRAINS[1], 0), (DONE, 1), (DONE, 1), (NEXT_STARTS, 1), (DONE, 2)):
+        monkeypatch.setattr(serve, "observe", lambda now=now: now)
+        container._look()
+        assert woken == [data / "outputs"] * times
+
+
 def test_a_wrong_variable_is_reported():
     for rule, kept in (("", ""), ("0", ""), ("1", "1"), ("always", "always")):
         assert Container(1, {"HANGPROOF_STOP_POD": rule}).idle.rule == kept

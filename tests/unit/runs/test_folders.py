@@ -179,7 +179,8 @@ def test_missing_model_files_are_named_before_a_start(tmp_path, data, monkeypatc
         found = [fault.message for fault in runs.problems(spec(backend=backend))]
         assert any("a.bmp and a.png: sd-scripts would train one of them twice" in line for line in found) == twice
     for tier, model, refused in (("12G", "z-image", True), ("20G", "z-image", False), ("12G", "tiny-flux", False)):
-        found = runs.problems(spec(backend="diffusers", tier=tier, model=model), "darwin")
+        found = runs.problems(spec(tier=tier, model=model, extra={"network_weights": "~/gone"}), "darwin")
+        assert any("network_weights: " in fault.message and "gone cannot be read" in fault.message for fault in found)
         assert any("(int8), which Apple's GPUs cannot train" in fault.message for fault in found) == refused
 
 

@@ -46,7 +46,9 @@ def test_the_command_line_makes_shows_and_renders(tmp_path, data):
 
 def test_wrong_words_are_refused_by_name(tmp_path, data):
     for words, code, says in (
-        (["--name", "x", "--set", "rnak=3"], 1, "did you mean"),
+        (["--name", "x", "--set", "rnak=3"], 1, "did you mean rank?"),
+        (["--name", "x", "--set", "lr=1e-4"], 1, "did you mean learning_rate?"),
+        (["--name", "x", "--set", "steps=9"], 1, "did you mean max_train_steps?"),
         (["--name", "x", "--set", "rank"], 1, "KEY=VALUE"),
         (["--name", "x", "--tier", "8G"], 1, "tier"),
         (["--name", "x", "--model", "flux-devv"], 1, "did you mean flux-dev"),

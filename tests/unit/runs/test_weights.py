@@ -179,5 +179,8 @@ def test_a_file_is_held_against_the_tables_sum_and_one_that_is_not_there_says_wh
     assert hub.requests[-2][1] == f"/me/model/resolve/{COMMIT}/sub dir/ü.safetensors"
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setenv("HANGPROOF_DOWNLOAD_STALL_S", "1")
-    with pytest.raises(runs.RunError, match=r"no data from 127\.0\.0\.1:9 for 1 s \(.*refused.*\)\. Check the network"):
+    monkeypatch.setenv("HTTP_PROXY", "http://me:secret@127.0.0.1:8")
+    monkeypatch.setenv("NO_PROXY", "")
+    says = r"no data from 127\.0\.0\.1:9 for 1 s \(.*refused.* names the proxy 127\.0\.0\.1:8\)\. Check the network"
+    with pytest.raises(runs.RunError, match=says):
         weights.fetch("x", [("me/model", "y", tmp_path / "y", "")], lambda _: None)

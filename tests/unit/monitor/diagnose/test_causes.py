@@ -180,11 +180,14 @@ CGROUP, MACHINE = "/sys/fs/cgroup/memory.events", "/proc/vmstat"
 )
 def test_only_the_same_counter_is_compared(before, after, new, tmp_path, monkeypatch):
     monkeypatch.setattr(platform, "oom_kills", lambda: after)
-    killed = attempt(tmp_path, beat(), oom_kills=before)
+    killed = attempt(tmp_path, beat(step=0), oom_kills=before)  # it was still loading
+    (tmp_path / "status.json").write_text('{"memory_bytes": 2100000000}')
     found = causes.of_crash(known("crash"), killed, ended(None, 9))
-    assert found.host.get("oom_kills") == new
+    assert found.host.get("oom_kills") == new and found.step == 5
     found.kernel = []  # of this machine
-    assert causes.match(found).name == ("host_out_of_memory" if new else "killed")
+    cause = causes.match(found)
+    assert cause.name == ("host_out_of_memory" if new else "killed")
+    assert ("The training itself held 2.1 GB." in cause.explanation) == bool(new)
     assert any("lack of memory" in missing for missing in found.missing) == (new is None and platform.LINUX)
 
 
