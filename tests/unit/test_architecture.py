@@ -107,6 +107,7 @@ def test_the_monitors_process_holds_no_library_and_none_of_the_large_modules():
 # What has no test file of its own name: members of a family of alike modules, what others are made of, and modules
 # too small for a promise.
 TESTED_TOGETHER = {
+    "trainer/buckets.py": "tests/upstream/ui/dataset/test_bucket_preview.py",
     "trainer/families": "tests/trainer/trainer/test_families.py",
     "presets/syntax.py": "tests/unit/presets/test_shell.py",
     "sd_scripts_patches/patch.py": "tests/process/sd_scripts_patches/test_hooks.py",

@@ -1,7 +1,7 @@
 """Each known hang, injected: the process exits in time, its exit code is right, the log names what it waited for.
 
-The small probes use the libraries that sd-scripts uses, under the launcher. tests/upstream/test_sd_scripts.py does the
-same in complete training runs. A worker writes `HANG`, its clock and its pid when it starts to hang. Each line is one
+The small probes use the libraries that sd-scripts uses, under the launcher. tests/campaigns/faults.toml has complete
+training runs. A worker writes `HANG`, its clock and its pid when it starts to hang. Each line is one
 call: loader workers write to the same pipe, and `print` writes in pieces that would mix with theirs.
 """
 
@@ -94,7 +94,7 @@ class Probe:
 
     def run(self, folder: Path) -> helpers.RunResult:
         folder.mkdir()
-        return helpers.module(folder, self.source, *self.args, real=False, **self.env)
+        return helpers.module(folder, self.source, *self.args, trainer=None, **self.env)
 
 
 BATCHES = {"HANGPROOF_DATALOADER_TIMEOUT_S": "8", "HANGPROOF_DATALOADER_FIRST_BATCH_S": "60"}

@@ -1,5 +1,6 @@
 """Sample images that fail cost only themselves."""
 
+import time
 from types import SimpleNamespace
 
 import torch
@@ -42,3 +43,13 @@ def test_a_skipped_image_leaves_the_vae_on_its_device_and_the_model_in_its_mode(
     sampling._sample_one(sample_image_inference)(vae, model, {"enum": 2})
     assert vae.device == "cpu" and model.training
     assert "sample image 3 skipped: MemoryError: no memory for a picture" in capsys.readouterr().err
+
+
+def test_a_bar_without_items_which_its_loop_moves_is_within_the_budget_too(monkeypatch, capsys):
+    """That of musubi-tuner's Qwen-Image."""
+    monkeypatch.setenv("HANGPROOF_SAMPLE_BUDGET_S", "0.02")
+    bar = SimpleNamespace(iterable=None, n=3, total=30)
+    update = sampling._after_update(lambda bar, n: time.sleep(0.05))
+    sampling._sample_one(lambda prompt: update(bar, 1))({"enum": 0})
+    said = "sample image 1 skipped: BudgetExceeded: the budget of 0.02 s was exceeded after 3 denoising steps"
+    assert said in capsys.readouterr().err
