@@ -26,7 +26,7 @@ DTYPES = (torch.float32, torch.float32)
 
 def encoded(prompts, model, args):
     """The caches of the texts of prompts."""
-    paths = cache.plan([], samples.texts(prompts), model, args.output_dir, args, DTYPES, Heartbeat(None), print)
+    paths = cache.plan([], samples.texts(prompts), model, Path(args.output_dir), args, DTYPES, Heartbeat(None), print)
     cache.encode_texts(cache.missing_texts([], paths), model, FAMILY, args, torch.float32, CPU, Heartbeat(None))
     return paths
 
