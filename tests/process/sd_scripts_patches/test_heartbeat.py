@@ -5,7 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from sd_scripts_patches import heartbeat, session
+from guards.crash import EXIT_STOPPED
+from guards.heartbeat import REQUEST_STOP
+from sd_scripts_patches import exit as exit_patch, heartbeat, session
+from sd_scripts_patches.musubi import heartbeat as musubi
 
 
 def test_once_a_minute_the_log_shows_the_progress(monkeypatch, capsys):
@@ -59,3 +62,14 @@ def test_phases_nest_and_the_record_keeps_the_one_that_failed():
         raise OSError("disk full")
     assert beat.current_phase == "save"
     beat.phase("step")
+
+
+def test_a_caching_command_of_musubi_tuner_reports_its_items_and_stops_on_request_between_two_batches(monkeypatch):
+    done, ended, beat = [], [], SimpleNamespace(request="")
+    beat.item = done.append
+    monkeypatch.setattr(session, "heartbeat", lambda: beat)
+    monkeypatch.setattr(exit_patch, "exit_process", lambda *outcome: ended.append(outcome))
+    for number, _ in enumerate(musubi._count_items(list)([["a", "b"], ("bucket", ["c"])])):
+        beat.request = REQUEST_STOP if number else ""
+    note = "stopped after 3 cache files; --skip_existing continues from there"
+    assert done == [2, 3] and ended == [(EXIT_STOPPED, "stopped", note)]

@@ -5,7 +5,6 @@ save; tests/campaigns/test_epoch_ends.py has all combinations.
 """
 
 import json
-import shutil
 
 import musubi_helpers
 import pytest
@@ -68,11 +67,3 @@ def test_a_state_that_musubi_tuner_wrote_alone_is_resumed_at_its_step(runs, tmp_
     result = train(tmp_path / "out", "--resume", str(state))
     assert "was saved without hangproof: it is resumed after step 6" in result.log
     assert sorted(helpers.learning_rates(tmp_path / "out")) == list(range(7, STEPS + 1))
-
-
-def test_a_damaged_state_is_refused_before_anything_is_loaded(runs, tmp_path):
-    state = tmp_path / "tiny-step00000006-state"
-    shutil.copytree(runs[0] / "made" / state.name, state)
-    (state / "optimizer.bin").write_bytes(b"")
-    result = train(tmp_path / "out", "--resume", str(state), code=1)
-    assert f"--resume {state}: damaged: " in result.log and "Loading" not in result.log
