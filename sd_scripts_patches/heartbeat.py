@@ -262,8 +262,6 @@ def follow(kind: type[TrainingLoop]) -> Callable[[Callable], Callable]:
 
     def train(original: Callable, self: Any, args: argparse.Namespace) -> None:
         global _training
-        for line in hooks.not_guarded():
-            session.log(f"not guarded: {line}")
         session.heartbeat().phase("load")
         session.heartbeat().reach("folders")
         _training = kind(args)

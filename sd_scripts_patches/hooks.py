@@ -44,8 +44,6 @@ _bound: dict[str, list[_Bound]] = {}
 _rewrites: dict[str, list[tuple[str, Callable[[ast.Module], ast.Module]]]] = {}
 _rewritten: set[str] = set()
 _places: dict[tuple[str, str], locate.Place] = {}
-_replaced: dict[tuple[str, str], object] = {}  # (module, name) → what stands there now
-_open: list[str] = []  # targets that this checkout lacks
 _original_get_code = importlib.machinery.SourceFileLoader.get_code
 
 
@@ -91,8 +89,8 @@ class Finder(importlib.abc.MetaPathFinder):
 def install(patches: Iterable[Patch], checkout: Path | None) -> None:
     """Find the targets of the patches and install the hooks. Modules that are already imported are patched now.
 
-    A target that is missing is left out and named by `not_guarded`; the launcher has decided that the run may start
-    without it. Raises Incompatible for a module that was imported before it could be rewritten, or that lacks a name.
+    A target that is missing is left out; the launcher has named it and decided that the run may start without it.
+    Raises Incompatible for a module that was imported before it could be rewritten, or that lacks a name.
     """
     for patch in patches:
         for target in patch.targets:
@@ -117,9 +115,7 @@ def install(patches: Iterable[Patch], checkout: Path | None) -> None:
 def _place(target: Target, checkout: Path | None) -> locate.Place | None:
     try:
         place = locate.locate(target, checkout)
-    except Incompatible as error:
-        if not target.optional and target.make is not None and locate.belongs_to_checkout(target.module, checkout):
-            _open.append(f"{target}: {error}")
+    except Incompatible:
         return None
     _places[target.module, target.name] = place
     return place
@@ -150,7 +146,6 @@ def apply_to(module: ModuleType, name: str) -> None:
             original, replacement = wrap(module, bound.name, bound.target.make)
         except Incompatible as error:
             raise Incompatible(f"patch {bound.patch}: {error}") from error
-        _replaced[name, bound.name] = replacement
         if not bound.target.beside and "." not in bound.name:
             replaced[id(original)] = (original, replacement)
     _replace_references(replaced, module)
@@ -168,25 +163,6 @@ def _replace_references(replaced: dict[int, tuple[object, object]], home: Module
             pair = replaced.get(id(value))
             if pair is not None and pair[0] is value:
                 vars(module)[key] = pair[1]
-
-
-def not_guarded() -> list[str]:
-    """Return the targets that are not guarded here: those missing in the checkout, and those overwritten since."""
-    lost = []
-    for (name, attribute), replacement in _replaced.items():
-        module = sys.modules.get(name)
-        if module is None:
-            module = sys.modules.get("__main__")  # the script itself
-        *owners, last = attribute.split(".")
-        try:
-            owner = lookup(module, ".".join(owners)) if owners and module is not None else module
-        except Incompatible:
-            continue
-        found = vars(owner).get(last) if owner is not None else None
-        found = found.__func__ if isinstance(found, (staticmethod, classmethod)) else found
-        if found is not None and found is not replacement:
-            lost.append(f"{name}:{attribute}: replaced again after it was guarded")
-    return [*_open, *lost]
 
 
 def rewrite(tree: ast.Module, name: str) -> ast.Module:

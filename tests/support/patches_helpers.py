@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import kohya_nursery
 import tiny_sd_scripts as tiny
@@ -45,15 +45,17 @@ def ahead(request, fixture: str, jobs: dict[str, Callable], at_once: int = 2) ->
         pool.shutdown(cancel_futures=True)
 
 
-def module(folder: Path, source: str, *args: str, real: bool = True, **env: str) -> RunResult:
+def module(folder: Path, source: str, *args: str, trainer: Any = tiny, **env: str) -> RunResult:
     """Run `source` as `python -m sd_scripts_patches -m probe ARGS`.
 
-    real: in sd-scripts' environment and its checkout's folder; else in ours and in `folder`.
+    trainer: the tiny module of the trainer in whose environment and checkout it runs; None: in ours and in `folder`.
     """
     (folder / "probe.py").write_text(source, encoding="utf-8")
-    base = tiny.environment(tiny.site() if real else folder, **env)
+    if trainer:
+        trainer.write_site(folder)
+    base = (trainer or tiny).environment(folder, **env)
     base["PYTHONPATH"] = os.pathsep.join([str(folder), base["PYTHONPATH"]])
-    python, cwd = (str(tiny.python()), tiny.checkout()) if real else (sys.executable, folder)
+    python, cwd = (str(trainer.python()), trainer.checkout()) if trainer else (sys.executable, folder)
     return watch([python, "-m", "sd_scripts_patches", "-m", "probe", *args], base, cwd, 240)
 
 

@@ -4,11 +4,8 @@ Tests call `need()` (which skips with one line when the checkout or its environm
 weights, tokenizers and images (made once per session), and `arguments(work, out)` with `command(...)`.
 """
 
-import atexit
-import functools
 import os
 import shutil
-import tempfile
 from pathlib import Path
 
 from benchmarks.tiny_flux import (  # noqa: F401 - for the tests
@@ -61,12 +58,3 @@ def environment(work: Path, **extra: str) -> dict[str, str]:
 def copy_of(work: Path, folder: Path) -> Path:
     """Copy images and captions to `folder`, for runs that write caches beside them."""
     return Path(shutil.copytree(work / "images", folder / "images"))
-
-
-@functools.lru_cache(maxsize=1)
-def site() -> Path:
-    """Return a folder with site/ alone, made once per session, for code that imports sd-scripts and needs no models."""
-    work = Path(tempfile.mkdtemp(prefix="tiny-site-"))
-    atexit.register(shutil.rmtree, work, ignore_errors=True)
-    write_site(work)
-    return work

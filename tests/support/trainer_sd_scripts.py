@@ -19,7 +19,7 @@ sys.path[:0] = [str(CHECKOUT), str(CHECKOUT / "networks")]  # its tools import t
 
 from flux_train_network import FluxNetworkTrainer  # noqa: E402
 from library import flux_models, flux_utils, sd3_train_utils, sdxl_original_unet  # noqa: E402
-from networks import convert_flux_lora, flux_merge_lora, lora, lora_flux  # noqa: E402
+from networks import convert_flux_lora, flux_merge_lora, lora  # noqa: E402
 from sdxl_train_network import SdxlNetworkTrainer  # noqa: E402
 
 DOUBLE, SINGLE = 2, 4
@@ -91,15 +91,6 @@ def merged(lora: str, weights: dict, folder: Path) -> dict:
     return merge("cpu", "cpu", str(base), None, None, [str(converted)], [1.0], torch.float32, torch.float32)[0]
 
 
-def with_network(converted: Path, weights: dict):
-    """The model with the LoRA as a network beside it, as sd-scripts samples with one and trains one on."""
-    model = flux(weights)
-    network, found = lora_flux.create_network_from_weights(1.0, str(converted), None, [None, None], model)
-    network.apply_to([None, None], model, apply_text_encoder=False, apply_unet=True)
-    network.load_state_dict(found, strict=True)
-    return network.eval(), model
-
-
 def main(source: Path, target: Path) -> None:
     requested = json.loads(source.read_text(encoding="utf-8"))
     batch = load_file(requested["batch"])
@@ -107,12 +98,10 @@ def main(source: Path, target: Path) -> None:
     weights = flux_utils.convert_diffusers_sd_to_bfl(theirs, DOUBLE, SINGLE)
     model = flux(weights)
     trained = flux(merged(requested["lora"], weights, target.parent))
-    _network, beside = with_network(target.parent / "converted.safetensors", weights)
     answer = {
         "losses": [loss(one, model, batch) for one in requested["losses"]],
         "masked": [loss(one, model, batch, True) for one in requested["losses"][:4]],
         "merged": loss(requested["losses"][0], trained, batch),
-        "beside": loss(requested["losses"][0], beside, batch),
         "sdxl": [sdxl_loss(one, batch["latents"]) for one in requested["sdxl"]],
         "layers": sdxl_layers(),
     }

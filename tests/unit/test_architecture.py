@@ -107,10 +107,14 @@ def test_the_monitors_process_holds_no_library_and_none_of_the_large_modules():
 # What has no test file of its own name: members of a family of alike modules, what others are made of, and modules
 # too small for a promise.
 TESTED_TOGETHER = {
+    "trainer/buckets.py": "tests/upstream/ui/dataset/test_bucket_preview.py",
+    "trainer/tiny_flux.py": "tests/trainer/trainer/test_states.py",
     "trainer/families": "tests/trainer/trainer/test_families.py",
     "presets/syntax.py": "tests/unit/presets/test_shell.py",
+    "sd_scripts_patches/musubi/heartbeat.py": "tests/upstream/sd_scripts_patches/musubi/test_resume.py",
     "sd_scripts_patches/patch.py": "tests/process/sd_scripts_patches/test_hooks.py",
     "sd_scripts_patches/registry.py": "tests/unit/sd_scripts_patches/test_shapes.py",
+    "sd_scripts_patches/session.py": "tests/process/sd_scripts_patches/test_heartbeat.py",
     "sd_scripts_patches/timeouts.py": "tests/unit/sd_scripts_patches/test_main.py",
     "sd_scripts_patches/train_loop.py": "tests/upstream/sd_scripts_patches/test_resume.py",
     "sd_scripts_patches/trainers.py": "tests/unit/sd_scripts_patches/test_shapes.py",

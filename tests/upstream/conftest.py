@@ -8,7 +8,6 @@ import os
 import pytest
 import tiny_musubi
 import tiny_sd_scripts
-from musubi_helpers import toy_z
 from runs_helpers import data
 
 NAMED = ("SD_SCRIPTS_DIR", "SD_SCRIPTS_0111", "MUSUBI_DIR", "SD_SCRIPTS_PYTHON")

@@ -1,8 +1,14 @@
-"""The progress in the log, and the phase in which trackers finish."""
+"""The progress in the log, phases within phases, and the one in which trackers finish."""
 
+import re
 from types import SimpleNamespace
 
-from sd_scripts_patches import heartbeat, session
+import pytest
+
+from guards.crash import EXIT_STOPPED
+from guards.heartbeat import REQUEST_STOP
+from sd_scripts_patches import exit as exit_patch, heartbeat, session
+from sd_scripts_patches.musubi import heartbeat as musubi
 
 
 def test_once_a_minute_the_log_shows_the_progress(monkeypatch, capsys):
@@ -25,12 +31,15 @@ def test_once_a_minute_the_log_shows_the_progress(monkeypatch, capsys):
     assert len(train("20")) == 10 and train("0") == []
 
 
-def test_a_validation_before_the_first_step_of_a_resumed_run_is_that_of_the_step_before(monkeypatch, capsys):
+def test_each_validation_has_its_own_mean_and_one_before_the_first_step_of_a_resumed_run_is_that_of_the_step_before(
+    monkeypatch, capsys
+):
     monkeypatch.setattr(session, "run", SimpleNamespace(step=12))
     loop = heartbeat.TrainingLoop(SimpleNamespace())
-    loop.validation_losses.append(0.5)
-    loop.record_validation()
-    assert capsys.readouterr().err == "hangproof: validation loss at step 12: 0.5\n"
+    for losses in ([0.25, 0.75], [1.5]):
+        loop.validation_losses += losses
+        loop.record_validation()
+    assert re.findall("validation loss at step 12: (.*)", capsys.readouterr().err) == ["0.5", "1.5"]
 
 
 def test_the_trackers_finish_in_phase_end():
@@ -39,3 +48,28 @@ def test_the_trackers_finish_in_phase_end():
     beat.phase("step")
     heartbeat._in_phase_end(lambda accelerator: phases.append(beat.current_phase))(None)
     assert phases == ["end"]
+
+
+def test_phases_nest_and_the_record_keeps_the_one_that_failed():
+    beat = session.heartbeat()
+    beat.phase("step")
+    with session.phase("save"):
+        with session.phase("hash"):
+            assert beat.current_phase == "hash"
+        assert beat.current_phase == "save"
+    assert beat.current_phase == "step"
+    with pytest.raises(OSError), session.phase("save"):
+        raise OSError("disk full")
+    assert beat.current_phase == "save"
+    beat.phase("step")
+
+
+def test_a_caching_command_of_musubi_tuner_reports_its_items_and_stops_on_request_between_two_batches(monkeypatch):
+    done, ended, beat = [], [], SimpleNamespace(request="")
+    beat.item = done.append
+    monkeypatch.setattr(session, "heartbeat", lambda: beat)
+    monkeypatch.setattr(exit_patch, "exit_process", lambda *outcome: ended.append(outcome))
+    for number, _ in enumerate(musubi._count_items(list)([["a", "b"], ("bucket", ["c"])])):
+        beat.request = REQUEST_STOP if number else ""
+    note = "stopped after 3 cache files; --skip_existing continues from there"
+    assert done == [2, 3] and ended == [(EXIT_STOPPED, "stopped", note)]

@@ -63,6 +63,10 @@ def test_too_many_unreadable_images_end_the_run_with_a_name(monkeypatch):
     monkeypatch.setenv("HANGPROOF_SKIP_IMAGES", "0")
     with pytest.raises(OSError, match=r"image 0\.png cannot be read"):
         data[0]
+    monkeypatch.setenv("HANGPROOF_SKIP_IMAGES", "9")
+    data.datasets[0].caching_mode = "latents"  # then there is no batch to use instead
+    with pytest.raises(OSError, match=r"image 0\.png cannot be read"):
+        data[0]
 
 
 def test_what_a_restart_can_repair_is_not_replaced(monkeypatch):

@@ -1,6 +1,7 @@
 """Sample images that fail cost only themselves."""
 
 import os
+import time
 from types import SimpleNamespace
 
 import torch
@@ -60,3 +61,13 @@ def test_an_image_that_a_killed_process_has_drawn_since_the_state_is_not_drawn_a
     for number in range(4):
         draw(options, {"enum": number}, None, 4)
     assert drawn == [1, 2, 3]
+
+
+def test_a_bar_without_items_which_its_loop_moves_is_within_the_budget_too(monkeypatch, capsys):
+    """That of musubi-tuner's Qwen-Image."""
+    monkeypatch.setenv("HANGPROOF_SAMPLE_BUDGET_S", "0.02")
+    bar = SimpleNamespace(iterable=None, n=3, total=30)
+    update = sampling._after_update(lambda bar, n: time.sleep(0.05))
+    sampling._sample_one(lambda prompt: update(bar, 1))({"enum": 0})
+    said = "sample image 1 skipped: BudgetExceeded: the budget of 0.02 s was exceeded after 3 denoising steps"
+    assert said in capsys.readouterr().err

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -59,38 +60,43 @@ def test_a_folder_as_it_is_published_encodes_and_trains_like_the_same_model_in_t
     assert all(torch.equal(one, other) for one, other in zip(*answers, strict=True))
 
 
+@pytest.fixture
+def folder(model, tmp_path):
+    """A copy of the tiny model, to damage."""
+    return Path(shutil.copytree(model, tmp_path / "a-flux"))
+
+
+def load_part(folder, part):
+    if part == "tokenizer":
+        return models.load_tokenizer(folder, part)
+    return models.load_part(folder, part, torch.float32, CPU)
+
+
 @pytest.mark.parametrize("part", ["vae", "text_encoder", "text_encoder_2"])
-def test_a_part_that_lacks_a_tensor_is_refused_and_not_filled_with_noise(model, tmp_path, part):
-    shutil.copytree(model / part, tmp_path / part)
-    shutil.copy(model / "model_index.json", tmp_path)
-    file = next((tmp_path / part).glob("*.safetensors"))
+def test_a_part_that_lacks_a_tensor_is_refused_and_not_filled_with_noise(folder, part):
+    file = next((folder / part).glob("*.safetensors"))
     tensors = load_file(file)
     gone = sorted(tensors)[-2]
     del tensors[gone]
     save_file(tensors, file, metadata={"format": "pt"})
     with pytest.raises(TrainError, match=f"1 missing tensors: {re.escape(gone)}; download it again"):
-        models.load_part(tmp_path, part, torch.float32, CPU)
+        load_part(folder, part)
 
 
 @pytest.mark.parametrize(
     ("file", "content"),
     [
-        ("tokenizer/tokenizer.json", "[1, 2]"),
         ("tokenizer/tokenizer.json", '{"added_tokens": []}'),
         ("tokenizer/tokenizer_config.json", "[" * 100_000),
         ("text_encoder/config.json", '{"model_type": "clip_text_model", "hidden_size": "x"}'),
         ("text_encoder/config.json", '{"model_type": "clip_text_model", "hidden_act": "x"}'),
     ],
 )
-def test_a_configuration_that_the_library_cannot_read_names_its_part(model, tmp_path, file, content):
-    shutil.copytree(model, folder := tmp_path / "a-flux")
+def test_a_configuration_that_the_library_cannot_read_names_its_part(folder, file, content):
     (folder / file).write_text(content)
     part = file.partition("/")[0]
     with pytest.raises(TrainError, match=rf"{part}: .*cannot be loaded: [^\0]*; download it again"):
-        if part == "tokenizer":
-            models.load_tokenizer(folder, part)
-        else:
-            models.load_part(folder, part, torch.float32, CPU)
+        load_part(folder, part)
 
 
 @pytest.mark.parametrize(
@@ -101,15 +107,14 @@ def test_a_configuration_that_the_library_cannot_read_names_its_part(model, tmp_
         ("tokenizer", ["transformers", "AutoTokenizer"], "tokenizer_config.json"),
     ],
 )
-def test_code_in_a_models_folder_is_not_run_and_nobody_is_asked_to(model, tmp_path, capsys, part, kind, file):
-    shutil.copytree(model, folder := tmp_path / "a-flux")
+def test_code_in_a_models_folder_is_not_run_and_nobody_is_asked_to(folder, tmp_path, capsys, part, kind, file):
     index = json.loads((folder / "model_index.json").read_text())
     (folder / "model_index.json").write_text(json.dumps({**index, part: kind}))
     own = {"AutoConfig": "own.Own", "AutoModel": "own.Own", "AutoTokenizer": ["own.Own", None]}
     (folder / part / file).write_text(json.dumps({"_class_name": ["own", "Own"], "model_type": "own", "auto_map": own}))
     (folder / part / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Own: pass\n")
     with pytest.raises(TrainError, match="trust_remote_code"):
-        models.load_tokenizer(folder, part) if part == "tokenizer" else models.load_part(folder, part, None, CPU)
+        load_part(folder, part)
     assert not (tmp_path / "ran").exists() and "[y/N]" not in capsys.readouterr().out
 
 
@@ -134,13 +139,11 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("message", DAMAGED)
-def test_a_model_that_cannot_be_used_says_what_and_where(model, tmp_path, message):
-    folder = tmp_path / "a-flux"
-    shutil.copytree(model, folder)
+def test_a_model_that_cannot_be_used_says_what_and_where(folder, message):
     DAMAGED[message](folder / "transformer")
     with pytest.raises(TrainError) as error:
         load(models.locate(str(folder), no_tick))
-    assert message in str(error.value) and str(tmp_path) in str(error.value)
+    assert message in str(error.value) and str(folder) in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,14 @@ PROMPTS = """# comment
 a thing --w 72 --h 64 --s 2 --d 7
 an\u2028other --w 64 --h 64 --s 2 --l 2 --n bad --ss euler --g 3.5.1
 """
+DTYPES = (torch.float32, torch.float32)
+
+
+def encoded(prompts, model, args):
+    """The caches of the texts of prompts."""
+    paths = cache.plan([], samples.texts(prompts), model, Path(args.output_dir), args, DTYPES, Heartbeat(None), print)
+    cache.encode_texts(cache.missing_texts([], paths), model, FAMILY, args, torch.float32, CPU, Heartbeat(None))
+    return paths
 
 
 def test_samples_are_fixed_by_their_seed_and_a_bad_one_costs_itself_alone(model, tmp_path, monkeypatch):
@@ -33,11 +41,9 @@ def test_samples_are_fixed_by_their_seed_and_a_bad_one_costs_itself_alone(model,
     for option, message in zip(("ss euler", "g 3.5.1"), messages, strict=True):
         assert f"'--{option}' is not an option of sample images" in message
     args, hb = arguments(output_dir=tmp_path, output_name="x"), Heartbeat(None)
-    dtypes = (torch.float32, torch.float32)
-    paths = cache.plan([], samples.texts(prompts), model, tmp_path, args, dtypes, hb, messages.append)
-    cache.encode_texts(cache.missing_texts([], paths), model, FAMILY, args, torch.float32, CPU, hb)
+    paths = encoded(prompts, model, args)
     transformer, parameters = loaded(model)
-    sampler = samples.Sampler(prompts, paths, model, FAMILY, args, CPU, dtypes, messages.append)
+    sampler = samples.Sampler(prompts, paths, model, FAMILY, args, CPU, DTYPES, messages.append)
 
     def make(step):
         made = sampler.make(transformer, None, step, 0.1, hb, torch.no_grad, lambda: None)
@@ -54,7 +60,7 @@ def test_samples_are_fixed_by_their_seed_and_a_bad_one_costs_itself_alone(model,
     damaged = Path(shutil.copytree(model, tmp_path / "model"))
     file = next((damaged / "vae").glob("*.safetensors"))
     file.write_bytes(file.read_bytes()[:1000])
-    working, sampler = sampler, samples.Sampler(prompts, paths, damaged, FAMILY, args, CPU, dtypes, messages.append)
+    working, sampler = sampler, samples.Sampler(prompts, paths, damaged, FAMILY, args, CPU, DTYPES, messages.append)
     transformer.train().enable_gradient_checkpointing()
     assert make(4) == []
     assert "sample image 1 is skipped: TrainError" in messages[-2] and "download it again" in messages[-2]
@@ -79,12 +85,10 @@ def test_a_prompt_with_a_shift_of_its_own_does_not_change_the_images_after_it(mo
     whole = Path(shutil.copytree(model, tmp_path / "model"))
     config = whole / "scheduler/scheduler_config.json"
     config.write_text(config.read_text().replace('shifting": true', f'shifting": {dynamic}'))
-    args, hb, dtypes = arguments(output_dir=tmp_path, output_name="x"), Heartbeat(None), (torch.float32, torch.float32)
+    args, hb = arguments(output_dir=tmp_path, output_name="x"), Heartbeat(None)
     plain = samples.Prompt(0, "a thing", 7, width=64, height=64, steps=2, cfg=1.0)
     shifted = replace(plain, shift=8.0)
-    paths = cache.plan([], samples.texts([plain]), whole, tmp_path, args, dtypes, hb, print)
-    cache.encode_texts(cache.missing_texts([], paths), whole, FAMILY, args, torch.float32, CPU, hb)
-    sampler = samples.Sampler([], paths, whole, FAMILY, args, CPU, dtypes, print)
+    sampler = samples.Sampler([], encoded([plain], whole, args), whole, FAMILY, args, CPU, DTYPES, print)
     transformer = loaded(whole)[0]
     with torch.no_grad():
         drawn = [sampler.image(transformer, one, 1e9, hb, lambda: None) for one in (plain, shifted, plain)]

@@ -10,6 +10,7 @@ from trainer_helpers import flags, good, make_config, metrics, numbers, train, t
 
 import runs
 from presets.steps import held_out
+from runs import command
 from trainer import validation
 from trainer.arguments import parse
 from trainer.dataset import Image, read
@@ -102,15 +103,13 @@ def test_a_stop_ends_a_validation_and_the_resumed_run_measures_again(work, held_
     assert values(work, "stopped-late") == held
 
 
-def test_the_spec_gives_each_trainer_its_flags(tmp_path):
-    from runs.command import NEVER, flags
-
-    plain = {"name": "t", "trigger": "x", "model": "tiny-flux", "sample_every_n_steps": 20}
-    assert "validation_split" not in flags(runs.make(plain), tmp_path)
-    built_in = flags(runs.make({**plain, "validation_split": 0.1}), tmp_path)
-    assert (built_in["validation_split"], built_in["validate_every_n_steps"]) == (0.1, 20)
-    assert "validate_every_n_epochs" not in built_in
-    kohya = {"name": "t", "model": "flux-dev", "trigger": "x", "backend": "sd-scripts", "validation_split": 0.1}
-    found = flags(runs.make({**kohya, "validate_every_n_steps": 50, "seed": 5}), tmp_path)
-    assert (found["validation_seed"], found["validate_every_n_steps"]) == (5, 50)
-    assert found["validate_every_n_epochs"] == NEVER  # else sd-scripts validates after each epoch too
+@pytest.mark.parametrize(
+    ("backend", "every"), [("diffusers", {}), ("sd-scripts", {"validate_every_n_epochs": command.NEVER})]
+)
+def test_the_spec_gives_each_trainer_its_flags(tmp_path, backend, every):
+    """sd-scripts would validate after each epoch too."""
+    model = {"diffusers": "tiny-flux", "sd-scripts": "flux-dev"}[backend]
+    fields = {"name": "t", "trigger": "x", "model": model, "backend": backend, "sample_every_n_steps": 20, "seed": 5}
+    plain, held = (command.flags(runs.make(fields | {"validation_split": share}), tmp_path) for share in (0, 0.1))
+    settings = {"validation_split": 0.1, "validation_seed": 5, "validate_every_n_steps": 20, **every}
+    assert {name: value for name, value in held.items() if name not in plain} == settings

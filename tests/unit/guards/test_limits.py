@@ -15,7 +15,7 @@ from runs.paths import ROOT
 from sd_scripts_patches import timeouts
 from trainer import loop
 
-SETUP_ONLY = {"sd_scripts_patches/install.py", "sd_scripts_patches/versions.py", "trainer/tiny_flux.py"}
+SETUP_ONLY = {"sd_scripts_patches/install.py", "trainer/tiny_flux.py"}
 """They run before any training starts, or start trainings of their own."""
 INTERVALS = ("POLL_S", "PAUSE_S", "AGE_S")
 """How often something is checked, and from what age on it is reported or deleted. They kill and give up nothing."""

@@ -30,10 +30,37 @@ def test_a_text_cache_that_a_kill_left_with_one_of_two_encoders_is_renamed_and_i
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"{half.name}.corrupt", whole.name]
 
 
-@pytest.mark.parametrize("of", [lambda path: {"video_paths": [path]}, lambda path: {"data": [{"video_path": path}]}])
-def test_a_video_on_a_disk_that_does_not_answer_is_named(tmp_path, monkeypatch, of):
-    monkeypatch.setenv("HANGPROOF_IMAGE_TIMEOUT_S", "0.5")
-    os.mkfifo(tmp_path / "a.mp4")
-    (video,) = {target.make for target in caches.PATCH.targets if target.name.endswith("get_video_data")}
-    with pytest.raises(TimeoutError, match=r"waited 0.5 s for video \S+a.mp4"):
-        video(lambda source, idx: None)(SimpleNamespace(**of(tmp_path / "a.mp4")), 0)
+def target(name):
+    """The wrapper of a function of musubi-tuner's."""
+    (make,) = {target.make for target in caches.PATCH.targets if target.name == name}
+    return make
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "what"),
+    [
+        ("VideoDirectoryDatasource.get_video_data", lambda path: (SimpleNamespace(video_paths=[path]), 0), "video"),
+        (
+            "VideoJsonlDatasource.get_video_data",
+            lambda path: (SimpleNamespace(data=[{"video_path": path}]), 0),
+            "video",
+        ),
+        ("ImageDirectoryDatasource.get_image_data", lambda path: (SimpleNamespace(image_paths=[path]), 0), "image"),
+        ("find_keys", lambda path: (path,), "cache file"),
+    ],
+)
+def test_a_file_on_a_disk_that_does_not_answer_is_named(tmp_path, monkeypatch, name, arguments, what):
+    for limit in ("IMAGE", "NPZ"):
+        monkeypatch.setenv(f"HANGPROOF_{limit}_TIMEOUT_S", "0.5")
+    os.mkfifo(tmp_path / "a")
+    with pytest.raises(TimeoutError, match=rf"waited 0.5 s for {what} \S+/a"):
+        target(name)(lambda *given: (tmp_path / "a").read_bytes())(*arguments(tmp_path / "a"))
+
+
+def test_nan_is_refused_and_not_replaced_by_zero():
+    item, written = SimpleNamespace(item_key="a.png"), []
+    save = target("save_latent_cache_common")(lambda item, tensors: written.append(tensors))
+    with pytest.raises(ValueError, match=r"a.png: no cache is written, because latents holds NaN or infinity"):
+        save(item, {"latents": torch.tensor([1.0, float("nan")])})
+    save(item, {"latents": torch.ones(1)})
+    assert written == [{"latents": torch.ones(1)}]

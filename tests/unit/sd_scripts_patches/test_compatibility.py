@@ -1,23 +1,6 @@
-"""Where names are found, and which folder is a checkout of what: without a checkout."""
+"""Which folder is a checkout of what."""
 
-from sd_scripts_patches import compatibility, patch
-
-
-def test_names_are_found_where_python_finds_them(tmp_path):
-    (tmp_path / "library").mkdir()
-    (tmp_path / "library/m.py").write_text(
-        "import numpy as np\ntry:\n    import fast\nexcept ImportError:\n    def f(a, b): ...\n"
-        "if True:\n    class A:\n        class B:\n            def g(self, x=1): ...\n"
-    )
-
-    def found(name, **more):
-        return compatibility.check_target(patch.Target("library.m", name, **more), tmp_path)
-
-    for name in ("np", "fast", "f", "A.B.g"):
-        assert found(name).verdict == "guarded", name
-    assert found("A.B.g", params=("self", "x")).verdict == "guarded"
-    assert "takes (self, x), expected (x" in found("A.B.g", params=("x",)).reason
-    assert found("A.h").verdict == "missing" and "'h' is missing" in found("A.h").reason
+from sd_scripts_patches import compatibility
 
 
 def checkout(folder, *files):

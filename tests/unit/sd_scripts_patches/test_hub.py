@@ -4,8 +4,6 @@ import argparse
 import threading
 from types import SimpleNamespace
 
-import children
-
 from guards import deadline, hub as requests
 from sd_scripts_patches import hub, session
 
@@ -28,17 +26,6 @@ def test_a_slow_download_continues_while_bytes_arrive(tmp_path, monkeypatch):
     monkeypatch.setattr(deadline, "POLL_S", 0.01)
     monkeypatch.setattr(requests, "time", SimpleNamespace(monotonic=seconds))
     assert hub.download(lambda: done.wait(60) and "path", tmp_path, "a file") == "path"
-
-
-def test_a_stalled_download_ends_the_process(tmp_path):
-    script = (
-        "import time; from pathlib import Path; from sd_scripts_patches import hub\n"
-        f"file = Path({str(tmp_path)!r}, 'models--a--b', 'blobs', 'x.incomplete')\n"
-        "file.parent.mkdir(parents=True)\n"
-        f"hub.download(lambda: (file.touch(), time.sleep(60)), Path({str(tmp_path)!r}), 'model.bin of a/b')"
-    )
-    result = children.run(script, HANGPROOF_HUB_TIMEOUT_S=0.5)
-    assert result.returncode == 75 and "waited 0.5 s for a byte of model.bin of a/b" in result.stderr
 
 
 def test_an_upload_during_training_is_phase_save(monkeypatch):

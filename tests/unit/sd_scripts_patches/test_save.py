@@ -1,7 +1,6 @@
 """What may be saved, how it replaces what was there, and which old state may go: without a training."""
 
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
@@ -54,9 +53,3 @@ def test_a_folder_that_cannot_be_deleted_does_not_end_the_run_and_the_last_good_
     save.rmtree(str(tmp_path / "tiny-step00000002-state"))
     assert checkpoint.newest_valid(tmp_path).name == "tiny-step00000002-state"
     assert "is kept: no other state verifies" in capsys.readouterr().err
-
-
-def test_the_numbers_of_a_state_of_another_trainer_come_from_its_name():
-    assert save._step_and_epoch(Path("out/x-step00000012-state")) == (12, 0)
-    assert save._step_and_epoch(Path("out/x-000003-state")) == (0, 3)
-    assert save._step_and_epoch(Path("out/x-state")) == (0, 0)

@@ -36,31 +36,6 @@ def checkout(request, tmp_path_factory):
     return facts, record_shapes.write_checkout(facts, tmp_path_factory.mktemp("shapes"))
 
 
-WRAPPED = {  # by two patches or more, the innermost first
-    "DataLoader.__init__": ["dataloader", "heartbeat"],
-    "prepare_accelerator": ["trackers", "heartbeat"],
-    "init_trackers": ["trackers", "heartbeat"],  # a start that is given up must not keep the phase
-    "tqdm.__iter__": ["sampling", "heartbeat"],
-    "encode_datasets": ["caches", "heartbeat"],
-    "encode_datasets_framepack": ["caches", "heartbeat"],
-    "prepare_cache_files_and_paths": ["caches", "heartbeat"],
-    "NetworkTrainer.train": ["heartbeat", "resume", "save", "world"],  # swept before a state is looked for
-    "get_scheduler_fix": ["heartbeat", "world"],
-    "get_lr_scheduler": ["heartbeat", "world"],
-}
-
-
-@pytest.mark.parametrize("trainer", [compatibility.SD_SCRIPTS, compatibility.MUSUBI])
-def test_of_the_patches_that_wrap_one_name_the_later_is_the_outer_one(trainer):
-    found = {}
-    for one in registry.patches(trainer):
-        for target in one.targets:
-            if target.make is not None:
-                found.setdefault(target.name, []).append(one.name)
-    several = {name: patches for name, patches in found.items() if len(set(patches)) > 1}
-    assert several == {name: WRAPPED.get(name) or WRAPPED[name.rpartition(".")[2]] for name in several}
-
-
 def test_every_pinned_version_is_recorded():
     commits = {facts["commit"] for facts in RECORDED.values()}
     assert {trainer.commit for trainer in TRAINERS.values()} < commits and len(commits) == 3

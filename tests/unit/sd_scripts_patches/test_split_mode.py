@@ -27,6 +27,12 @@ def test_each_conflict_names_its_flag_and_supported_flags_are_accepted():
     assert conflicts(model_type="chroma") == ["--model_type chroma"]
     flags = {"blocks_to_swap": 18, "cpu_offload_checkpointing": True, "deepspeed": True, "torch_compile": True}
     assert conflicts(**flags) == [f"--{flag}" for flag in flags]
+    given = argparse.Namespace(**FINE, split_mode=True)
+    begin = split_mode._assert_extra_args(lambda trainer, args: args.split_mode)
+    assert begin(None, given) is False and given.split_mode, "sd-scripts would swap blocks"
+    given.blocks_to_swap = 2
+    with pytest.raises(split_mode.SplitModeError, match="--split_mode does not support these arguments:\n  --blocks"):
+        begin(None, given)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from trainer_helpers import flags, make_config, make_images
 
 from trainer import validation
 from trainer.arguments import parse
-from trainer.buckets import resolutions
+from trainer.buckets import Rules, place, resolutions
 from trainer.dataset import Image, header_of, pixels_and_mask, read, rules_of
 from trainer.errors import TrainError
 
@@ -54,6 +54,12 @@ def test_a_turned_photograph_a_transparent_image_and_one_of_16_bits_are_seen_as_
 def test_buckets_are_multiples_of_their_steps_whatever_the_limits_are(tmp_path, keys):
     rules = rules_of(tmp_path / "d.toml", {"resolution": 512, "enable_bucket": True, **tomllib.loads(keys)}, ARGS)
     assert all(side > 0 and side % 64 == 0 for size in resolutions(rules) for side in size)
+
+
+def test_without_buckets_and_below_a_step_of_theirs_an_image_is_scaled_to_cover():
+    """All other sizes are placed as by sd-scripts: tests/upstream/ui/dataset/test_bucket_preview.py."""
+    assert place(Rules((512, 512)), (1000, 500)) == ((512, 512), (1024, 512))
+    assert place(Rules((512, 512), enable_bucket=True, bucket_no_upscale=True), (20, 10)) == ((64, 64), (128, 64))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")

@@ -1,10 +1,10 @@
-"""Flags of sd-scripts that the built-in trainer does not have: each is refused with a reason."""
+"""Flags of sd-scripts that the built-in trainer does not have: each has a reason. The refusal: test_arguments.py."""
 
 import tiny_sd_scripts
 
 from presets import schema
-from trainer.arguments import parser, problem
-from trainer.unsupported import REASONS, reasons
+from trainer.arguments import parser
+from trainer.unsupported import reasons
 
 
 def test_every_flag_of_sd_scripts_is_taken_or_refused_with_a_reason():
@@ -15,10 +15,3 @@ def test_every_flag_of_sd_scripts_is_taken_or_refused_with_a_reason():
     assert taken - theirs == ours, "one renderer serves both"
     assert not taken & set(reasons())
     assert theirs - taken - set(reasons()) == set()
-
-
-def test_each_flag_has_one_reason_with_which_it_is_refused():
-    flags = " ".join(REASONS.values()).split()
-    assert len(flags) == len(reasons())
-    for flag, reason in reasons().items():
-        assert problem([f"{flag}=1"]) == f"{flag} is not supported by the built-in trainer: {reason}"

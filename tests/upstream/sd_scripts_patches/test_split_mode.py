@@ -19,7 +19,6 @@ def refuse(self, *args, **kwargs):
     raise AssertionError("an Offloader was made")
 module.Offloader.__init__ = refuse
 """
-LARGEST_SHARE = 0.6
 OTHER = {"double": "single", "single": "double"}
 
 
@@ -53,31 +52,18 @@ def trained(work, tmp_path_factory):
     return found
 
 
-def test_losses_lora_and_samples_are_those_of_plain_training(trained):
+def test_losses_lora_and_samples_are_those_of_plain_training_with_three_fifths_of_the_model_at_a_time(trained):
     """The arithmetic is the same, so the results are identical, not only close."""
     (plain, log), *others = trained
     assert len(tiny.losses(plain / "losses")) == 6 and "Loaded fp8 FLUX model" not in log
     for other, log in others:
         assert tiny.losses(other / "losses") == tiny.losses(plain / "losses") and "Loaded fp8 FLUX model" in log
         helpers.same_output(plain, other)
+        peak, total = map(int, re.search(r"peak of parameters on cpu: (\d+) of (\d+) bytes", log).groups())
+        assert 0.3 < peak / total <= 0.6
     weights = helpers.tensors(plain / "made/tiny.safetensors")
     assert len(weights) == 3 * 12 and all("single_blocks" in name for name in weights)
     assert len(helpers.samples(plain)) == 2
-
-
-def test_at_most_three_fifths_of_the_parameters_are_on_the_device(trained):
-    (_, plain), (_, split), _ = trained
-    peak, total = map(int, re.search(r"peak of parameters on cpu: (\d+) of (\d+) bytes", split).groups())
-    assert 0.3 < peak / total <= LARGEST_SHARE and "split_mode" not in plain
-
-
-def test_conflicting_arguments_stop_before_a_model_is_loaded(work, tmp_path):
-    args = ("--split_mode", "--max_train_steps", "2", "--blocks_to_swap", "2", "--cpu_offload_checkpointing")
-    args += ("--network_args", "train_blocks=double", "in_dims=4,4,4,4,4")
-    result = helpers.train(work, tmp_path / "out", *args, code=1)
-    assert "Building Flux" not in result.log
-    for name in ("--blocks_to_swap", "--cpu_offload_checkpointing", "train_blocks=double", "in_dims"):
-        assert re.search(rf"^ +{name}", result.log, re.M), name
 
 
 def test_a_forward_in_another_order_is_incompatible(sd_scripts):

@@ -8,37 +8,18 @@ import tiny_musubi as tiny
 
 from guards import heartbeat
 
-FRAMEPACK = """
-import sys
-from types import SimpleNamespace
-from musubi_tuner import fpack_cache_latents
-path = sys.argv[1] + "/a_0064x0064_fp.safetensors"
-item = SimpleNamespace(item_key="a", content=[], frame_count=None, latent_cache_path=path)
-dataset = SimpleNamespace(
-    cache_directory=sys.argv[1], get_all_latent_cache_files=lambda: [path],
-    retrieve_latent_cache_batches=lambda workers: iter([("bucket", [item])]),
-)
-args = SimpleNamespace(num_workers=1, skip_existing=True, batch_size=None, keep_cache=True)
-fpack_cache_latents.encode_datasets_framepack([dataset], lambda batch: print("encoded", batch[0].item_key), args)
-"""
-
 pytestmark = pytest.mark.usefixtures("musubi")
 
 
-def caching(folder, *more, scripts=slice(None), faults=(), code=0):
-    """Run the caching commands, latents and text, or some of them, which exit with `code`; return their results."""
+def caching(folder, *more):
+    """Run the caching commands, latents and text; return their results."""
     config = tiny.dataset(folder, tiny.workdir() / "images")
     results = []
-    for number, (script, args) in list(enumerate(tiny.caching(config, *more).items()))[scripts]:
+    for number, (script, args) in enumerate(tiny.caching(config, *more).items()):
         (folder / str(number)).mkdir()
-        settings = {**resume_helpers.followed(folder / str(number)), **dict(faults)}
-        command = tiny.command(script, *args)
-        env = tiny.environment(tiny.workdir(), **settings)
-        results.append(helpers.watch(command, env, tiny.checkout(), 200, code))
+        env = tiny.environment(tiny.workdir(), **resume_helpers.followed(folder / str(number)))
+        results.append(helpers.watch(tiny.command(script, *args), env, tiny.checkout(), 200, 0))
     return results
-
-
-LATENTS = slice(1)
 
 
 def test_the_caching_commands_write_the_same_files_and_report_their_items(tmp_path):
@@ -50,44 +31,6 @@ def test_the_caching_commands_write_the_same_files_and_report_their_items(tmp_pa
         (beat,) = heartbeat.read_all(tmp_path / str(number) / "hb")
         assert beat.outcome == "done"
         assert resume_helpers.phases(tmp_path / str(number))[:3] == ["import", "load", phase]
-
-
-def test_nan_is_refused_and_not_replaced_by_zero(tmp_path):
-    (tmp_path / "nan.py").write_text(
-        "import torch\nencode = module.load_autoencoder_kl\n"
-        "def load(*args, **kwargs):\n    vae = encode(*args, **kwargs)\n    original = vae.encode\n"
-        "    def broken(pixels):\n        result = original(pixels)\n        result.mode()[:] = float('nan')\n"
-        "        return result\n    vae.encode = broken\n    return vae\nmodule.load_autoencoder_kl = load\n"
-    )
-    fault = {"TINY_FAULTS": f"musubi_tuner.zimage.zimage_autoencoder={tmp_path / 'nan.py'}"}
-    (done,) = caching(tmp_path, scripts=LATENTS, faults=fault, code=1)
-    assert "no cache is written, because latents_1x" in done.log, done.log[-3000:]
-    assert not list((tmp_path / "cache").glob("*x*_zi.safetensors"))
-
-
-def test_a_caching_command_stops_on_request(tmp_path):
-    (tmp_path / "stop.py").write_text(
-        "from guards import heartbeat\noriginal = module.save_latent_cache_z_image\n"
-        "def save(*args, **kwargs):\n    original(*args, **kwargs)\n"
-        f"    heartbeat.set_request({str(heartbeat.path_of(tmp_path / '0/hb', 0))!r}, heartbeat.REQUEST_STOP)\n"
-        "module.save_latent_cache_z_image = save\n"
-    )
-    fault = {"TINY_FAULTS": f"musubi_tuner.dataset.image_video_dataset={tmp_path / 'stop.py'}"}
-    (done,) = caching(tmp_path, scripts=LATENTS, faults=fault, code=None)
-    assert "--skip_existing continues from there" in done.log, done.log[-3000:]
-    (beat,) = heartbeat.read_all(tmp_path / "0/hb")
-    assert beat.outcome == "stopped" and len(list((tmp_path / "cache").glob("*x*_zi.safetensors"))) < 7
-
-
-def test_the_loop_of_framepack_reports_its_items_and_makes_a_damaged_cache_again(tmp_path):
-    (tmp_path / "probe.py").write_text(FRAMEPACK)
-    (tmp_path / "a_0064x0064_fp.safetensors").write_bytes(b"half")
-    env = tiny.environment(tiny.workdir(), **resume_helpers.followed(tmp_path))
-    env["PYTHONPATH"] = f"{tmp_path}:{env['PYTHONPATH']}"
-    command = [str(tiny.python()), "-m", "sd_scripts_patches", "-m", "probe", str(tmp_path)]
-    done = helpers.watch(command, env, tiny.checkout(), 200, 0)
-    assert "a_0064x0064_fp.safetensors is damaged (" in done.log and "encoded a" in done.log
-    assert "cache_latents" in resume_helpers.phases(tmp_path)
 
 
 def test_damaged_caches_are_named_and_made_again_although_existing_ones_are_skipped(tmp_path):
