@@ -25,9 +25,7 @@ def test_an_encoding_that_lacks_characters_loses_no_line(tmp_path, data):
     assert json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize(
-    "does", ["lambda: print('x') or 0", "lambda: print('x' * 10**6) or 0", "lambda: __import__('time').sleep(60)"]
-)
+@pytest.mark.parametrize("does", ["lambda: print('x' * 10**6) or 0", "lambda: __import__('time').sleep(60)"])
 def test_a_closed_pipe_and_ctrl_c_end_a_command_without_a_traceback(does):
     command = [sys.executable, "-c", PRINTS.format(f"lambda: print('begun', file=sys.stderr) or ({does})()")]
     heard = partial(signal.signal, signal.SIGINT, signal.default_int_handler)  # not so in a shell's background
@@ -53,7 +51,5 @@ def test_a_network_drive_that_is_gone_is_named_in_a_line():
         ("", "Traceback"),
     ):
         raises = f"lambda: (_ for _ in ()).throw(OSError(116, 'Stale file handle'{where}))"
-        done = run(
-            [sys.executable, "-c", PRINTS.format(raises)], cwd=ROOT, capture_output=True, timeout=60, check=False
-        )
+        done = run([sys.executable, "-c", PRINTS.format(raises)], cwd=ROOT, capture_output=True, timeout=60)
         assert done.returncode == 1 and done.stderr.decode().startswith(says), done.stderr

@@ -108,14 +108,6 @@ def test_a_value_that_the_script_cannot_hold_is_refused(tmp_path):
         rendered(tmp_path / "100%" / "run", None)
 
 
-def test_without_slurm_the_script_is_written_and_a_submission_says_what_to_do(tmp_path, monkeypatch):
-    folder = toy_run(tmp_path / "toy", **SHORT)
-    written = launch(folder, path="/nowhere")
-    assert written["job"] is None and written["gpus"] == 1
-    assert "#SBATCH --gpus-per-node=1" in (folder / "train.sbatch").read_text()
-    assert "no sbatch on this machine; " in launch(folder, "--submit", code=1, path="/nowhere")
-
-
 @pytest.mark.parametrize(
     ("name", "said"),
     [("squeue", "Unable to contact slurm controller"), ("sbatch", "Invalid generic resource (gres) specification")],

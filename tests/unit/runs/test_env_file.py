@@ -345,49 +345,13 @@ def test_the_private_files_stay_out_of_version_control_and_of_the_image():
         assert line in (presets.tables.ROOT / name).read_text().splitlines()
 
 
-def test_option_lines_keep_the_names_of_their_secrets_and_leave_the_values():
-    lines = f'rank=8\n--wandb-api-key={VALUE}\nHF_TOKEN={OTHER}\nsecrets=["A_KEY"]\nwandb_api_key\n'
-    text, values = env_file.of_lines(lines)
-    assert values == {"WANDB_API_KEY": VALUE, "HF_TOKEN": OTHER}
-    assert text == 'rank=8\nwandb_api_key\nsecrets=["A_KEY", "HF_TOKEN", "WANDB_API_KEY"]\n'
-    assert env_file.of_lines("rank=8\nHF_TOKEN=") == ("rank=8\nHF_TOKEN=", {})
-    assert env_file.named_in("rank=8\nsecrets = A_KEY, B_KEY\n") == ["A_KEY", "B_KEY"]
-
-
 def test_the_secrets_among_the_fields_of_a_run_are_variables_and_named():
     for fields, wanted in (
         ({"rank": 8}, {"rank": 8}),
-        ({"extra": {"wandb_api_key": " k "}}, {"environment": {"WANDB_API_KEY": "k"}, "extra": {}, "secrets": ["WANDB_API_KEY"]}),
         ({"extra": {"MY_KEY": 5, "seed": 1}}, {"environment": {"MY_KEY": "5"}, "extra": {"seed": 1}, "secrets": ["MY_KEY"]}),
-        ({"extra": {"MY_KEY": ""}, "secrets": ["B"]}, {"extra": {}, "secrets": ["B"]}),
-        ({"extra": {"huggingface_token": True}}, {"extra": {"huggingface_token": True}}),
         ({"environment": {"URL": "s3://me:pw@host", "A": "1"}}, {"environment": {"URL": "s3://me:pw@host", "A": "1"}, "secrets": ["URL"]}),
-        ({"edited": {"script": "A_KEY=one", "generated": "x"}, "environment": {"A_KEY": "two"}},
-         {"environment": {"A_KEY": "two"}, "edited": {"script": 'A_KEY="${A_KEY:-}"', "generated": "x"}, "secrets": ["A_KEY"]}),
-        ({"secrets": "B, C"}, {"secrets": ["B", "C"]}),
-        ({"secrets": 3, "environment": {"A_KEY": "x"}}, {"secrets": 3, "environment": {"A_KEY": "x"}}),
     ):  # fmt: skip
         assert env_file.moved(fields) == wanted
-
-
-def test_a_run_toml_that_only_names_its_secrets_does_not_expose_them_and_a_flag_is_one_by_its_name():
-    assert env_file.exposed({"environment": {"A_KEY": "x"}, "secrets": ["A_KEY"]})
-    assert not env_file.exposed({"environment": {"A": "1"}, "secrets": ["A_KEY"]})
-    assert all(map(env_file.is_secret_flag, ("wandb_api_key", "my_password", "token")))
-    assert not any(map(env_file.is_secret_flag, ("keep_tokens", "max_token_length", "seed")))
-
-
-def test_the_private_file_is_read_and_shown_as_a_person_may_have_written_it(data):
-    folder = data / "outputs" / "cat"
-    env_file.write(folder, {"MY_KEY": "a b c d e", "SHORT": "abc"})
-    path = env_file.path_of(folder)
-    assert path == data / ".secrets" / "cat.env" != env_file.path_of(data / "cat"), "of a folder that is elsewhere"
-    assert env_file.masking(folder)(b"x a b c d e abc") == b"x (MY_KEY) abc"
-    lines = b"# note\nPLAIN=a 'b'\nexport EMPTY=\nexport 1X=2\nno line\nexport OPEN='x\n# \xff\nexport A='x y' # z\n"
-    path.write_bytes(lines)
-    assert env_file.read(folder) == {"PLAIN": "a 'b'", "EMPTY": "", "A": "x y"}
-    env_file.write(folder, {})
-    assert not path.exists()
 
 
 @pytest.mark.parametrize("platform", ["linux", "win32"])
@@ -398,6 +362,4 @@ def test_the_lines_that_read_the_private_file_stand_once_after_the_comments_at_t
     script = f"{comment}{newline}{newline}# about{newline}cd /x{newline}"
     found = env_file.with_lines(script, lines)
     assert found == script.replace("cd /x", lines.replace("\n", newline) + "cd /x")
-    assert env_file.with_lines(found, lines) == found and env_file.with_lines(script, "") == script
-    assert env_file.with_lines(comment + newline, lines).startswith(comment + newline + lines[:3]), "only comments"
-    assert env_file.script_lines([], data, platform) == ""
+    assert env_file.with_lines(found, lines) == found

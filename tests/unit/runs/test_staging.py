@@ -98,7 +98,6 @@ def test_the_local_folder_is_removed_once_the_run_has_all_of_its_files(data, pla
     assert "cat.safetensors" in staging.drop_copied(folder), "the same size, other contents"
     (folder / "cat.safetensors").write_text("cat.safetensors")
     assert staging.drop_copied(folder) == "" and not local.parent.exists()
-    assert staging.drop_copied(folder) == ""
 
 
 def test_a_run_has_one_local_folder_whichever_path_leads_to_it(data, place, tmp_path, monkeypatch):

@@ -6,22 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from launch.store import filesystems
-from launch.store.filesystems import Pace, bounded, refusal
-
-
-def test_bytes_are_spread_over_time(monkeypatch):
-    now, ticks, slept = [100.0], [], []
-    sleep = lambda seconds: slept.append(seconds) or now.append(now[-1] + seconds)  # noqa: E731
-    monkeypatch.setattr(filesystems, "time", SimpleNamespace(monotonic=lambda: now[-1], sleep=sleep))
-    pace = Pace(1000.0)
-    pace.spend(2500, lambda: ticks.append(now[-1]))
-    assert slept == [1.0, 1.0, 0.5] and ticks == [100.0, 101.0, 102.0, 102.5]
-    pace.spend(0), Pace(0.0).spend(10**9)
-    assert len(slept) == 3, "nothing to wait for"
-    now.append(200.0)
-    pace.spend(500)
-    assert slept[3:] == [0.5], "time in which nothing was sent is not saved up"
+from launch.store.filesystems import bounded, refusal
 
 
 def test_a_call_in_which_nothing_moves_is_given_up_and_its_thread_ends_with_its_next_byte():
