@@ -108,18 +108,6 @@ def test_a_value_that_the_script_cannot_hold_is_refused(tmp_path):
         rendered(tmp_path / "100%" / "run", None)
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [("squeue", "Unable to contact slurm controller"), ("sbatch", "Invalid generic resource (gres) specification")],
-)
-def test_a_refused_submission_has_slurms_own_words(name, said, tmp_path):
-    folder = toy_run(tmp_path / "toy", **SHORT)
-    for program in ("squeue", "sbatch"):
-        executable(tmp_path / program, f"#!/bin/sh\necho '{said}' >&2\nexit {int(program == name)}\n")
-    path = f"{tmp_path}:{os.environ['PATH']}"
-    assert f"{name} failed: {said}" in launch(folder, "--submit", code=1, path=path)
-
-
 @pytest.mark.parametrize(("state", "job"), [("RUNNING", "7"), ("COMPLETING", "8")])
 def test_a_job_after_which_slurm_only_cleans_up_is_no_job_of_the_run(state, job, tmp_path):
     folder = toy_run(tmp_path / "toy", **SHORT)

@@ -79,14 +79,6 @@ def test_a_mitigation_changes_the_edited_script():
         assert OWN_LINES in generated(after)
 
 
-def test_a_mitigation_changes_a_variable_and_the_launchers_options():
-    spec, text = adopted(spec_of(gpus=2), edit)
-    lines = generated(mitigate.apply(spec, "hub_offline")[0]).splitlines()
-    assert [line for line in lines if line not in text.splitlines()] == ["export HF_HUB_OFFLINE=1"]
-    now = generated(mitigate.apply(spec, "one_gpu")[0])
-    assert "--num_processes 1" in now and "--multi_gpu" not in now and OWN_LINES in now
-
-
 def test_a_mitigation_that_cannot_change_the_script_is_left_out_and_says_why():
     def change(text):
         text = text.replace("set -eu\n", 'set -eu\nworkers="--max_data_loader_n_workers 4"\n')

@@ -62,23 +62,6 @@ def test_a_run_that_is_monitored_or_whose_training_lives_is_not_deleted(data, mo
     assert folder.is_dir()
 
 
-def test_a_run_that_is_deleted_twice_at_once_is_deleted_once(data, monkeypatch):
-    """From the page and by the command, while the first measures what it frees."""
-    new_run()
-    measured, refused = manage._size, []
-
-    def meanwhile(folder: Path) -> int:
-        if not refused:
-            refused.append(folder)
-            with pytest.raises(runs.RunError, match="being deleted"):
-                manage.delete("first light", idle, images=True)
-        return measured(folder)
-
-    monkeypatch.setattr(manage, "_size", meanwhile)
-    assert manage.delete("first light", idle, images=True) > 0 and refused
-    assert [*runs.outputs_dir().iterdir(), *runs.datasets_dir().iterdir()] == []
-
-
 def test_a_link_is_not_followed(data, tmp_path):
     outside = tmp_path / "outside"
     outside.mkdir()

@@ -3,10 +3,8 @@
 import errno
 import itertools
 import json
-from pathlib import Path
 
 import pytest
-from hypothesis import given, settings, strategies as st
 from runs_helpers import call, pictures
 from sweep_helpers import FIELDS, make
 
@@ -63,18 +61,6 @@ def test_a_change_that_an_edited_script_has_no_place_for_is_refused(data):
     assert runs.load(base) == spec
     runs.save(base, edited.changed(rank=9))
     assert "warning: The edited script cannot take this change: --network_dim" in call("runs", "render", "cat").stderr
-
-
-@settings(max_examples=25)
-@given(st.lists(st.text(max_size=30), max_size=4), st.text(min_size=1, max_size=100))
-def test_hostile_values_and_names_make_a_message_or_names_that_stay_in_the_folder(texts, name):
-    try:
-        base = runs.make({"name": name, **FIELDS})
-        specs = sweep.combinations(base, sweep.parse([*texts, "rank=4,8"]))
-    except RunError:
-        return
-    assert 2 <= len(specs) <= sweep.MOST
-    assert all(Path(spec.slug).name == spec.slug and spec.slug[0] != "." and len(spec.slug) <= 80 for spec in specs)
 
 
 def test_the_runs_share_the_images_and_one_can_be_deleted_alone(base):

@@ -1,33 +1,11 @@
 """How long and how fast a call to a store may be, what it sends, and which errors no repeated call can help against."""
 
 import errno
-import time
 from types import SimpleNamespace
 
 import pytest
 
-from launch.store.filesystems import bounded, refusal
-
-
-def test_a_call_in_which_nothing_moves_is_given_up_and_its_thread_ends_with_its_next_byte():
-    assert bounded(lambda tick: "found", 30.0, "read x") == "found"
-    late = []
-
-    def hangs(tick) -> None:
-        try:
-            while True:
-                time.sleep(0.01)
-                if late:
-                    tick()
-        except TimeoutError as error:
-            late.append(str(error))
-
-    with pytest.raises(TimeoutError, match=r"no answer within 0.1 s"):
-        bounded(hangs, 0.1, "read x")
-    late.append("")
-    while len(late) < 2:
-        time.sleep(0.01)
-    assert late[1] == "read x was given up"
+from launch.store.filesystems import refusal
 
 
 def caused(text: str, levels: int) -> Exception:
