@@ -113,12 +113,3 @@ def test_the_command_prints_every_store_and_fails_when_none_answers(data, tmp_pa
     assert json.loads((tmp_path / "store/far-cat/requests/stop.json").read_text())["now"] is False
     assert fleet.read_store(str(tmp_path / "store"))[0]["stop_requested"]
     assert run("--store=ftp://x/y")[0] == 1 and run("--stop=far-cat")[0] == 1
-
-
-def test_the_stores_are_limited_and_only_texts(data):
-    (data / fleet.STORES).write_text(json.dumps([*(f"/far/{n}" for n in range(60)), 3]))
-    assert len(fleet.stores()) == len(fleet.added()) == fleet.MOST_STORES
-    with pytest.raises(LaunchError, match="50 stores are known already"):
-        fleet.add("/far/new")
-    (data / fleet.STORES).write_text('{"a": "/far/1"}')
-    assert fleet.stores() == [] and "no store is known" in call("launch", "fleet").stdout

@@ -1,7 +1,6 @@
 """When a rented machine has nothing left to do, and what the container's log says then."""
 
 import itertools
-import json
 import os
 import signal
 import time
@@ -11,7 +10,7 @@ import pytest
 
 from launch import serve
 from launch.common import LaunchError
-from launch.serve import GRACE_S, IDLE_S, Container, Idle, endings
+from launch.serve import GRACE_S, IDLE_S, Container, Idle
 from runs.files import RunError
 
 
@@ -79,17 +78,6 @@ def test_a_wrong_variable_is_reported():
     for wrong in ({"HANGPROOF_STOP_POD": "yes"}, {"HANGPROOF_STOP_AFTER_S": "soon"}, {"HANGPROOF_STOP_AFTER_S": "-1"}):
         with pytest.raises(LaunchError, match=next(iter(wrong))):
             Container(1, wrong)
-
-
-def test_the_container_log_says_how_the_runs_ended(tmp_path, monkeypatch):
-    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path))
-    folder = tmp_path / "outputs" / "cat"
-    folder.mkdir(parents=True)
-    status = {"state": "preempted", "reason": "this machine has none", "store": {"pending": "a checkpoint"}}
-    (folder / "status.json").write_text(json.dumps(status))
-    first, second = endings({"cat"})
-    assert first == "cat: preempted: this machine has none"
-    assert second == "cat: not in the store: a checkpoint. It is kept on this machine's disk"
 
 
 def test_a_signal_ends_the_loop_of_the_container_and_no_error_does(data, monkeypatch, capsys):

@@ -139,8 +139,6 @@ def test_dropped_folders_become_subfolders_of_one_level_that_stay_apart():
         "5_a/5_a": "5_a", "weight-2": "folder-weight-2", "3_": "3_", "...": "folder-", "con": "image-con",
     }  # fmt: skip
     assert dataset.folder_names((name, 1) for name in (*named, "dogs")) == [*named.values(), "dogs"]
-    weighted = {("9999_x", 1): "9999_x", ("5_ö", 9): "45_weight-9-o", ("a/b", 2): "weight-2-a-b"}
-    assert dataset.folder_names(weighted) == [*weighted.values()]
     with pytest.raises(runs.RunError, match="^2024_summer: 2024 repeats × weight 5 is more than 9999; lower one"):
         dataset.ingest([dataset.Source(Path("a.png"), "a.png", "", "2024_summer", weight=5)], Path("none"))
 

@@ -190,20 +190,3 @@ def test_a_command_overrides_its_config_file_and_what_is_in_other_files_is_asked
         assert "gpus" not in imported(("t.sh", script.replace("node 2", f"node {odd}"))).fields
     one = imported(("t.sh", f"accelerate launch --config_file a.yaml {script.partition('2 ')[2]}"))
     assert "add the file" in row(one, "config_file").text and "accelerate in a.yaml" in one.notes[0]
-
-
-def test_a_data_set_has_the_settings_of_its_first_trained_subset_and_says_in_what_the_others_differ():
-    one = imported(("dataset.toml", """
-        [general]
-        resolution = [640, 640]
-        [[datasets]]
-        batch_size = 2
-        subsets = [{image_dir = "/reg", is_reg = true, num_repeats = 9}, {image_dir = "/a", keep_tokens = 2}]
-        [[datasets]]
-        batch_size = 4
-        subsets = [{image_dir = "/b", keep_tokens = 2, num_repeats = 3, metadata_file = "m.json"}, {image_dir = "/a"}]
-    """))  # fmt: skip
-    wanted = {"resolution": 640, "batch_size": "2", "keep_tokens": "2", "repeats": "1"}
-    assert wanted.items() <= one.fields.items(), "without a number of repeats, 1 as in kohya's trainers"
-    assert [(folder.path, folder.repeats) for folder in one.folders] == [("/b", 3), ("/a", 1)]
-    assert "differ in batch_size, keep_tokens, metadata_file;" in one.notes[0] and row(one, "is_reg").value == "/reg"
