@@ -108,7 +108,9 @@ def test_the_monitors_process_holds_no_library_and_none_of_the_large_modules():
 # too small for a promise.
 TESTED_TOGETHER = {
     "trainer/families": "tests/trainer/trainer/test_families.py",
+    "launch/common.py": "tests/unit/launch/test_main.py",
     "presets/syntax.py": "tests/unit/presets/test_shell.py",
+    "runs/examples.py": "tests/campaigns/test_short_runs.py",
     "sd_scripts_patches/patch.py": "tests/process/sd_scripts_patches/test_hooks.py",
     "sd_scripts_patches/registry.py": "tests/unit/sd_scripts_patches/test_shapes.py",
     "sd_scripts_patches/timeouts.py": "tests/unit/sd_scripts_patches/test_main.py",

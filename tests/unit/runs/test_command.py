@@ -82,9 +82,6 @@ def test_a_platform_has_only_settings_that_do_not_hang_there(platform):
     text = runs.script(spec(), Path("/out"), platform=platform)
     assert ("MKL_NUM_THREADS" in text) == (platform == "darwin")
     assert "OMP_NUM_THREADS=1" in text, "one thread, as accelerate's launcher sets it"
-    several = runs.script(spec(gpus=2), Path("/out"), platform=platform)
-    assert ("OMP_NUM_THREADS" in several) == (platform == "darwin")
-    assert "--num_cpu_threads_per_process 1" in several
 
 
 def test_states_older_than_the_kept_ones_are_pruned():

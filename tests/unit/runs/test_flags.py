@@ -51,7 +51,3 @@ def test_a_checkout_that_lacks_a_flag_of_the_tables_is_named_and_without_one_no_
     assert "does not take --skip_existing" in fault.message and "./start.sh musubi" in fault.message
     with pytest.raises(runs.RunError, match="does not take --skip_existing"):
         check_extra(one)
-    path = scripts / "zimage_cache_latents.py"
-    more = "'--vae')\n    parser.add_argument('--skip_existing', action='store_true'"
-    path.write_text(path.read_text().replace("'--vae'", more))
-    assert table_faults(one) == []

@@ -96,9 +96,7 @@ def test_what_a_new_run_is_short_of_and_what_a_changed_one_trains_differently_is
     assert "cannot go on from its states, such as cat-000001-state" in said
     runs.save(folder, runs.load(folder).changed(epochs=99))
     assert "warning" not in call("runs", "render", "cat").stderr
-    named = call("runs", "rename", "cat", "My cat", "--json").stdout.splitlines()
-    assert named[0] == f"{folder}: My cat" and json.loads(named[1]) == {"folder": str(folder), "label": "My cat"}
-    assert call("runs", "fields").stdout.startswith("| Setting |")
+    assert call("runs", "rename", "cat", "My cat", "--json").stdout.startswith(f"{folder}: My cat\n")
 
 
 def test_a_download_shows_its_progress_through_a_fault_and_one_that_is_refused_says_why(tmp_path, data, monkeypatch):
