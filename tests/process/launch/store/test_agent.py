@@ -20,7 +20,7 @@ from store_helpers import QUICK, add_state, held, make_run
 import runs
 from launch.store import agent, copies
 from launch.store.lease import HELD, LOST, UNREACHABLE, WAITING, current
-from launch.store.places import NotFound, Refused, StoreError, Unavailable, open_place
+from launch.store.places import NotFound, Refused, Unavailable, open_place
 from monitor import config, store
 from monitor.cli.commands import line
 from monitor.run_folder import STATUS, STOP
@@ -210,25 +210,6 @@ def one(data, tmp_path, monkeypatch) -> agent.Agent:
 
 def values(one: agent.Agent) -> dict:
     return json.loads((one.folder / store.STORE).read_text())
-
-
-@pytest.mark.parametrize("final", [False, True])
-def test_a_copy_that_fails_is_reported_and_the_error_goes_with_the_next_one_that_succeeds(one, monkeypatch, final):
-    seen = []
-
-    def push(progress):
-        seen.append(values(one)["error"])
-        if len(seen) == 1:
-            raise StoreError("the store is full")
-        one.final = True  # the end of the run
-        return SimpleNamespace(notes=["it changed while it was sent", "not copied: a:b.png"], manifest=None)
-
-    monkeypatch.setattr(agent, "Copier", lambda *_: SimpleNamespace(last=None, push=push))
-    one.adopted, one.final = True, final
-    one.held.set()
-    one.copy()
-    assert seen[:2] == ([""] if final else ["", "the store is full"])
-    assert values(one)["error"] == ("the store is full" if final else "not copied: a:b.png"), "the last is not repeated"
 
 
 @pytest.mark.parametrize(
