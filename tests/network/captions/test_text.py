@@ -10,6 +10,7 @@ from captions.text import MOST_CHARACTERS, NoCaption, cleaned, framed
 def test_an_answer_becomes_one_line_of_plain_text():
     for answer, caption in (
         ("A cat.", "A cat."),
+        ('"A cat."', "A cat."),
         ("```\na cat\n```", "a cat"),
         ("<think>Is it a dog?</think>\nA cat.", "A cat."),
         ("<THINK>it never ends", None),
