@@ -331,14 +331,3 @@ def test_the_secrets_among_the_fields_of_a_run_are_variables_and_named():
         ({"environment": {"URL": "s3://me:pw@host", "A": "1"}}, {"environment": {"URL": "s3://me:pw@host", "A": "1"}, "secrets": ["URL"]}),
     ):  # fmt: skip
         assert env_file.moved(fields) == wanted
-
-
-@pytest.mark.parametrize("platform", ["linux", "win32"])
-def test_the_lines_that_read_the_private_file_stand_once_after_the_comments_at_the_head(data, platform):
-    comment, newline = ("@echo off", "\r\n") if platform == "win32" else ("#!/bin/bash", "\n")
-    lines = env_file.script_lines(["MY_KEY"], data / "outputs" / "100%", platform)
-    assert lines.count("MY_KEY") >= 2 and ("100%%.env" in lines) == (platform == "win32")
-    script = f"{comment}{newline}{newline}# about{newline}cd /x{newline}"
-    found = env_file.with_lines(script, lines)
-    assert found == script.replace("cd /x", lines.replace("\n", newline) + "cd /x")
-    assert env_file.with_lines(found, lines) == found
