@@ -53,6 +53,12 @@ def test_a_server_that_never_ends_its_answer_is_left_and_one_that_is_gone_is_sai
     assert "cannot be reached" in run(gone, images).reason
 
 
+def test_a_server_that_wants_the_newer_name_of_the_limit_is_asked_with_it(images, server):
+    body = b'{"error": {"message": "Unsupported parameter: max_tokens. Use max_completion_tokens instead."}}'
+    server.answer = lambda number, question: (400, body, {}) if "max_tokens" in question else "a cat"
+    assert run(server, images).written == 4 and server.questions[1]["max_completion_tokens"] == endpoint.MOST_TOKENS
+
+
 def test_an_image_is_sent_small_upright_turned_and_cropped(tmp_path, server):
     path = photo(tmp_path / "large.jpg", size=(3000, 2000))
     asked = endpoint.checked(endpoint.Server(server.url, "m"))

@@ -95,6 +95,7 @@ def test_the_lora_its_card_and_its_samples_are_published_privately_in_one_commit
     ("options", "message"),
     [
         ({"lora": "other.safetensors"}, "choose one of: My-cat.safetensors, My-cat-step000020.safetensors"),
+        ({"lora": "../My-cat/My-cat.safetensors"}, "has no LoRA"),
         ({"licence": "nonsense"}, "Licence: nonsense is not known; choose one of .*--licence KEY"),
         ({"samples": 99}, "from 0 to 24"),
     ],

@@ -1,8 +1,10 @@
 """When a rented machine has nothing left to do, and what the container's log says then."""
 
 import itertools
+import json
 import os
 import signal
+import sys
 import time
 from types import SimpleNamespace
 
@@ -165,3 +167,28 @@ def test_the_page_listens_with_a_password_only_and_is_started_again(data, monkey
     assert (data / "words").read_text() == 2 * plain + 2 * listening
     said = capsys.readouterr().err
     assert said.count("exit code 3; it is started again") == 2 and said.count("HANGPROOF_AUTH is not set") == 2
+
+
+WATCHED = """import signal, sys, time; from pathlib import Path; from monitor.process.platform import LOCK, Lock
+lock = Lock(Path(sys.argv[1]) / LOCK); assert lock.acquire(); print("held", flush=True); time.sleep(600)"""
+
+
+def test_leaving_preempts_every_monitor_and_names_one_that_stays(data, spawn, monkeypatch, capsys):
+    folder = data / "outputs" / "cat"
+    folder.mkdir(parents=True)
+    (folder / "train.sh").write_text("")
+    monitor, other, page = spawn(sys.executable, "-c", WATCHED, str(folder)), spawn(), spawn()
+    assert monitor.stdout.readline() == "held\n"
+    status = {"state": "running", "keeper_pid": other.pid, "monitor_pid": None}
+    (folder / "status.json").write_text(json.dumps(status))
+    assert serve.observe() == ({"cat": "running"}, {"cat"})
+    container = Container(1, {})
+    late = SimpleNamespace(end=SimpleNamespace(preempt_total_s=-5.0))
+    with monkeypatch.context() as patch:
+        patch.setattr(serve.config, "load", lambda: late)
+        assert container.leave() == 1 and "not saved in time: cat" in capsys.readouterr().err
+    (folder / "status.json").write_text(json.dumps({**status, "monitor_pid": monitor.pid}))
+    container.page = page
+    assert container.leave() == 0 and monitor.wait(10) == -signal.SIGTERM and page.poll() is not None
+    assert other.poll() is None, "its number belonged to another process"
+    assert serve.observe() == ({"cat": "running"}, set())

@@ -286,6 +286,15 @@ def test_a_secret_is_found_however_a_script_writes_it(written):
 
 
 @pytest.mark.parametrize("written", [
+    r"export WANDB_API_KEY=$'abc\x41defghijkl\041'", """export WANDB_API_KEY=''abcA"defghijkl"'!'""",
+    """x.py --wandb_api_key abc"Adefgh"ijkl! """,
+])  # fmt: skip
+def test_a_secret_with_escapes_or_quotes_inside_is_what_the_shell_makes_of_it(written):
+    text, found = env_file.of_script(written)
+    assert found == {"WANDB_API_KEY": "abcAdefghijkl!"} and "ijkl" not in text
+
+
+@pytest.mark.parametrize("written", [
     "export TOKENIZERS_PARALLELISM=false", "--keep_tokens 1 --max_token_length 225 --t5xxl_max_token_length 512",
     'export WANDB_API_KEY="${WANDB_API_KEY:-}"', "export HF_TOKEN=$(cat ~/token)", "--wandb_api_key $WANDB_API_KEY",
     "@echo off\r\nset X=%WANDB_API_KEY%\r\n", "cd /work\npython=${TRAINER_PYTHON:-}",

@@ -35,6 +35,13 @@ def test_a_run_has_its_files_and_render_writes_them_again(tmp_path, data):
     assert runs.render(folder) == folder / "train.sh" and contents(folder) == before
 
 
+def test_a_store_in_a_relative_folder_is_that_of_the_folder_in_which_the_run_was_made(tmp_path, data, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for store, kept in (("kept/here", str(tmp_path / "kept/here")), *((same, same) for same in ("", "~/x", "s3://b"))):
+        folder = runs.create(spec(name=f"to {store}", store=store), pictures(tmp_path / "in"))
+        assert runs.load(folder).store == kept
+
+
 def nothing_made(root: Path) -> bool:
     """No run, no data set, no temporary left."""
     return not list(root.glob("*/*"))

@@ -91,6 +91,13 @@ def test_the_local_folder_is_removed_once_the_run_has_all_of_its_files(data, pla
     assert staging.drop_copied(folder) == "" and not local.parent.exists()
 
 
+def test_a_run_has_one_local_folder_whichever_path_leads_to_it(data, place, tmp_path, monkeypatch):
+    (tmp_path / "link").symlink_to(data)
+    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path / "link"))
+    local = locally(made(data))
+    assert local == staging.place(data / "outputs" / "cat"), "the monitor follows links"
+
+
 def test_the_local_folder_of_a_run_whose_disk_is_not_there_is_kept(data, place):
     local = locally(made(data))
     (data / "outputs").rename(data / "unmounted")

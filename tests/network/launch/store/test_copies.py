@@ -298,6 +298,23 @@ def test_a_run_survives_on_every_store(server, run, other):
     assert done.step == 20 and belonging(outputs_dir() / run.name) == before and faults.failed > 5
 
 
+def test_a_store_that_drops_what_it_confirmed_keeps_the_last_good_manifest(run, place, copier, monkeypatch):
+    write, dropped = place.write, []
+    add_state(run, 20)
+
+    def losing(fs, key, source, meter):
+        write(fs, key, source, meter)
+        if f"{FILES}/" in key and not dropped:
+            dropped.append(key)
+            os.unlink(key)
+
+    monkeypatch.setattr(place, "write", losing)
+    with pytest.raises(StoreError, match="that it had confirmed"):
+        copier.push()
+    assert newest_manifest(place, run.name).step == 10
+    assert copier.push().manifest.step == 20 and dropped
+
+
 def test_hashes_are_not_trusted_for_a_file_that_was_just_written(tmp_path):
     path, memory = tmp_path / "x", Memory(tmp_path)
     path.write_bytes(b"1111")
