@@ -15,8 +15,10 @@ def test_a_value_is_shown_in_one_short_line_a_secret_not_at_all():
 def test_plain_values_become_flags_until_they_are_decided_and_others_are_refused_with_a_reason():
     found = Settings()
     found.add("betas", [True, False, 1e16, 2.0, "x"])
+    found.add("sdpa", True), found.take("sdpa", "same", "")
     found.refuse("a\nb", [1], "none of ours"), found.add("c", [None], "see"), found.add("a b", 1)
     assert found.rows == [
+        Row("--sdpa", "on", "same", ""),
         Row("a b", "[1]", "unsupported", "none of ours"), Row("see", "…", "unsupported", "Not a plain value"),
         Row("a b", "1", "unsupported", "Not the name of an option"),
     ]  # fmt: skip
