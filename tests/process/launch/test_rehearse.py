@@ -11,6 +11,7 @@ from unittest.mock import Mock
 
 import pytest
 from launch_helpers import a_run
+from monitor_evidence import beat
 from runs_helpers import contents, picture, pictures, spec
 from short_run_helpers import launched, nothing_runs, states, tiny_run
 
@@ -21,7 +22,7 @@ from launch.common import LaunchError
 from launch.rehearse import CANCELLED, DONE, FAILED, LOST, PASSED, RUNNING, SKIPPED, Rehearsal, Stage, Trial
 from monitor.process import spawned
 from monitor.process.platform import Lock
-from monitor.state import State, Transition
+from monitor.state import Observation, State, Transition
 from ui.run import run_page
 
 
@@ -139,6 +140,30 @@ def test_the_reduced_run_keeps_its_settings_and_trains_two_of_its_images(data):
     weighted = [picture(images / "weight-3" / "x.png")]
     rehearse._reduced(made, {}, weighted, images)
     assert (data / "control" / "0-x.jpg").is_file(), "a repeated image has the control image of the others"
+
+
+def test_a_trial_measures_memory_images_and_steps(data):
+    phases = []
+    trial = Trial(data / "outputs" / rehearse.NAME, math.inf, lambda phase, at_s: phases.append((phase, at_s)))
+    gpus = [[{"memory_used": used, "memory_total": 90, "name": "L4"}] for used in (10, 10, 70, 40, 40, 40)]
+    trial.loop.gpus = Made(read=lambda: gpus.pop(0))
+    attempt = Made(tree=Made(members={os.getpid(): None}))
+
+    def seen(at_s: float, *beats) -> None:
+        trial._measure(attempt, Observation(at_s, 0.0, beats))
+
+    seen(1.0), seen(1.1), seen(2.0, beat(1, phase="load"))
+    assert phases == [], "the first rank says it"
+    seen(3.0, beat(phase="load", phase_s=2.5))
+    for done, at_s in ((1, 5.0), (1, 6.0), (3, 9.0)):
+        seen(at_s, beat(phase="cache_latents", phase_s=4.0, done=done, beat_s=at_s))
+    seen(9.1, beat(phase="cache_text", phase_s=9.1))
+    seen(9.2, beat(phase="step", phase_s=9.2, done=4, intervals=(3.0,)))
+    seen(9.4, beat(phase="step", phase_s=9.2, done=9, beat_s=0.0))
+    assert phases == [("load", 3.0), ("cache_latents", 4.0), ("cache_text", 9.1), ("step", 9.2)]
+    assert trial.image_s() == 2.0 and trial.intervals == (3.0,) and gpus == []
+    assert trial.memory.pop("host_bytes") > 1e6
+    assert trial.memory == {"gpu_before_bytes": 10, "gpu_bytes": 70, "gpu_total_bytes": 90, "gpu": "L4"}
 
 
 def test_a_trial_starts_at_once_or_not_at_all_and_ends_in_time(data):
