@@ -111,3 +111,12 @@ def test_the_command_prints_every_store_and_fails_when_none_answers(data, tmp_pa
     assert json.loads((tmp_path / "store/far-cat/requests/stop.json").read_text())["now"] is False
     assert fleet.read_store(str(tmp_path / "store"))[0]["stop_requested"]
     assert run("--store=ftp://x/y")[0] == 1 and run("--stop=far-cat")[0] == 1
+
+
+def test_what_is_taken_over_from_a_status(monkeypatch):
+    values = {"name": "", "state": "running", "updated_at": "2026-11-22T10:00:00+01:00", "loss": 2e15}
+    values["checkpoint"] = {"step": 7}
+    found = fleet.status(json.dumps(values).encode(), "cat")
+    assert found == {"name": "cat", "state": "running", "checkpoint_step": 7, "updated_at": "2026-11-22T09:00:00Z"}
+    for step in (-1, 10**12, "7"):
+        assert fleet.status(json.dumps({"checkpoint": {"step": step}}).encode(), "cat")["checkpoint_step"] is None

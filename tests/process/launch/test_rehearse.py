@@ -11,7 +11,7 @@ from unittest.mock import Mock
 
 import pytest
 from launch_helpers import a_run
-from monitor_evidence import beat
+from monitor_evidence import beat, crash, hang
 from runs_helpers import contents, picture, pictures, spec
 from short_run_helpers import launched, nothing_runs, states, tiny_run
 
@@ -20,6 +20,7 @@ from guards import checkpoint
 from launch import rehearse
 from launch.common import LaunchError
 from launch.rehearse import CANCELLED, DONE, FAILED, LOST, PASSED, RUNNING, SKIPPED, Rehearsal, Stage, Trial
+from monitor.diagnose import causes
 from monitor.process import spawned
 from monitor.process.platform import Lock
 from monitor.state import Observation, State, Transition
@@ -118,6 +119,11 @@ def ended(at: State, message: str = "", **values) -> Made:
     return Made(loop=loop, busy="", intervals=(2.0, 0.5), memory={"host_bytes": 7}, image_s=lambda: 0.25)
 
 
+def failed(evidence: causes.Evidence) -> Made:
+    """A trial whose attempt failed: it is killed, and recorded."""
+    return ended(State.FAILED, attempt=None, incident=Made(evidence=evidence, cause=causes.match(evidence)))
+
+
 def test_the_reduced_run_keeps_its_settings_and_trains_two_of_its_images(data):
     images = pictures(data.parent / "photos")
     (images / "1.txt").write_text("a cat")
@@ -175,6 +181,24 @@ def test_a_trial_starts_at_once_or_not_at_all_and_ends_in_time(data):
     assert trial._turn(trial.loop).state is State.FAILED and trial.busy.startswith("cat has the GPU; try again")
     trial.until_s = time.monotonic()
     assert "its time was over" in trial._turn(trial.loop).message
+
+
+@pytest.mark.parametrize(
+    ("trial", "stage", "title", "change"),
+    [
+        (ended(State.FAILED, "no torch", attempt=None), "Train two steps", "It cannot be started", "then rehearse again"),
+        (ended(State.FAILED, "gone"), "Train two steps", "It ended early", "Read the end of the log"),
+        (failed(crash("CUDA out of memory", phase="save")), "Save the LoRA", "GPU", "setting: "),
+        (failed(hang(phase="cache_text")), "Encode images", "", ""),
+    ],
+)  # fmt: skip
+def test_a_failure_says_where_why_and_what_to_change(work, trial, stage, title, change):
+    (work.run / "training.log").write_text("10%\r\n\n20%\rKilled")
+    work._enter("train")
+    work._explain(runs.load(work.folder), trial)
+    problem = work.found.problem
+    assert problem["stage"].startswith(stage) and title in problem["title"] and change in problem["change"], problem
+    assert problem["log"] == "10%\n20%\nKilled" and rehearse.read(work.folder).problem == problem
 
 
 def test_what_the_first_attempt_did_not_leave_is_the_problem(work):
