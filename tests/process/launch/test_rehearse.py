@@ -1,6 +1,7 @@
 """The rehearsal: the real trainers on tiny models; what fails in each stage, and that nothing of it is left."""
 
 import argparse
+import json
 import math
 import os
 import signal
@@ -19,11 +20,12 @@ import runs
 from guards import checkpoint
 from launch import rehearse
 from launch.common import LaunchError
-from launch.rehearse import CANCELLED, DONE, FAILED, LOST, PASSED, RUNNING, SKIPPED, Rehearsal, Stage, Trial
+from launch.rehearse import CANCELLED, DONE, FAILED, LOST, PASSED, RUNNING, SKIPPED, WAITING, Rehearsal, Stage, Trial
 from monitor.diagnose import causes
 from monitor.process import spawned
 from monitor.process.platform import Lock
 from monitor.state import Observation, State, Transition
+from runs import job
 from ui.run import run_page
 
 
@@ -77,7 +79,7 @@ def test_the_digest_follows_what_decides_whether_it_trains():
     assert rehearse.digest(made) not in {rehearse.digest(made.changed(**one)) for one in other}
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"state": 3}', '{"stages": [{}]}'])
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"state": 3}', '{"stages": [{}]}', '{"stages": 5}'])
 def test_a_damaged_result_is_a_lost_one(tmp_path, content):
     (tmp_path / "rehearsal.json").write_text(content)
     assert rehearse.read(tmp_path).state == "lost"
@@ -124,6 +126,19 @@ def failed(evidence: causes.Evidence) -> Made:
     return ended(State.FAILED, attempt=None, incident=Made(evidence=evidence, cause=causes.match(evidence)))
 
 
+def test_a_rehearsal_writes_a_job_of_its_own_steps(work, clean, monkeypatch):
+    tried = ended(State.COMPLETED)
+    monkeypatch.setattr(rehearse, "Trial", lambda run, until_s, on_phase: tried)
+    assert work._try(runs.load(work.folder).changed(name=rehearse.NAME, max_train_steps=2)) is tried
+    made = job.load(work.run)
+    assert made is not None and made.run_spec().max_train_steps == runs.load(work.run).max_train_steps == 2
+    assert str(work.run) in (work.run / runs.script_name()).read_text()
+    assert tried.loop.attempt.kill.called and tried.loop.attempt.close.called, "nothing of the attempt lives on"
+    tried.busy = "in use"
+    with pytest.raises(LaunchError, match="in use"):
+        work._try(runs.load(work.folder).changed(name=rehearse.NAME))
+
+
 def test_the_reduced_run_keeps_its_settings_and_trains_two_of_its_images(data):
     images = pictures(data.parent / "photos")
     (images / "1.txt").write_text("a cat")
@@ -146,6 +161,8 @@ def test_the_reduced_run_keeps_its_settings_and_trains_two_of_its_images(data):
     weighted = [picture(images / "weight-3" / "x.png")]
     rehearse._reduced(made, {}, weighted, images)
     assert (data / "control" / "0-x.jpg").is_file(), "a repeated image has the control image of the others"
+    plain = rehearse._reduced(spec(sample_every_n_steps=0, trackers="wandb", keep_states=5), {}, [], images)
+    assert (plain.control_dir, plain.sample_every_n_steps, plain.keep_states, plain.trackers) == ("", 0, 5, "wandb")
 
 
 def test_a_trial_measures_memory_images_and_steps(data):
@@ -175,12 +192,50 @@ def test_a_trial_measures_memory_images_and_steps(data):
 def test_a_trial_starts_at_once_or_not_at_all_and_ends_in_time(data):
     trial = Trial(data / "outputs" / rehearse.NAME, math.inf, lambda *_: None)
     assert trial._turn(trial.loop).state is State.QUEUED
+    said = beat(about={"environment": {"HANGPROOF_BARRIER_TIMEOUT_S": "7300"}})
+    trial.loop.on_view = Mock()
+    trial.loop.observe(Mock(**{"poll.return_value": Observation(1.0, 0.0, (said,), {})}))
+    assert {(phase.floor_s, phase.ceiling_s) for phase in trial.loop.config.phases.values()} == {(20.0, 20.0)}
     trial.loop.queue, trial.loop.at = Made(acquire=lambda: False, message="cat has the GPU"), Transition(State.QUEUED)
     assert trial._turn(trial.loop).state is State.QUEUED and not trial.busy
     trial._began_s -= rehearse.QUEUE_S + 1
     assert trial._turn(trial.loop).state is State.FAILED and trial.busy.startswith("cat has the GPU; try again")
     trial.until_s = time.monotonic()
     assert "its time was over" in trial._turn(trial.loop).message
+
+
+def test_stages_follow_the_phases_of_the_trainer(work, capsys):
+    for phase, at_s in (("import", 1.0), ("cache_text", 3.0), ("load", 4.0), ("step", 6.0), ("unknown", 9.0)):
+        work._on_phase(phase, at_s)
+    assert stage_states(work.found) == [DONE, RUNNING, DONE, DONE, WAITING, WAITING, WAITING]
+    assert [work.found.stage(key).took_s for key in ("load", "cache", "train")] == [4.0, 1.0, 3.0]
+    assert "Train two steps …\nTrain two steps: done, 3.0 s\n" in capsys.readouterr().out
+    assert rehearse.read(work.folder).stages[2].took_s == 1.0, "the page follows the file"
+    work._enter("resume", 10.0), work._on_phase("step", 11.0)
+    assert work.now.key == "resume" and stage_states(work.found)[4:] == [DONE, DONE, RUNNING]
+    work._fail("sample", "It hung", "Because.", "Lower the rank.")
+    assert stage_states(work.found)[4:] == [FAILED, SKIPPED, SKIPPED] and work.now is None
+    assert work.found.problem["stage"] == "Draw a sample" and work.found.stage("sample").text == "It hung"
+
+
+def test_the_first_attempt_is_measured_and_what_it_did_not_leave_is_the_problem(work, data):
+    made = runs.load(work.folder).changed(name=rehearse.NAME, sample_every_n_steps=2)
+    assert not work._measure(made, ended(State.COMPLETED)) and work.found.problem["title"] == "No checkpoint was saved"
+    for step in (1, 2):
+        with checkpoint.writing(work.run / f"{rehearse.NAME}-step0000000{step}-state", step, 1) as state:
+            (state / "x").write_bytes(b"12345")
+    assert not work._measure(made, ended(State.COMPLETED)) and work.found.problem["title"] == "No sample was drawn"
+    assert work._measure(made.changed(sample_every_n_steps=0), ended(State.COMPLETED))
+    assert work.found.measured["sample_s"] is None and work.found.stage("sample").state == SKIPPED
+    for name, size in (("outputs/rehearsal/sample/a.png", 1), ("outputs/rehearsal/rehearsal.safetensors", 20)):
+        (data / name).parent.mkdir(exist_ok=True), (data / name).write_bytes(bytes(size))
+    picture(data / "datasets/rehearsal/0-a.png"), (data / "datasets/rehearsal/0-a.npz").write_bytes(bytes(30))
+    work.found.stage("save").took_s, work.found.stage("sample").state = 8.0, DONE
+    assert work._measure(made, ended(State.COMPLETED)) and work.found.stage("sample").state == DONE
+    found = work.found.measured
+    assert (found["step_s"], found["save_s"], found["image_s"], found["load_s"]) == (0.5, 4.0, 0.25, rehearse.POLL_S)
+    assert (found["images"], found["cache_bytes"], found["lora_bytes"], found["host_bytes"]) == (1, 30, 20, 7)
+    assert found["state_bytes"] > 5 and work.found.stage("train").text == "0.5 s for the second step"
 
 
 @pytest.mark.parametrize(
@@ -199,17 +254,6 @@ def test_a_failure_says_where_why_and_what_to_change(work, trial, stage, title, 
     problem = work.found.problem
     assert problem["stage"].startswith(stage) and title in problem["title"] and change in problem["change"], problem
     assert problem["log"] == "10%\n20%\nKilled" and rehearse.read(work.folder).problem == problem
-
-
-def test_what_the_first_attempt_did_not_leave_is_the_problem(work):
-    made = runs.load(work.folder).changed(name=rehearse.NAME, sample_every_n_steps=2)
-    assert not work._measure(made, ended(State.COMPLETED)) and work.found.problem["title"] == "No checkpoint was saved"
-    for step in (1, 2):
-        with checkpoint.writing(work.run / f"{rehearse.NAME}-step0000000{step}-state", step, 1) as state:
-            (state / "x").write_bytes(b"12345")
-    assert not work._measure(made, ended(State.COMPLETED)) and work.found.problem["title"] == "No sample was drawn"
-    assert work._measure(made.changed(sample_every_n_steps=0), ended(State.COMPLETED))
-    assert work.found.measured["sample_s"] is None and work.found.stage("sample").state == SKIPPED
 
 
 @pytest.mark.parametrize(("last", "failed"), [(3, False), (2, True)])
@@ -252,10 +296,13 @@ def test_the_file_says_how_it_ended(data, monkeypatch, end, state):
     assert bool(found.forecast.get("cost")) == (end is None or isinstance(end, str))
     assert bool(rehearse.objection(folder, runs.load(folder))) is False, "no stage of it failed"
     assert end is not OSError or found.problem["text"] == "no disk"
+    for limit in (0.0, float("nan")):
+        with pytest.raises(LaunchError, match="--limit"):
+            rehearse.run(argparse.Namespace(run=folder.name, limit=limit))
 
 
 def test_a_result_goes_with_the_run_of_its_settings_and_one_without_a_process_is_lost(data):
-    folder = a_run(data)
+    folder, made = a_run(data), spec(name="draft")
     source = data / "draft"
     source.mkdir()
     assert rehearse.read(source) is None
@@ -269,6 +316,7 @@ def test_a_result_goes_with_the_run_of_its_settings_and_one_without_a_process_is
     lock = Lock(data / rehearse.LOCK)
     assert lock.acquire() and rehearse.read(source).state == RUNNING
     lock.release()
+    assert json.loads((folder / rehearse.FILE).read_text())["state"] == FAILED and made.slug == "draft"
     for image in (data / "datasets" / folder.name).iterdir():
         image.unlink()
     with pytest.raises(LaunchError, match="has no images"):
