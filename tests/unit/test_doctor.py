@@ -6,7 +6,7 @@ import sys
 from runs_helpers import executable
 
 import doctor
-from doctor import ask, installed, python_versions
+from doctor import ask, gpu, installed, python_versions
 from runs.machine import Machine
 from sd_scripts_patches.trainers import CUDA, CUDA_INDEX, TRAINERS
 
@@ -32,6 +32,13 @@ def test_the_cpu_build_of_pytorch_beside_a_gpu_is_a_failure_with_the_command_tha
     assert pytorch.status == "failed" and "built for the processor only; it cannot use the GPU" in pytorch.text
     install = f"{python} -m pip install --extra-index-url {CUDA_INDEX} torch==2.13.0+{CUDA}"
     assert pytorch.action == f"Run {install}"
+
+
+def test_what_a_machine_without_an_nvidia_gpu_can_train(monkeypatch):
+    monkeypatch.setattr(doctor, "this_machine", lambda: Machine("", None, False, 16.0, 100.0))
+    for system, text in (("linux", "only the toy model can be trained"), ("darwin", "an Apple GPU (MPS)")):
+        monkeypatch.setattr(sys, "platform", system)
+        assert [text in one.text for one in gpu()] == [True]
 
 
 def test_every_question_to_a_process_has_an_answer():

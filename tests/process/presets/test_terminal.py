@@ -43,3 +43,15 @@ def test_a_name_from_elsewhere_reaches_no_clipboard_and_hides_no_line():
     done = run([sys.executable, "-c", PRINTS.format(does)], cwd=ROOT, capture_output=True, timeout=60, check=True)
     shown = "\\u001b]52;c;eA==\\u0007\x1b[31m写\t真\x1b[0m\\u009b2J\\u202e\\u000db\r\n"
     assert done.stdout.decode() == done.stderr.decode() == shown
+
+
+def test_a_network_drive_that_is_gone_is_named_in_a_line():
+    for where, says in (
+        (", '/nas/outputs'", "error: [Errno 116] Stale file handle: '/nas/outputs'; check"),
+        ("", "Traceback"),
+    ):
+        raises = f"lambda: (_ for _ in ()).throw(OSError(116, 'Stale file handle'{where}))"
+        done = run(
+            [sys.executable, "-c", PRINTS.format(raises)], cwd=ROOT, capture_output=True, timeout=60, check=False
+        )
+        assert done.returncode == 1 and done.stderr.decode().startswith(says), done.stderr

@@ -21,3 +21,10 @@ def test_runs_of_a_sweep_that_the_queue_does_not_take_are_named(base, monkeypatc
     said = capsys.readouterr().err
     assert "2 runs are made, but not in the queue: the queue has 0 entries already" in said
     assert said.endswith("Add each on its page, or with `python -m jobs queue add RUN`: cat-r8, cat-r16\n")
+
+
+@pytest.mark.parametrize("words, missing", [(["add"], "name the run"), (["move", "cat"], "name the position")])
+def test_a_missing_word_is_wrong_usage(capsys, words, missing):
+    with pytest.raises(SystemExit, match="2"):
+        commands.main(["queue", *words])
+    assert missing in capsys.readouterr().err

@@ -108,6 +108,26 @@ def test_a_value_that_the_script_cannot_hold_is_refused(tmp_path):
         rendered(tmp_path / "100%" / "run", None)
 
 
+def test_without_slurm_the_script_is_written_and_a_submission_says_what_to_do(tmp_path, monkeypatch):
+    folder = toy_run(tmp_path / "toy", **SHORT)
+    written = launch(folder, path="/nowhere")
+    assert written["job"] is None and written["gpus"] == 1
+    assert "#SBATCH --gpus-per-node=1" in (folder / "train.sbatch").read_text()
+    assert "no sbatch on this machine; " in launch(folder, "--submit", code=1, path="/nowhere")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("squeue", "Unable to contact slurm controller"), ("sbatch", "Invalid generic resource (gres) specification")],
+)
+def test_a_refused_submission_has_slurms_own_words(name, said, tmp_path):
+    folder = toy_run(tmp_path / "toy", **SHORT)
+    for program in ("squeue", "sbatch"):
+        executable(tmp_path / program, f"#!/bin/sh\necho '{said}' >&2\nexit {int(program == name)}\n")
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    assert f"{name} failed: {said}" in launch(folder, "--submit", code=1, path=path)
+
+
 @pytest.mark.parametrize(("state", "job"), [("RUNNING", "7"), ("COMPLETING", "8")])
 def test_a_job_after_which_slurm_only_cleans_up_is_no_job_of_the_run(state, job, tmp_path):
     folder = toy_run(tmp_path / "toy", **SHORT)

@@ -10,6 +10,7 @@ from runs_helpers import spec
 
 import presets
 import runs
+from runs import weights
 from runs.flags import check_extra
 
 OF_A_TIER = {"optimizer_type", "optimizer_args", "split_mode", "network_args", "lr_scheduler", "max_grad_norm"}
@@ -151,3 +152,13 @@ def test_a_users_model_is_used_and_a_broken_one_named(data):
         (data / "models.toml").write_text(broken, encoding="utf-8")
         with pytest.raises(presets.PresetError, match=message):
             presets.models(), presets.tables.downloads()
+
+
+def test_a_users_model_without_a_file_that_its_trainer_needs_is_not_started(data):
+    mine = 'files = { clip_l = "c.safetensors" }\nfamily = "flux"\n'
+    (data / "models.toml").write_text(f'[models.a]\n{mine}[models.b]\nbackends = ["diffusers"]\n{mine}')
+    wanted = {"a": "a has no pretrained_model_name_or_path; add it in models.toml", "b": "b has no repo; add it in"}
+    for key, text in wanted.items():
+        assert text in weights.problems(spec(model=key, backend=presets.backend_of(key)))[0]
+        given = spec(model=key, backend=presets.backend_of(key), extra={"pretrained_model_name_or_path": "/none"})
+        assert "has no" not in str(weights.problems(given)), "an option names it"

@@ -158,6 +158,13 @@ def test_missing_model_files_are_named_before_a_start(tmp_path, data, monkeypatc
         assert any("(int8), which Apple's GPUs cannot train" in fault.message for fault in found) == refused
 
 
+def test_a_tracker_that_is_not_installed_is_named_before_a_start(data, monkeypatch):
+    for there, expected in ((None, ["trackers"]), (Mock(), [])):
+        monkeypatch.setattr("importlib.util.find_spec", lambda name, there=there: there)
+        found = runs.problems(spec(backend="diffusers", model="tiny-flux", trackers="wandb"))
+        assert [one.field for one in found if one.field != "images"] == expected
+
+
 def test_a_run_is_trained_longer(tmp_path, data):
     folder = runs.create(spec(epochs=4), pictures(tmp_path / "in"))
     assert runs.train_longer(folder, 6).epochs == 6 and runs.load(folder).epochs == 6

@@ -55,3 +55,7 @@ def test_a_cuda_build_is_recognized_in_the_backends_environment(tmp_path, monkey
     ):
         (package / "version.py").write_text(text)
         assert machine.cuda_build("sd-scripts") is cuda
+
+
+def test_the_free_space_of_a_folder_that_does_not_exist_yet(tmp_path):
+    assert machine.free_gb(tmp_path / "not" / "yet") == pytest.approx(machine.free_gb(tmp_path), rel=0.05)

@@ -30,3 +30,9 @@ def test_paths_are_reduced_to_their_last_part():
         ("~/secret/b.txt", "b.txt"),
     ):
         assert model_card.PATH.sub("", text) == shown
+
+
+def test_a_base_model_is_named_by_its_repository_or_that_of_its_main_file():
+    names = ("flux-dev", "flux2-dev", "tiny-flux")  # with a repository, with files, made here
+    found = [model_card.base_model_of(name) for name in names]
+    assert found == ["black-forest-labs/FLUX.1-dev", "black-forest-labs/FLUX.2-dev", ""]
