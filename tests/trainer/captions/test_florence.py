@@ -101,9 +101,11 @@ def test_code_of_a_repository_never_runs(model, tmp_path):
     assert not marker.exists()
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
-def test_files_that_are_not_florence_are_named(model, tmp_path, name):
+@pytest.mark.parametrize(
+    ("name", "content"), [("model.safetensors", b"\x08\0\0\0\0\0\0\0damaged!"), ("config.json", b"{")]
+)
+def test_files_that_are_not_florence_are_named(model, tmp_path, name, content):
     folder = shutil.copytree(model, tmp_path / "model")
-    (folder / name).write_bytes(b"{")
+    (folder / name).write_bytes(content)
     with pytest.raises(RunError, match="cannot be loaded as Florence-2"):
         florence.load(folder, "short", device="cpu")
