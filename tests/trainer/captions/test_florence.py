@@ -79,7 +79,11 @@ def test_a_folder_gets_the_captions_that_the_classes_give(model, tmp_path):
         assert (tmp_path / f"{number}.txt").read_text() == f"ohwx, {text}\n"
 
 
-def test_a_gpu_that_is_not_there_or_has_no_room_is_named(model, monkeypatch):
+def test_each_length_asks_its_own_question_and_ends_at_its_limit_and_a_gpu_without_room_is_named(model, monkeypatch):
+    monkeypatch.setattr(florence, "TASKS", {task: (word, 8) for task, (word, _) in florence.TASKS.items()})
+    for task in florence.TASKS:
+        caption = florence.load(model, task, device="cpu")(Image.new("RGB", (70, 50), "green"))
+        assert caption and len(caption.split()) <= 8
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(RunError, match="no CUDA GPU"):
         florence.load(model, "short", device="cuda")
@@ -102,10 +106,13 @@ def test_code_of_a_repository_never_runs(model, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "content"), [("model.safetensors", b"\x08\0\0\0\0\0\0\0damaged!"), ("config.json", b"{")]
+    ("name", "content"),
+    [("model.safetensors", b"\x08\0\0\0\0\0\0\0damaged!"), ("model.safetensors", None), ("config.json", b"{")],
 )
 def test_files_that_are_not_florence_are_named(model, tmp_path, name, content):
     folder = shutil.copytree(model, tmp_path / "model")
-    (folder / name).write_bytes(content)
+    (folder / name).unlink()
+    if content:
+        (folder / name).write_bytes(content)
     with pytest.raises(RunError, match="cannot be loaded as Florence-2"):
         florence.load(folder, "short", device="cpu")
