@@ -113,12 +113,6 @@ def test_each_command_of_a_module_has_its_word_and_is_documented(module):
     assert sorted(word for word in known if not re.search(rf"(?<![\w-]){word}(?![\w-])", named)) == []
 
 
-def test_no_word_is_two_commands_and_the_readme_is_one_page():
-    words = [word for names in (*hangproof.COMMANDS.values(), hangproof.OTHERS) for word in names]
-    assert len(words) == len(set(words)) and all(map(hangproof.arguments, words)) and not hangproof.arguments("nothing")
-    assert len(PAGES["README.md"].splitlines()) <= 200
-
-
 def test_each_environment_variable_is_documented():
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     names = [name for name in listed.split("\0") if name and name.split("/")[0] not in NOT_USERS]

@@ -9,10 +9,7 @@ import pytest
 from monitor_helpers import events, toy_run
 from slurm_helpers import SHORT, at_step, completed, launch, log, missing, repeated, submit
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(bool(missing()), reason=missing() or "-"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(missing()), reason=missing() or "-")]
 
 
 def test_a_requeued_job_continues_its_run_and_completes_it_with_the_same_result(cluster, tmp_path):

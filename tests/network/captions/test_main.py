@@ -8,8 +8,6 @@ import pytest
 from caption_server import answering, texts
 from runs_helpers import python
 
-from captions.__main__ import OPTIONS, checked, parser
-
 KEY = "sk-secret-0123456789"
 
 
@@ -50,14 +48,5 @@ def test_the_key_is_sent_and_is_nowhere_else(images):
         everything = done.stdout + done.stderr + "".join(texts(images).values())
         assert KEY[:9] not in everything and "[key]" in everything
         assert done.returncode == 1 and "1 caption written, 1 failed, 2 left." in done.stdout
-        missing = command(images, *arguments)
-        assert missing.returncode == 1 and "No environment variable" in missing.stderr
         typed = command(images, *arguments[:-1], f"--key-variable={KEY}")
         assert typed.returncode == 1 and KEY not in typed.stderr and "not the key itself" in typed.stderr
-
-
-def test_the_page_stores_what_could_have_been_typed_and_not_what_belongs_to_a_folder():
-    given = vars(parser().parse_args(["a folder", "--with=tagger", "--general=0.5"]))
-    stored = {name: given[name] for name in OPTIONS}
-    assert checked(stored) == stored and stored["general"] == 0.5
-    assert not {"target", "rewrite", "json"} & set(OPTIONS)

@@ -1,10 +1,8 @@
 """An answer becomes a caption: one line of plain text, with its prefix, suffix and trigger."""
 
 import contextlib
-import re
 
 import pytest
-from hypothesis import given, settings, strategies as st
 
 from captions.text import MOST_CHARACTERS, NoCaption, cleaned, framed
 
@@ -19,25 +17,12 @@ def test_an_answer_becomes_one_line_of_plain_text():
         ("a\x00c\x1b[31mat\x7f", "a c [31mat"),
         ("ca\u202et \ufeffhere", "cat here"),
         ("a family: 👨‍👩‍👧", "a family: 👨‍👩‍👧"),
-        ("<script>alert(1)</script>", "<script>alert(1)</script>"),  # text, which nothing turns into markup
         ("\ud800half", "�half"),
         ("", None),
         ("x" * (MOST_CHARACTERS + 1), None),
     ):
         with contextlib.nullcontext() if caption else pytest.raises(NoCaption):
             assert cleaned(answer) == caption
-
-
-@settings(max_examples=60)
-@given(st.text(max_size=300))
-def test_no_answer_gives_a_caption_with_control_characters_or_several_lines(answer):
-    try:
-        text = cleaned(answer)
-    except NoCaption:
-        return
-    assert text and text == text.strip() and len(text.splitlines()) == 1
-    assert not re.search(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", text)
-    text.encode("utf-8")
 
 
 def test_prefix_suffix_and_trigger():

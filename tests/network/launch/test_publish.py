@@ -89,7 +89,6 @@ def test_the_lora_its_card_and_its_samples_are_published_privately_in_one_commit
     _publish(folder, repo="", lora="My-cat-step000020.safetensors", licence="apache-2_0", samples=1, public=True)
     repo = hub.repositories["me/My-cat"]
     assert not repo.private and b"license: apache-2.0" in repo.files["README.md"]
-    assert repo.files["images/sample-01.png"] == next((folder / "sample").glob("*000020_00_*")).read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -121,9 +120,7 @@ def test_a_card_that_somebody_else_wrote_and_a_public_repository_are_left_alone(
     _publish(folder)  # ours is replaced without a question
     assert len(hub.repositories["me/cat"].commits) == 2
     manage.rename(folder, "Second light!")
-    found = publish.choices(folder)
-    assert (found["title"], found["repo"]) == ("Second light!", "Second-light"), "a label decides"
-    assert "# Second light" in publish.preview(folder, NOTHING)
+    assert publish.choices(folder)["repo"] == "Second-light" and "# Second light" in publish.preview(folder, NOTHING)
     monkeypatch.setattr(model_card, "licence_of", lambda model: "")  # a base model of one's own
     with pytest.raises(LaunchError, match="Licence: that of the base model is not known"):
         publish.preview(folder, NOTHING)

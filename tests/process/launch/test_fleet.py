@@ -1,6 +1,5 @@
 """Runs on other machines: what a store holds is read, however broken or hostile; a stop goes through the store."""
 
-import argparse
 import json
 import socket
 from datetime import UTC, datetime
@@ -23,7 +22,6 @@ def test_a_store_shows_its_runs_with_the_machine_that_holds_each(data, tmp_path)
     lease = Lease(open_place(str(store)).under("starting"))  # has a lease, and no status yet
     wait_for(lambda: lease.poll() == "held", what="the lease is held")
     (store / "far-cat" / "requests").mkdir()
-    (store / "an-empty-folder").mkdir()
     (store / "unclaimed").mkdir()
     (store / "unclaimed" / "status.json").write_text('{"state": "running"}')
     (store / "not a run").mkdir()
@@ -91,19 +89,8 @@ def test_the_stores_are_those_of_the_runs_and_those_that_were_added(data, monkey
     for given in ("s3://bucket/runs/", "s3://bucket/runs"):
         fleet.add("s3://bucket/runs"), fleet.remove(given)
         assert fleet.added() == []
-    with pytest.raises(LaunchError, match="/far/one was not added; a run's own store"):
-        fleet.remove("/far/one")
     (data / fleet.STORES).write_text("{broken")
     assert fleet.stores() == ["/far/one"]
-
-
-def test_a_store_of_more_runs_than_are_shown_is_printed_with_that(data, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(fleet, "MOST_RUNS", 2)
-    for number in range(3):
-        args = argparse.Namespace(store=[str(tmp_path)], stop=None, add=None, remove=None, json=False)
-        put_run(tmp_path, f"cat-{number}")
-        assert fleet.run(args) == 0
-        assert ("the 2 newest are shown" in capsys.readouterr().out) == (number > 0)
 
 
 @pytest.mark.slow
@@ -126,20 +113,6 @@ def test_the_command_prints_every_store_and_fails_when_none_answers(data, tmp_pa
     assert run("--store=ftp://x/y")[0] == 1 and run("--stop=far-cat")[0] == 1
 
 
-@pytest.mark.parametrize(
-    ("values", "line"),
-    [
-        ({}, "far-cat: running, step 40 of 100, loss 0.2500, 5.0 s ago, trained by far.example"),
-        ({"state": "completed", "planned_steps": 0, "updated_at": None}, "far-cat: completed, step 40, loss 0.2500"),
-        ({"held": False, "stop_requested": True, "updated_at": None, "problem": "no"}, "far-cat: running, step 40 of 100, loss 0.2500, a stop was requested (no)"),
-    ],
-)  # fmt: skip
-def test_a_run_in_one_line(values, line):
-    run = {"slug": "far-cat", "held": True, "holder": "far.example", "stop_requested": False, "problem": ""}
-    run |= {"updated_at": "2026-11-22T09:00:00Z", "state": "running", "step": 40, "planned_steps": 100, "loss": 0.25}
-    assert fleet.describe(run | values, datetime(2026, 11, 22, 9, 0, 5, tzinfo=UTC)) == line
-
-
 def test_what_is_taken_over_from_a_status(monkeypatch):
     values = {"name": "", "state": "running", "updated_at": "2026-11-22T10:00:00+01:00", "loss": 2e15}
     values["checkpoint"] = {"step": 7}
@@ -147,15 +120,3 @@ def test_what_is_taken_over_from_a_status(monkeypatch):
     assert found == {"name": "cat", "state": "running", "checkpoint_step": 7, "updated_at": "2026-11-22T09:00:00Z"}
     for step in (-1, 10**12, "7"):
         assert fleet.status(json.dumps({"checkpoint": {"step": step}}).encode(), "cat")["checkpoint_step"] is None
-
-
-def test_the_stores_are_limited_and_only_texts(data, capsys):
-    (data / fleet.STORES).write_text(json.dumps([*(f"/far/{n}" for n in range(60)), 3]))
-    assert len(fleet.stores()) == len(fleet.added()) == fleet.MOST_STORES
-    with pytest.raises(LaunchError, match="50 stores are known already"):
-        fleet.add("/far/new")
-    assert call("launch", "fleet", f"--remove={fleet.added()[0]}", f"--store={data}").stdout == f"{data}: 0 runs\n"
-    assert call("launch", "fleet", "--add=/far/new", f"--store={data}").returncode == 0
-    assert fleet.added()[-1] == "/far/new"
-    (data / fleet.STORES).write_text('{"a": "/far/1"}')
-    assert fleet.stores() == [] and "no store is known" in call("launch", "fleet").stdout

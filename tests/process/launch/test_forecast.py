@@ -30,8 +30,6 @@ def test_the_forecast_counts_all_parts(data):
     assert forecast.of({}, made, {"": 22}) == {} and forecast.lines({}) == []
     text = "\n".join(forecast.lines(found))
     assert "1,000 steps take about 36 min 43 s: started now, the run ends on" in text and "Cost: about 1.22." in text
-    assert "GPU memory: 15.7 GB of 16.0 GB at its peak." in text and "8.0 GB at its peak.\nDisk: about 1.5 GB;" in text
-    assert " GB are free.\n" in text and text.endswith("\n".join(found["warnings"]))
 
 
 def test_a_run_by_epochs_without_a_gpu_a_price_or_samples(data):
@@ -44,7 +42,4 @@ def test_a_run_by_epochs_without_a_gpu_a_price_or_samples(data):
     assert round(found["disk_bytes"] / 1e18) == 3 + 3 + 1 and [one.split()[0] for one in found["warnings"]] == ["The"]
     text = "\n".join(forecast.lines(found))
     assert "Cost" not in text and "GPU" not in text and "Free some disk space." in text
-    roomy = {**MEASURED, "gpu_bytes": 10**10, "gpu_before_bytes": 10**9}
-    roomy = forecast.of(roomy, made.changed(price_per_hour=1.0), {"": 4})
-    assert roomy["warnings"] == [] and "(1.0 GB was in use before)." in "".join(forecast.lines(roomy))
     assert forecast.of(MEASURED, made.changed(max_train_steps=9), {"": 4})["parts_s"]["checkpoints"] == 2 * 3.0

@@ -25,9 +25,7 @@ def test_an_encoding_that_lacks_characters_loses_no_line(tmp_path, data):
     assert json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize(
-    "does", ["lambda: print('x') or 0", "lambda: print('x' * 10**6) or 0", "lambda: __import__('time').sleep(60)"]
-)
+@pytest.mark.parametrize("does", ["lambda: print('x' * 10**6) or 0", "lambda: __import__('time').sleep(60)"])
 def test_a_closed_pipe_and_ctrl_c_end_a_command_without_a_traceback(does):
     command = [sys.executable, "-c", PRINTS.format(f"lambda: print('begun', file=sys.stderr) or ({does})()")]
     heard = partial(signal.signal, signal.SIGINT, signal.default_int_handler)  # not so in a shell's background

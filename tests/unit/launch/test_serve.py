@@ -12,7 +12,7 @@ import pytest
 
 from launch import serve
 from launch.common import LaunchError
-from launch.serve import GRACE_S, IDLE_S, Container, Idle, endings
+from launch.serve import GRACE_S, IDLE_S, Container, Idle
 from runs.files import RunError
 
 
@@ -92,17 +92,6 @@ def test_a_wrong_variable_is_reported():
             Container(1, wrong)
 
 
-def test_the_container_log_says_how_the_runs_ended(tmp_path, monkeypatch):
-    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path))
-    folder = tmp_path / "outputs" / "cat"
-    folder.mkdir(parents=True)
-    status = {"state": "preempted", "reason": "this machine has none", "store": {"pending": "a checkpoint"}}
-    (folder / "status.json").write_text(json.dumps(status))
-    first, second = endings({"cat"})
-    assert first == "cat: preempted: this machine has none"
-    assert second == "cat: not in the store: a checkpoint. It is kept on this machine's disk"
-
-
 def test_a_signal_ends_the_loop_of_the_container_and_no_error_does(data, monkeypatch, capsys):
     handlers = {}
     monkeypatch.setattr(serve.signal, "signal", handlers.__setitem__)
@@ -143,18 +132,11 @@ PREPARE, START = "launch train --prepare cat", "monitor start cat"
     ("known", "store", "codes", "asked", "failed"),
     [
         (False, "s3://b/x", {}, ["launch store restore s3://b/x cat", PREPARE, START], ""),
-        (True, "s3://b/x", {}, [PREPARE, START], ""),
         (False, "", {"start": 1}, [PREPARE, START], "cat cannot be started"),
         (True, "", {"train": 1}, [PREPARE] * 5, "cat cannot be prepared, tried 5 times in 0 minutes"),
-        (
-            False,
-            "hang",
-            {"store": 1},
-            ["launch store restore hang cat"] * 3,
-            "cat cannot be fetched, tried 3 times in 15 minutes",
-        ),
+        (False, "hang", {"store": 1}, ["launch store restore hang cat"] * 3, "cat cannot be fetched, tried 3 times in 15 minutes"),
     ],
-)
+)  # fmt: skip
 def test_a_run_is_started_and_what_fails_is_tried_again(data, monkeypatch, capsys, known, store, codes, asked, failed):
     if known:
         (data / "outputs" / "cat").mkdir(parents=True)
@@ -171,9 +153,6 @@ def test_a_run_is_started_and_what_fails_is_tried_again(data, monkeypatch, capsy
     container.signals.append(15)
     container._bring()
     assert len((data / "log").read_text().splitlines()) == len(asked) + 1, "nothing more is started after a signal"
-    idle = Container(1, {})
-    idle._bring()
-    assert idle.task is None
     wrong = Container(1, {serve.STARTED: "!"})
     with pytest.raises(RunError):
         wrong._bring()

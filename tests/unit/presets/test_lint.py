@@ -76,8 +76,6 @@ def test_what_is_absent_has_its_default_and_what_cannot_be_known_is_not_called_a
     assert ids(f'{guarded} "$@"\n') == ids(f"{guarded} --config_file gone.toml", base=tmp_path) == set()
     assert ids('python flux_train_network.py --blocks_to_swap "$N" "$@"') == {"block-swap", "unguarded"}
     assert "block-swap" not in ids("python flux_train_network.py --blocks_to_swap 0 $X")
-    for odd in ("nan", "inf", "x"):
-        assert "no-state" in ids(f"python flux_train_network.py --save_every_n_steps {odd}")
 
 
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])
@@ -111,7 +109,6 @@ def test_a_network_disk_is_named_and_left_to_a_person(monkeypatch):
         (UNGUARDED, "--train_data_dir '/share/my cats'", True),
         (GOOD, "--train_data_dir '/share/my cats'", False),  # the guards bound its reads
         (GOOD, "--output_dir cats/out", True),  # in the folder of the script
-        (GOOD, "--output_dir /share2/out", False),
         (GOOD, '--output_dir "$OUT"', False),
     ):
         text = plus(paths, script)

@@ -53,5 +53,4 @@ def test_a_missing_or_unreadable_checkout_is_an_error_that_says_what_to_do(tmp_p
 
     refused(None, r"does not exist; run \./start\.sh sd-scripts")
     refused("def setup_parser(: pass", "cannot be parsed as Python")
-    refused("pass", "no function setup_parser")
     refused("def setup_parser(): raise OSError('no disk')", r"setup_parser failed \(no disk\)")

@@ -39,7 +39,6 @@ T = "accelerate launch sd/flux_train_network.py"
 def test_flags_that_the_command_does_not_get_are_named_with_their_line(tmp_path):
     for text, file in (
         (f"{T} --seed 1 \\\n  # a comment \\\n  --lr 3\n", "t.sh"),
-        (f"{T} --seed 1 \\ \n  --lr 3\n", "t.sh"),
         (f"{T} --seed 1 ^ \r\n  --lr 3\r\n", "t.bat"),
         (f"{T} --seed 1 `\r\n\r\n  --lr 3\r\n", "t.ps1"),
     ):

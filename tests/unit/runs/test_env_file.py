@@ -22,7 +22,7 @@ from launch.store.copies import Copier
 from launch.store.places import open_place
 from monitor.process.spawned import idle
 from monitor.run_folder import RunFolder
-from runs import custom_script, env_file, manage, sweep
+from runs import env_file, manage, sweep
 from ui import served
 from ui.api import drafts as api
 from ui.dataset import draft
@@ -303,18 +303,6 @@ def test_what_is_no_secret_stays_in_a_script(written):
     assert env_file.of_script(written) == (written, {})
 
 
-@pytest.mark.parametrize("backend, tier", [("diffusers", "20G"), ("sd-scripts", "12G")])
-@pytest.mark.parametrize("platform", ["linux", "win32"])
-def test_a_generated_script_is_read_as_it_was_before(data, backend, tier, platform):
-    """The lines that read the file are no setting, and hide no secret from lint or from the editor."""
-    plain = spec(name="cat", backend=backend, tier=tier)
-    text = runs.script(plain.changed(secrets=["HF_TOKEN", "MY_KEY"]), data / "outputs/cat", platform=platform)
-    assert env_file.of_script(text) == (text, {}) and "HF_TOKEN" in text
-    before = runs.script(plain, data / "outputs/cat", platform=platform)
-    assert len({str(custom_script.flags(custom_script.only(one, platform))) for one in (text, before)}) == 1
-    assert presets.lint.lint(text, runs.script_name(platform=platform)) == []
-
-
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(value=st.text(st.characters(min_codepoint=32, max_codepoint=0x24F, exclude_characters="\x7f"), min_size=1))
 def test_each_value_reaches_the_script_as_it_was_given(data, value):
@@ -345,59 +333,10 @@ def test_the_private_files_stay_out_of_version_control_and_of_the_image():
         assert line in (presets.tables.ROOT / name).read_text().splitlines()
 
 
-def test_option_lines_keep_the_names_of_their_secrets_and_leave_the_values():
-    lines = f'rank=8\n--wandb-api-key={VALUE}\nHF_TOKEN={OTHER}\nsecrets=["A_KEY"]\nwandb_api_key\n'
-    text, values = env_file.of_lines(lines)
-    assert values == {"WANDB_API_KEY": VALUE, "HF_TOKEN": OTHER}
-    assert text == 'rank=8\nwandb_api_key\nsecrets=["A_KEY", "HF_TOKEN", "WANDB_API_KEY"]\n'
-    assert env_file.of_lines("rank=8\nHF_TOKEN=") == ("rank=8\nHF_TOKEN=", {})
-    assert env_file.named_in("rank=8\nsecrets = A_KEY, B_KEY\n") == ["A_KEY", "B_KEY"]
-
-
 def test_the_secrets_among_the_fields_of_a_run_are_variables_and_named():
     for fields, wanted in (
         ({"rank": 8}, {"rank": 8}),
-        ({"extra": {"wandb_api_key": " k "}}, {"environment": {"WANDB_API_KEY": "k"}, "extra": {}, "secrets": ["WANDB_API_KEY"]}),
         ({"extra": {"MY_KEY": 5, "seed": 1}}, {"environment": {"MY_KEY": "5"}, "extra": {"seed": 1}, "secrets": ["MY_KEY"]}),
-        ({"extra": {"MY_KEY": ""}, "secrets": ["B"]}, {"extra": {}, "secrets": ["B"]}),
-        ({"extra": {"huggingface_token": True}}, {"extra": {"huggingface_token": True}}),
         ({"environment": {"URL": "s3://me:pw@host", "A": "1"}}, {"environment": {"URL": "s3://me:pw@host", "A": "1"}, "secrets": ["URL"]}),
-        ({"edited": {"script": "A_KEY=one", "generated": "x"}, "environment": {"A_KEY": "two"}},
-         {"environment": {"A_KEY": "two"}, "edited": {"script": 'A_KEY="${A_KEY:-}"', "generated": "x"}, "secrets": ["A_KEY"]}),
-        ({"secrets": "B, C"}, {"secrets": ["B", "C"]}),
-        ({"secrets": 3, "environment": {"A_KEY": "x"}}, {"secrets": 3, "environment": {"A_KEY": "x"}}),
     ):  # fmt: skip
         assert env_file.moved(fields) == wanted
-
-
-def test_a_run_toml_that_only_names_its_secrets_does_not_expose_them_and_a_flag_is_one_by_its_name():
-    assert env_file.exposed({"environment": {"A_KEY": "x"}, "secrets": ["A_KEY"]})
-    assert not env_file.exposed({"environment": {"A": "1"}, "secrets": ["A_KEY"]})
-    assert all(map(env_file.is_secret_flag, ("wandb_api_key", "my_password", "token")))
-    assert not any(map(env_file.is_secret_flag, ("keep_tokens", "max_token_length", "seed")))
-
-
-def test_the_private_file_is_read_and_shown_as_a_person_may_have_written_it(data):
-    folder = data / "outputs" / "cat"
-    env_file.write(folder, {"MY_KEY": "a b c d e", "SHORT": "abc"})
-    path = env_file.path_of(folder)
-    assert path == data / ".secrets" / "cat.env" != env_file.path_of(data / "cat"), "of a folder that is elsewhere"
-    assert env_file.masking(folder)(b"x a b c d e abc") == b"x (MY_KEY) abc"
-    lines = b"# note\nPLAIN=a 'b'\nexport EMPTY=\nexport 1X=2\nno line\nexport OPEN='x\n# \xff\nexport A='x y' # z\n"
-    path.write_bytes(lines)
-    assert env_file.read(folder) == {"PLAIN": "a 'b'", "EMPTY": "", "A": "x y"}
-    env_file.write(folder, {})
-    assert not path.exists()
-
-
-@pytest.mark.parametrize("platform", ["linux", "win32"])
-def test_the_lines_that_read_the_private_file_stand_once_after_the_comments_at_the_head(data, platform):
-    comment, newline = ("@echo off", "\r\n") if platform == "win32" else ("#!/bin/bash", "\n")
-    lines = env_file.script_lines(["MY_KEY"], data / "outputs" / "100%", platform)
-    assert lines.count("MY_KEY") >= 2 and ("100%%.env" in lines) == (platform == "win32")
-    script = f"{comment}{newline}{newline}# about{newline}cd /x{newline}"
-    found = env_file.with_lines(script, lines)
-    assert found == script.replace("cd /x", lines.replace("\n", newline) + "cd /x")
-    assert env_file.with_lines(found, lines) == found and env_file.with_lines(script, "") == script
-    assert env_file.with_lines(comment + newline, lines).startswith(comment + newline + lines[:3]), "only comments"
-    assert env_file.script_lines([], data, platform) == ""

@@ -8,7 +8,7 @@ import pytest
 
 import runs
 from guards import checkpoint
-from runs.files import REASONS, atomic_write, building, checksum, copy_with_times, explained, private_folder
+from runs.files import REASONS, atomic_write, building, checksum, explained, private_folder
 
 
 def test_the_content_is_on_the_disk_before_the_file_has_its_name(tmp_path, monkeypatch):
@@ -74,9 +74,6 @@ def test_a_folder_that_is_built_is_whole_or_not_there(tmp_path, monkeypatch):
     with building(tmp_path / "share"):  # that root has mounted: everybody writes there, and nobody changes a mode
         pass
     assert (tmp_path / "share").is_dir()
-    os.utime(final / "a", (7, 7))
-    copy_with_times(final / "a", tmp_path / "share" / "b")
-    assert (tmp_path / "share" / "b").stat().st_mtime == 7
 
 
 def test_on_windows_a_folder_of_which_a_virus_scanner_reads_a_file_is_renamed_a_moment_later(tmp_path, monkeypatch):

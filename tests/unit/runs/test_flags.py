@@ -5,7 +5,7 @@ from families import made
 from runs_helpers import spec
 
 import runs
-from runs.flags import _wrong, check_extra, known_flags, settings, table_faults
+from runs.flags import check_extra, known_flags, settings, table_faults
 
 
 def test_flags_are_checked_against_the_backends_parser(tmp_path, data, monkeypatch):
@@ -21,12 +21,6 @@ def test_flags_are_checked_against_the_backends_parser(tmp_path, data, monkeypat
     extra = {"sdpa": False, "lr_warmup_steps": 0.1}
     assert fields == {"name": "x", "rank": "8", "prompts": ["a", "b"], "extra": extra}
     assert "is not a JSON list" in settings(["network_args=" + "[" * 100_000], {"name": "x"})[1][0].message
-    entry = {"type": "str", "nargs": None, "choices": None}
-    known = {"save_model_as": entry, "lr_scheduler": entry}
-    refused = "save_model_as: 'ckpt' is not supported with sd-scripts; use one of safetensors"
-    assert _wrong("save_model_as", "ckpt", known, "sd-scripts") == refused
-    for flag, value in (("save_model_as", "safetensors"), ("lr_scheduler", False), ("lr_scheduler", "cosine")):
-        assert _wrong(flag, value, known, "sd-scripts") is None
     monkeypatch.setenv("SD_SCRIPTS_DIR", str(tmp_path))
     check_extra(spec(backend="sd-scripts", extra={"clip_l": "/c", "ae": "/a"}))
     message = r"lowram: Cannot be checked, because sd-scripts is not installed; run ./start\.sh"
@@ -57,7 +51,3 @@ def test_a_checkout_that_lacks_a_flag_of_the_tables_is_named_and_without_one_no_
     assert "does not take --skip_existing" in fault.message and "./start.sh musubi" in fault.message
     with pytest.raises(runs.RunError, match="does not take --skip_existing"):
         check_extra(one)
-    path = scripts / "zimage_cache_latents.py"
-    more = "'--vae')\n    parser.add_argument('--skip_existing', action='store_true'"
-    path.write_text(path.read_text().replace("'--vae'", more))
-    assert table_faults(one) == []

@@ -4,8 +4,6 @@ import ctypes
 import os
 import shutil
 import sys
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -16,7 +14,6 @@ from runs_helpers import contents, picture, pictures, sources, spec
 from ui_helpers import small_disk
 
 import runs
-from guards import checkpoint
 from runs import folders
 
 
@@ -92,13 +89,8 @@ def test_a_name_that_exists_is_refused_and_the_old_run_untouched(tmp_path, data)
     assert again.is_dir() and {k: v for k, v in contents(data).items() if k in before} == before
 
 
-def test_a_name_whose_checkpoints_windows_cannot_write_is_refused_there(tmp_path, data, monkeypatch):
+def test_a_name_whose_checkpoints_windows_cannot_write_is_refused_there(data, monkeypatch):
     outputs = Path(r"C:\Users\Somebody\Documents\hangproof\outputs")
-    made = checkpoint.writing(outputs / "cat" / "cat-step00000008-state", 8, 1)
-    monkeypatch.chdir(tmp_path)
-    with made as temporary:
-        longest = temporary / f".{checkpoint.GUARD}.{os.getpid()}.tmp"
-    assert len(str(longest)) + len("1234567") * 2 - len(str(os.getpid())) * 2 == len(str(outputs)) + 6 + folders.DEEP
     monkeypatch.setattr(folders, "outputs_dir", lambda: outputs)
     windows, on = spec(name="c" * 80), SimpleNamespace(RtlAreLongPathsEnabled=lambda: 1)
     assert folders.name_fault(windows) is None, "here"
@@ -123,22 +115,6 @@ def test_runs_that_are_given_one_save_dir_have_a_folder_each(tmp_path, data, mon
     (fast / "c" / "c-state").mkdir(parents=True)  # of a run that was deleted
     with pytest.raises(runs.RunError, match="c has files already"):
         runs.create(spec(name="c", save_dir=str(fast)), images)
-
-
-def test_of_two_that_make_the_same_name_at_once_one_wins_whole(tmp_path, data):
-    images = pictures(tmp_path / "in", 8)
-    barrier = threading.Barrier(4)
-
-    def make(rank: int) -> Path:
-        barrier.wait(timeout=200)
-        return runs.create(spec(name="race", rank=rank), images)
-
-    with ThreadPoolExecutor(4) as pool:
-        futures = [pool.submit(make, rank) for rank in (4, 8, 16, 32)]
-    (won,) = (future.result() for future in futures if not future.exception())
-    assert all("exists" in str(future.exception() or "exists") for future in futures)
-    assert len(runs.read_captions("race")) == 8
-    assert runs.render(won) and not list(data.rglob(".new-*"))
 
 
 def test_a_full_disk_is_an_error_and_leaves_nothing(tmp_path, monkeypatch):
@@ -169,8 +145,7 @@ def test_missing_model_files_are_named_before_a_start(tmp_path, data, monkeypatc
     (files,) = [line for line in found if line.startswith("model files missing")]
     flags = ["pretrained_model_name_or_path", "clip_l", "t5xxl", "ae"]
     assert [part.split(")")[0] for part in files.split(" (--")[1:]] == flags
-    assert f"{tmp_path / 'ae.safetensors'} (--ae)" in files and str(data / "models/clip_l.safetensors") in files
-    assert "trainer options FLAG=PATH" in files and "fetch-model flux-dev" in files
+    assert f"{tmp_path / 'ae.safetensors'} (--ae)" in files and "fetch-model flux-dev" in files
     assert any("start.sh sd-scripts" in line for line in found)
     assert any("no images" in line for line in found)
     for name in ("b.png", "a.png", "a.bmp"):  # by hand
@@ -193,21 +168,18 @@ def test_a_tracker_that_is_not_installed_is_named_before_a_start(data, monkeypat
 
 def test_a_run_is_trained_longer(tmp_path, data):
     folder = runs.create(spec(epochs=4), pictures(tmp_path / "in"))
-    assert runs.longer(runs.load(folder).model_dump()) == ("epochs", 4)
     assert runs.train_longer(folder, 6).epochs == 6 and runs.load(folder).epochs == 6
     assert "--max_train_epochs 6" in (folder / "train.sh").read_text()
     before = contents(folder)
     with pytest.raises(runs.RunError, match="epochs: Must be 6 or more; the run is set to 6 already"):
         runs.train_longer(folder, 5)
     assert contents(folder) == before
-    assert runs.train_longer(folder, 6).epochs == 6 and contents(folder) == before
     by_steps = runs.create(spec(name="steps", max_train_steps=100), pictures(tmp_path / "in"))
     (by_steps / "steps.safetensors").write_text("of step 100")
     assert runs.train_longer(by_steps, 120) and runs.train_longer(by_steps, 150).max_train_steps == 150
     loras = {path.name: path.read_text() for path in by_steps.glob("*.safetensors")}
     assert loras == dict.fromkeys(("steps.safetensors", "steps-100-steps.safetensors"), "of step 100")
     assert "--max_train_steps 150" in (by_steps / "train.sh").read_text()
-    assert runs.longer({}) is None and runs.longer({"epochs": "x"}) is None
 
 
 def open_spec(**fields):
@@ -231,11 +203,9 @@ def test_a_new_run_has_states_every_tenth_of_it_and_pictures_where_there_is_some
     assert (of_its_captions / "sample_prompts.txt").read_text().startswith("tok --w")
     for fields, sample, save in (
         ({"trigger": ""}, 0, 48),
-        ({"sample_every_n_steps": 7}, 7, 48),
         ({"sample_every_n_steps": 0}, 0, 48),
         ({"max_train_steps": 3}, 1, 1),
         ({"repeats": 1, "epochs": 10**9, "save_every_n_epochs": 1}, 300_000_000, 100),
-        ({"epochs": 1, "save_every_n_steps": 7}, 3, 7),
         ({"epochs": 100, "save_every_n_steps": 0}, 600, 0),
     ):
         made = runs.with_intervals(open_spec(**fields), {"": 3})

@@ -32,7 +32,6 @@ def test_lines_come_once_they_are_complete_and_a_replaced_file_starts_over(tmp_p
 
 def test_what_is_no_object_is_passed_over_and_what_is_no_count_is_0():
     assert json_objects(b'{"a": 1}\n\n3\n{"c": NaN}\n' + b"[" * 100_000) == [{"a": 1}, {"c": ANY}]
-    assert entries([b'{"a": 1},{"b": 2}', b'{"c": 3}']) == [{"c": 3}], "a line with two values"
     assert [count_of(value) for value in (3, -1, True, "3", 1 << 60)] == [3, 0, 0, 0, 0]
 
 

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from hub_server import Fault, only_hub
-from runs_helpers import call, picture, pictures, spec
+from runs_helpers import call, pictures, spec
 
 import presets
 import runs
@@ -34,14 +34,8 @@ def test_the_command_line_makes_shows_and_renders(tmp_path, data):
     assert json.loads(shown.stdout.splitlines()[-1])["spec"]["rank"] == 16
     shown, last = call("runs", "show", "--json").stdout.splitlines()
     assert shown == str(folder) and json.loads(last) == {"runs": [str(folder)]}
-    for name in ("dog", "d" * 300):
-        missing = call("runs", "show", name)
-        assert missing.returncode == 1 and f"no run '{name}'" in missing.stderr
-    assert call("runs", "render", "cli-run").stdout.strip() == str(folder / "train.sh")
-    assert "sample images are turned off" not in made.stderr
-    more = ("--model", "tiny-flux", "--backend", "diffusers", "--prompt", "one")
-    without = call("runs", "new", "--name", "quiet", "--images", images, *more)
-    assert without.returncode == 0 and "sample images are turned off; turn them on with --set" in without.stderr
+    missing = call("runs", "show", "dog")
+    assert missing.returncode == 1 and "no run 'dog'" in missing.stderr
 
 
 def test_wrong_words_are_refused_by_name(tmp_path, data):
@@ -58,10 +52,6 @@ def test_wrong_words_are_refused_by_name(tmp_path, data):
         done = call("runs", "new", "--images", pictures(tmp_path / "in"), *words)
         assert done.returncode == code and says in done.stderr, done.stderr
         assert not list(data.glob("*/*"))
-    picture(tmp_path / "other" / "some" / "photos" / "1.gif")  # another format, and a folder in a folder
-    many = ("--set", "epochs=1000000000")
-    done = call("runs", "new", "--images", tmp_path / "other", "--model", "tiny-flux", "--name", "x", *many)
-    assert done.returncode == 1 and "At 10" in done.stderr and not list(data.glob("*/*"))
 
 
 def test_the_repeats_that_the_name_of_the_given_folder_sets_are_those_of_its_images(tmp_path, data, monkeypatch):
@@ -83,9 +73,7 @@ def test_an_estimate_is_of_a_run_by_name_folder_or_file(tmp_path, data):
         found = json.loads(done.stdout.splitlines()[-1])
         assert done.returncode == 0 and found["peak_stage"] == "text" and found["steps"] == 480
         assert found["seconds"] > 480 and found["cost"] > 0 and found["disk_bytes"]["LoRAs"] > 0
-    assert (
-        "an estimate" in done.stdout and "cost: about " in done.stdout and "\nGPU memory, text: " in f"\n{done.stdout}"
-    )
+    assert "cost: about " in done.stdout
     assert re.search(r"time: about (\d\d? min|[1-9]\d*\.\d h) for 480 steps", done.stdout), "not 0.0 h"
     (folder / "run.toml").write_text((folder / "run.toml").read_text().replace("resolution = 512", "resolution = -1"))
     done = call("runs", "estimate", "my-run")
@@ -110,9 +98,7 @@ def test_what_a_new_run_is_short_of_and_what_a_changed_one_trains_differently_is
     assert "cannot go on from its states, such as cat-000001-state" in said
     runs.save(folder, runs.load(folder).changed(epochs=99))
     assert "warning" not in call("runs", "render", "cat").stderr
-    named = call("runs", "rename", "cat", "My cat", "--json").stdout.splitlines()
-    assert named[0] == f"{folder}: My cat" and json.loads(named[1]) == {"folder": str(folder), "label": "My cat"}
-    assert call("runs", "fields").stdout.startswith("| Setting |")
+    assert call("runs", "rename", "cat", "My cat", "--json").stdout.startswith(f"{folder}: My cat\n")
 
 
 def test_a_download_shows_its_progress_through_a_fault_and_one_that_is_refused_says_why(tmp_path, data, monkeypatch):
@@ -134,7 +120,5 @@ def test_a_download_shows_its_progress_through_a_fault_and_one_that_is_refused_s
     Path(path).unlink()
     with only_hub(monkeypatch, tmp_path, {}) as hub:
         hub.refusal = (403, "GatedRepo")
-        wrong = {"FLUX.1-schnell": f"accept its licence at {hub.url}/", "tiny-flux": "is generated on this machine"}
-        for name, says in (wrong | {"nope": "no base model 'nope'"}).items():
-            done = call("runs", "fetch-model", name, "--json")
-            assert done.returncode == 1 and says in done.stderr
+        done = call("runs", "fetch-model", "FLUX.1-schnell", "--json")
+        assert done.returncode == 1 and f"accept its licence at {hub.url}/" in done.stderr

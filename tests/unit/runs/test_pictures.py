@@ -32,7 +32,6 @@ def test_a_greyscale_image_of_more_bits_keeps_its_light_and_dark():
 def test_what_was_done_to_an_image_is_said_and_it_is_saved_in_a_format_that_every_trainer_reads(tmp_path):
     for file, mode, options, wanted in (
         ("a.jpg", "RGB", {}, (".jpg", "", (96, 64))),
-        ("a.bmp", "RGB", {}, (".bmp", "", (96, 64))),
         ("a.webp", "RGB", {"turn": 4, "crop": (0, 0, 1, 1)}, (".webp", "", (96, 64))),
         ("a.jpg", "CMYK", {"turn": 1}, (".jpg", "converted from CMYK to RGB, rotated", (64, 96))),
         ("a.bmp", "L", {"crop": (0.25, 0, 1, 0.5)}, (".png", "cropped", (72, 32))),
@@ -40,8 +39,6 @@ def test_what_was_done_to_an_image_is_said_and_it_is_saved_in_a_format_that_ever
         ("a.jpg", "RGB", {"mask": Image.new("L", (48, 32), 200)}, (".png", "mask added", (96, 64))),
         ("a.avif", "RGB", {}, (".jpg", "AVIF saved as JPEG", (96, 64))),
         ("a.png", "RGBA", {}, (".png", "transparency replaced by white", (96, 64))),
-        ("a.png", "LA", {}, (".png", "transparency replaced by white", (96, 64))),
-        ("a.tif", "1", {}, (".png", "TIFF saved as PNG, converted from 1 to RGB", (96, 64))),
         ("a.tif", "F", {}, (".png", "TIFF saved as PNG, converted to 8 bits per channel", (96, 64))),
     ):
         image, suffix, why = pictures.decoded(picture(tmp_path / file, mode=mode), **options)
@@ -87,14 +84,11 @@ def test_a_picture_that_cannot_be_used_is_named_with_what_to_do(tmp_path, monkey
         (tmp_path / "area.png", f"area.png: 100 × 71 pixels is {large}"),
         (tmp_path / "bomb.png", f"bomb.png: The image is {large}"),
         (tmp_path / "text.png", "text.png: Not a readable image. Export it as JPEG or PNG."),
-        (tmp_path / "gone.png", f"gone.png: No such file or directory; check the file {tmp_path / 'gone.png'}"),
         (cut, "cut.png: the image is damaged ("),
     ):
         with pytest.raises(RunError) as caught:
             pictures.decoded(path)
         assert str(caught.value).startswith(says)
-    with pytest.raises(RunError, match="^as dropped.png: Not a readable"):
-        pictures.decoded(tmp_path / "text.png", "as dropped.png")
 
 
 def test_a_crop_has_at_least_one_pixel_and_all_are_inside():
@@ -104,7 +98,6 @@ def test_a_crop_has_at_least_one_pixel_and_all_are_inside():
     ):  # fmt: skip
         assert pictures.crop_box((100, 50), crop) == box
         assert pictures.cropped_size((100, 50), crop) == (box[2] - box[0], box[3] - box[1])
-    assert pictures.cropped_size((100, 50), None) == (100, 50)
 
 
 def test_a_crop_of_a_turned_image_shows_the_same_pixels(tmp_path):
@@ -121,10 +114,9 @@ def test_a_crop_of_a_turned_image_shows_the_same_pixels(tmp_path):
 def test_a_crop_from_outside_is_four_numbers_that_enclose_an_area():
     assert pictures.valid_crop(None) is pictures.valid_crop([0, 0, 1, 1]) is None
     assert pictures.valid_crop([0, 0.1, 0.50000001, 1]) == (0, 0.1, 0.5, 1)
-    for wrong in ([0, 0, 1], [0, 0, 1, 1, 1], ["0", 0, 1, 1], [0, 0, 1, 1, "x"], [True, 0, 1, 1], 3):
+    for wrong in ([0, 0, 1], ["0", 0, 1, 1], [True, 0, 1, 1], 3):
         with pytest.raises(RunError, match="four numbers"):
             pictures.valid_crop(wrong)
-    across, down = ([0.5, 0, 0.5, 1], [0.6, 0, 0.5, 1]), ([0, 0.7, 1, 0.6],)
-    for wrong in (*across, *down, [0, 0, 1, 1.1], [-0.1, 0, 1, 1], [0, 0, math.nan, 1]):
+    for wrong in ([0.5, 0, 0.5, 1], [0, 0.7, 1, 0.6], [0, 0, 1, 1.1], [-0.1, 0, 1, 1], [0, 0, math.nan, 1]):
         with pytest.raises(RunError, match="no area"):
             pictures.valid_crop(wrong)

@@ -47,12 +47,6 @@ def test_a_script_edited_by_hand_is_what_every_attempt_runs(tmp_path, data):
     found = ask(folder, "change", ladder=["workers_0"], changes=[])
     mitigated = rendered(job.patched(found["patch"]), folder / "x-state")
     assert "ulimit -n 4096" in mitigated and "--max_data_loader_n_workers 0" in mitigated and "x-state" in mitigated
-    unclear = text.replace("--max_data_loader_n_workers 2", "$workers")
-    unclear = unclear.replace("ulimit -n 4096", 'workers="--max_data_loader_n_workers 2"')
-    (folder / "train.sh").write_text(unclear)
-    pinned(folder)
-    (refused,) = ask(folder, "change", ladder=["workers_0"], changes=[])["refused"]
-    assert refused.startswith("workers 0: ") and "--max_data_loader_n_workers is not written" in refused
 
 
 def test_a_change_that_keeps_the_steps_is_one_whose_states_can_be_resumed(tmp_path, data):

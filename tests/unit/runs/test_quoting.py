@@ -110,12 +110,6 @@ def test_what_is_named_is_started_else_what_the_environment_has_else_path(tmp_pa
         (bare / tool).symlink_to(shutil.which(tool))
     without = run_script(script, None, PATH=str(bare))
     assert without.returncode == 127 and b"./start.sh sd-scripts" in without.stderr
-    if gpus == 1:  # a named launcher has the interpreter beside it, or none: another environment is not used silently
-        launcher, beside = (executable(tmp_path / "other" / one, named.read_text()) for one in ("accelerate", "python"))
-        assert started(ACCELERATE=str(launcher))[0] == str(beside)
-        beside.unlink()
-        lacks = run_script(script, None, ACCELERATE=str(launcher))
-        assert lacks.returncode == 127 and b"other/python" in lacks.stderr
 
 
 @pytest.mark.slow

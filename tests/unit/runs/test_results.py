@@ -16,9 +16,7 @@ def test_names_that_are_no_samples_are_kept_apart_and_cost_no_time(tmp_path):
     for name, wanted in (
         ("a_000012_01_20260101120000_42.png", ("step", 12, 1, 42)),
         ("a_e000003_00_20260101120000.webp", ("epoch", 3, 0, None)),
-        ("a_000001_00_e000004_٣_99999999999999999999_.PNG", ("epoch", 4, 3, None)),
         ("_0000019999999999999_00_20260101120000_1.jpg", ("", 0, -1, None)),
-        ("a_000001_-1_20260101120000_1.jpeg", ("", 0, -1, None)),
     ):
         (tmp_path / "my picture.png").rename(tmp_path / name)
         (found,) = results.read_samples(tmp_path)
@@ -41,6 +39,5 @@ def test_the_final_lora_comes_first_and_one_that_is_incomplete_is_none(tmp_path)
     assert found[0].size == found[0].path.stat().st_size and results.loras(tmp_path / "none") == []
     dated = folder.rename(tmp_path / "cat-202401") / "cat-202401.safetensors"
     lora_file(dated, 20, 4)
-    assert [(one.step, one.epoch) for one in results.loras(dated.parent) if one.final] == [(20, 4)], (
-        "the number of its name"
-    )
+    found = results.loras(dated.parent)
+    assert [(one.step, one.epoch) for one in found if one.final] == [(20, 4)], "not the number of its name"

@@ -98,15 +98,12 @@ SENSIBLE = [
     good(FLUXGYM, "defaults, 24 GB"),
     good(FLUXGYM, "12 GB", machine=RTX_3060, tier="12G"),
     good(FLUXGYM, "built-in trainer, 12 GB", backend="diffusers", machine=RTX_3060, tier="12G"),
-    good(FLUXGYM, "no trigger word", trigger="", sample_every_n_steps="0"),
     good(FLUXGYM, "tiny model without a GPU", machine=NO_GPU, model="tiny-flux", backend="diffusers", resolution=64,
          mixed_precision="no", sample_steps=2),
     good(FLUXGYM, "machine not known", machine=None),
-    good(FLUXGYM, "no images yet", images=0),
     good(KOHYA, "network_dim 128, alpha 1", rank=128, alpha="1", learning_rate="1e-4"),
     good(KOHYA, "Prodigy", flags='optimizer_type=Prodigy\noptimizer_args=["decouple=True", "weight_decay=0.01"]',
          learning_rate="1"),
-    good(KOHYA, "a class of a library", flags="optimizer_type=bitsandbytes.optim.AdEMAMix8bit", learning_rate="1e-4"),
     good(KOHYA, "a warm-up", flags="lr_warmup_steps=100\nlr_scheduler=cosine"),
     good(KOHYA, "a warm-up of the optimizer's own", flags="lr_warmup_steps=9\noptimizer_type=AdamWScheduleFree",
          learning_rate="1e-4"),
@@ -117,7 +114,6 @@ SENSIBLE = [
          sample_every_n_steps="250", prompts="a\nb\nc\nd\ne", sample_steps=20, save_every_n_steps="250"),
     good(REPLICATE, "a rented machine with a store and a limit", learning_rate="4e-4", store="s3://bucket/runs",
          price_per_hour="0.4", spend_limit="5"),
-    good(SIMPLETUNER, "512-pixel photographs", size=(512, 640), learning_rate="1e-4"),
     good(SIMPLETUNER, "a tenth held out", validation_split="0.1", validate_every_n_steps="50", learning_rate="1e-4"),
 ]  # fmt: skip
 
@@ -158,6 +154,4 @@ def test_impossible_values_come_first_and_the_largest_counts_do_not_break_the_co
     spec = runs.make({"name": "x", "alpha": 1.7e308, "learning_rate": 1.7e308, **most})
     severities = [finding.severity for finding in judge(spec, {"": 10**6}, FULL_DISK, [(1, 1)])]
     assert severities == sorted(severities) and {*severities} == {IMPOSSIBLE, WARNING}
-    least = runs.make({"name": "x", "alpha": 5e-324, "learning_rate": 5e-324, "resolution": 32})
-    assert judge(least, {"": 1}, None)
     assert not holds({"above": {"steps": 0}}, {}) and not holds({"is": {"cuda": False}}, {}), "not known"

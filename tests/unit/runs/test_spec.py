@@ -9,7 +9,7 @@ from seeds import ANY_VALUE
 
 import runs
 from runs.job import resolve
-from runs.spec import NUL, NUMBER, UNKNOWN, VALUE, WHOLE, RunSpec, may_be_none
+from runs.spec import NUL, NUMBER, UNKNOWN, VALUE, WHOLE, RunSpec
 
 PYDANTIC = re.compile(
     r"Input should|unable to parse|[Vv]alue error|[Ff]ield required|Extra inputs"
@@ -30,25 +30,17 @@ def test_a_value_is_refused_in_one_line_and_each_wrong_field_has_its_own():
         ({"environment": {"A B": "1"}}, f"environment: 'A B' {TAKEN}"),
         ({"extra": {"sdpa": None}}, f"extra: sdpa: {VALUE}"),
         ({"extra": {"network_dim": 3}}, "extra: network_dim: Set the field rank instead"),
-        ({"extra": {"rank": 3}}, "extra: rank: Set the field rank instead"),
-        ({"extra": {"caption_dropout_rate": 0.1}}, "extra: caption_dropout_rate: Set the field caption_dropout instead"),
         ({"extra": {"output_dir": "x"}}, "extra: output_dir: The run's folder determines this flag; remove it"),
-        ({"xyz": 1}, "xyz: Unknown field; remove it"),
         ({"rankk": 1, "rank": 3.5}, f"rank: {WHOLE}\nrankk: Unknown field; did you mean rank?"),
         ({"tier": "9g+"}, "tier: Must be one of 8G, 12G, 16G, 20G"),
         ({"validation_split": 0.75}, "validation_split: Must be 0.5 or less"),
-        ({"alpha": 0}, "alpha: Must be more than 0"),
         ({"store": "s3://me:sesame@bucket/x"}, "store: An address with a password or key would be saved; "
          "set variables, or log in there"),
-        ({"backend": "kohya"}, "backend: Must be one of sd-scripts, diffusers, musubi"),
         ({"environment": {"PYTHONPATH": "1"}}, f"environment: 'PYTHONPATH' {TAKEN}"),
         ({"caption_dropout": 0.1, "backend": "sd-scripts"}, f"caption_dropout: kohya's trainers encode {EMPTY}"),
-        ({"model": "z-image", "backend": "musubi", "validation_split": 0.1},
-         "validation_split: kohya's musubi-tuner cannot hold out images; leave this empty"),
         ({"name": "!!!"}, "name: Use at least one letter or digit"),
         ({"name": "con"}, "name: Windows reserves the name con; choose another name"),
         ({"model": "flux-dev2pro"}, "backend: diffusers cannot train flux-dev2pro; use sd-scripts"),
-        ({"model": "zzzz"}, f"model: no base model 'zzzz'; list them with `python -m presets list`. {OWN}"),
         ({"model": "flux-devv"},
          f"model: no base model 'flux-devv'; did you mean flux-dev, flux2-dev, flux-dev2pro? {OWN}"),
         ({"rank": 0, "alpha": "a", "tier": "1G"},
@@ -57,8 +49,6 @@ def test_a_value_is_refused_in_one_line_and_each_wrong_field_has_its_own():
         ({"trigger": "a\0b"}, f"trigger: {NUL}"),
         ({"control_dir": "\udcff"}, f"control_dir: {NUL}"),
         ({"prompts": ["a", "a\0b"]}, f"prompts: Prompt 2: {NUL}"),
-        ({"environment": {"A": "a\0b"}}, f"environment: A: {NUL}"),
-        ({"extra": {"b": ["a\0b"]}}, f"extra: b: {NUL}"),
         ({"extra": {"--bad": 1}},
          "extra: '--bad' is not the name of a flag; write it without --, such as guidance_scale"),
     ):  # fmt: skip
@@ -108,19 +98,12 @@ def test_an_invalid_run_toml_is_refused_with_its_line_or_field(tmp_path):
         (b"x = " + b"[" * 50_000, "not valid TOML"),
         (b'name = "caf\xe9"', "not UTF-8"),
         (b'name = "x"\nrankk = 3', "rankk: Unknown field; did you mean rank"),
-        (b'name = "x"\nmodel = "gone"', "no base model 'gone'"),
         (b"rank = 3", "name: Missing; add a value"),
     ):
         path.write_bytes(content)
         with pytest.raises(runs.RunError, match=message.replace("(", r"\(")) as caught:
             runs.load(tmp_path)
         assert str(path) in str(caught.value)
-    path.unlink()
-    with pytest.raises(runs.RunError, match="does not exist"):
-        runs.load(tmp_path)
-    path.mkdir()
-    with pytest.raises(runs.RunError, match="cannot be read: Is a directory"):
-        runs.load(tmp_path)
 
 
 def test_a_spec_is_written_without_secrets_and_open_fields_and_a_script_as_lines(tmp_path, data):
@@ -140,4 +123,3 @@ def test_a_spec_is_written_without_secrets_and_open_fields_and_a_script_as_lines
     (being_made / "run.toml").write_text(text.replace('A = "1"', 'A_KEY = "1"'))
     assert runs.load(being_made).secrets == ["A_KEY", "MY_KEY"]
     assert 'A_KEY = "1"' in (being_made / "run.toml").read_text(), "what is being made is not written"
-    assert may_be_none("max_train_steps") and not may_be_none("epochs")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 from pathlib import Path
-from unittest import mock
 
 import pytest
 from runs_helpers import pictures, spec
@@ -54,13 +52,6 @@ def test_a_later_run_of_the_same_name_does_not_see_the_files_of_the_first(data, 
     assert not second.parent.exists(), "as by deleting the run"
 
 
-def test_a_run_on_a_stick_without_hard_links_can_use_the_local_folder(data, place, monkeypatch):
-    monkeypatch.setattr(os, "link", mock.Mock(side_effect=PermissionError(errno.EPERM, "Operation not permitted")))
-    folder = made(data)
-    assert staging.identity(folder) == staging.identity(folder) and not [*folder.glob(".run-id.*")]
-    assert locally(folder).name == staging.FILES
-
-
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="owners of files")
 def test_the_local_folder_is_this_users_alone(data, place, monkeypatch):
     folder = made(data)
@@ -98,7 +89,6 @@ def test_the_local_folder_is_removed_once_the_run_has_all_of_its_files(data, pla
     assert "cat.safetensors" in staging.drop_copied(folder), "the same size, other contents"
     (folder / "cat.safetensors").write_text("cat.safetensors")
     assert staging.drop_copied(folder) == "" and not local.parent.exists()
-    assert staging.drop_copied(folder) == ""
 
 
 def test_a_run_has_one_local_folder_whichever_path_leads_to_it(data, place, tmp_path, monkeypatch):

@@ -57,7 +57,6 @@ def test_a_complete_folder_is_fine_and_an_incomplete_one_names_each_file(flux, t
 
 def test_a_path_that_is_no_folder_is_reported_and_the_table_of_a_models_parts_is_the_trainers(tmp_path):
     assert "model folder missing" in weights.problems(of(tmp_path / "nowhere"))[0]
-    assert "model folder missing" in weights.problems(of("./nowhere"))[0]
     (tmp_path / "flux.safetensors").write_bytes(b"x")
     (problem,) = weights.problems(of(tmp_path / "flux.safetensors"))
     assert "is a single file" in problem and "kohya's sd-scripts" in problem
@@ -91,8 +90,6 @@ def test_weights_in_several_files_are_all_looked_for(flux, tmp_path):
     index.write_text('{"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}')
     (problem,) = weights.problems(of(broken))
     assert "transformer/two.safetensors is missing" in problem and "one.safetensors" not in problem
-    index.write_text("{")
-    assert "index.json cannot be read" in weights.problems(of(broken))[0]
 
 
 def test_a_model_in_the_cache_needs_no_hub(flux, hub, tmp_path):
@@ -163,7 +160,7 @@ def test_a_single_file_that_was_cut_short_is_reported(data, flux, monkeypatch):
     assert "(--ae) is not a complete safetensors file" in found[1] and "fetch-model flux-dev" in found[1]
 
 
-def test_a_file_is_held_against_the_tables_sum_and_one_that_is_not_there_says_what_to_do(hub, tmp_path, monkeypatch):
+def test_a_file_is_held_against_the_tables_sum_and_one_that_is_not_there_says_what_to_do(hub, tmp_path):
     """Faults of the network: tests/network/guards/test_download.py; the progress: test_main.py."""
     hub.refusal, target = None, tmp_path / "m" / "model.safetensors"
     hub.files = {"sub dir/ü.safetensors": bytes(range(256)) * 2_000}

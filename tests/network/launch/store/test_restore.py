@@ -1,7 +1,6 @@
 """A run comes back from its store, on an empty machine or beside what that one has; what is newer wins."""
 
 import contextlib
-import errno
 import itertools
 import json
 import os
@@ -166,49 +165,14 @@ def test_the_same_spec_takes_the_stores_checkpoint_and_another_run_of_its_name_i
     (mine / "run.toml").write_text(text)
     with pytest.raises(StoreError, match="the images differ from .*make this run again under another name"):
         restore(place, run.name)
-    shutil.rmtree(mine)  # a data set stays when its run is deleted
-    with pytest.raises(StoreError, match=f"the images differ from .*; move {datasets_dir() / run.name} away"):
-        restore(place, run.name)
-    assert not (mine / "run.toml").exists()
 
 
-def test_a_store_that_was_emptied_is_filled_again_and_one_that_another_run_took_then_is_not_mixed_in(
-    run, place, copier, other, tmp_path
-):
+def test_a_store_that_was_emptied_is_filled_again(run, place, copier, other):
     shutil.rmtree(place.prefix)  # while the run trains
     add_state(run, 20)
     copier.push()
     other("third")
     assert restore(place, run.name).step == 20
-    other()
-    mine = make_run(tmp_path / "second", rank=3)
-    for number in range(3):
-        Image.new("RGB", (8, 8), (number, 0, 9)).save(datasets_dir() / run.name / f"{number}.png")
-    add_state(mine, 30)
-    shutil.rmtree(place.prefix)
-    Copier(place, mine, held(place)).push()
-    other("home")
-    before = contents(run)
-    with pytest.raises(StoreError, match="holds another run of this name: rank differ"):
-        restore(place, run.name)
-    assert contents(run) == before
-
-
-def test_a_restore_beside_a_machine_that_trains_takes_what_that_wrote_meanwhile(run, place, copier, other, monkeypatch):
-    get = place.get
-
-    def late(*given):
-        monkeypatch.setattr(place, "get", get)
-        other("home")
-        for step in (20, 30, 40):
-            shutil.rmtree(run / f"{run.name}-step{step - 10:08}-state")
-            add_state(run, step), copier.push(), copier.prune()
-        other()
-        return get(*given)
-
-    other()
-    monkeypatch.setattr(place, "get", late)
-    assert restore(place, run.name).step == 40
 
 
 @pytest.mark.parametrize("own", [False, True])
@@ -234,14 +198,5 @@ def test_a_full_disk_is_reported_with_the_bytes_that_are_missing(run, place, cop
     usage = shutil.disk_usage("/")._replace(free=1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     with pytest.raises(StoreError, match="MB free and the run needs"):
-        restore(place, run.name)
-    usage = usage._replace(free=10**12)  # and a quota
-
-    def full(name, path, size):
-        path.write_bytes(b"half")
-        raise OSError(errno.EDQUOT, "no more")
-
-    monkeypatch.setattr(place, "get", full)
-    with pytest.raises(runs.RunError, match="quota is used up"):
         restore(place, run.name)
     assert not [path for path in outputs_dir().rglob("*") if path.is_file()], "the reason must fit on the disk"

@@ -275,14 +275,6 @@ def test_what_another_machine_calls_itself_is_one_short_line():
     assert "\n" not in text and "\x1b" not in text and len(text) < 300
 
 
-def test_old_claims_are_removed(place):
-    for _ in range(7):
-        mine = lease(place)
-        assert acquired(mine)
-        mine.release()
-    assert [name[-8:-5] for name in place.list("lease")] == ["005", "006", "007"]
-
-
 def test_a_replaced_process_takes_its_claim_on_and_stops_where_another_machine_claimed_meanwhile(place):
     first = lease(place)
     assert acquired(first)

@@ -20,7 +20,6 @@ Host box
     [
         ("box", None, "", {"host": "10.0.0.7", "port": 2022, "username": "me"}),
         ("box", 22, "you", {"host": "10.0.0.7", "port": 22, "username": "you"}),
-        ("other", None, "you", {"host": "other", "port": 22, "username": "you"}),
         ("other", None, "", {"host": "other", "port": 22}),
     ],
 )
