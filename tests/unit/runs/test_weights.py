@@ -160,7 +160,7 @@ def test_a_single_file_that_was_cut_short_is_reported(data, flux, monkeypatch):
     assert "(--ae) is not a complete safetensors file" in found[1] and "fetch-model flux-dev" in found[1]
 
 
-def test_a_file_is_held_against_the_tables_sum_and_one_that_is_not_there_says_what_to_do(hub, tmp_path):
+def test_a_file_is_held_against_the_tables_sum_and_one_that_is_not_there_says_what_to_do(hub, tmp_path, monkeypatch):
     """Faults of the network: tests/network/guards/test_download.py; the progress: test_main.py."""
     hub.refusal, target = None, tmp_path / "m" / "model.safetensors"
     hub.files = {"sub dir/ü.safetensors": bytes(range(256)) * 2_000}
