@@ -4,7 +4,6 @@ It counts every byte that it sends of every file, so that a test can see what wa
 """
 
 import hashlib
-import ssl
 import threading
 import time
 import urllib.parse
@@ -36,14 +35,8 @@ def git_sha1(content: bytes) -> str:
 class Hub(Double):
     """`files`: name -> contents of the one repository, me/model. `faults`: one for each GET of contents, in order."""
 
-    def __init__(self, files: dict[str, bytes], certificate: Path | None = None):
-        """certificate: a PEM file with key and certificate, for HTTPS."""
+    def __init__(self, files: dict[str, bytes]):
         super().__init__(self.reply)
-        if certificate is not None:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(certificate)
-            self.socket = context.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
-            self.scheme = "https"
         self.files, self.faults = files, list[Fault]()
         self.requests: list[tuple[str, str, dict[str, str]]] = []  # method, path, headers by lower-case name
         self.sent: list[tuple[str, int, int]] = []  # name, from, to: bytes of files
@@ -147,7 +140,7 @@ class Hub(Double):
 
 
 @contextmanager
-def only_hub(environment, folder: Path, files: dict[str, bytes], certificate: Path | None = None) -> Iterator[Hub]:
+def only_hub(environment, folder: Path, files: dict[str, bytes]) -> Iterator[Hub]:
     """A running hub that alone the environment leads to; HF_HOME is in this folder, pauses are short."""
     for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "HF_TOKEN_PATH", "http_proxy", "HTTP_PROXY", "HF_HUB_CACHE"):
         environment.delenv(name, raising=False)
@@ -156,13 +149,13 @@ def only_hub(environment, folder: Path, files: dict[str, bytes], certificate: Pa
     environment.setattr(hub, "PAUSE_S", 0.01)
     environment.setattr(hub, "LONGEST_PAUSE_S", 0.05)
     environment.setattr(download, "POLL_S", 0.05)
-    with serving(dict(files), certificate) as server:
+    with serving(dict(files)) as server:
         environment.setenv("HF_ENDPOINT", server.url)
         yield server
 
 
 @contextmanager
-def serving(files: dict[str, bytes], certificate: Path | None = None) -> Iterator[Hub]:
+def serving(files: dict[str, bytes]) -> Iterator[Hub]:
     """A hub with these files."""
-    with running(Hub(files, certificate)) as server:
+    with running(Hub(files)) as server:
         yield server

@@ -4,7 +4,6 @@ import contextlib
 import hashlib
 import shutil
 import signal
-import subprocess
 from pathlib import Path
 
 import children
@@ -13,7 +12,6 @@ import pytest
 from download_helpers import CONTENT, FILES, NAME, REPO, get, no_overlap, part, whole
 from filelock import FileLock
 from hub_server import COMMIT, Fault, only_hub
-from huggingface_hub import close_session
 from hypothesis import HealthCheck, example, given, settings, strategies as st
 from monitor_helpers import wait_for
 from ui_helpers import small_disk
@@ -73,29 +71,6 @@ def test_a_server_that_sends_too_little_fails_with_the_reason_and_the_bytes_kept
     get(target, stall_s=60)
     assert target.read_bytes() == CONTENT
     assert next(h["range"] for _, _, h in hub.requests if "range" in h) == f"bytes={kept}-"
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl command: no certificate for a local server")
-def test_https_is_watched_too_and_an_unknown_certificate_is_refused_at_once(tmp_path, monkeypatch):
-    monkeypatch.setenv("HANGPROOF_DOWNLOAD_READ_S", "1")
-    key, made, both = (tmp_path / name for name in ("key.pem", "certificate.pem", "both.pem"))
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
-    command += ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-keyout", str(key), "-out", str(made)]
-    subprocess.run(command, check=True, capture_output=True, timeout=120)
-    both.write_bytes(key.read_bytes() + made.read_bytes())
-    try:
-        with only_hub(monkeypatch, tmp_path, FILES, both) as hub:
-            with pytest.raises(DownloadError, match="CERTIFICATE_VERIFY_FAILED") as error:
-                get(tmp_path / "d" / NAME)
-            assert error.value.kind == "server"
-            monkeypatch.setenv("SSL_CERT_FILE", str(made))
-            close_session()
-            hub.faults = [Fault("drop", 100_000), Fault("stall", 200_000)]
-            get(tmp_path / "d" / NAME, stall_s=60)
-            assert (tmp_path / "d" / NAME).read_bytes() == CONTENT and no_overlap(hub)
-    finally:
-        close_session()
 
 
 def test_a_disk_that_fills_keeps_the_received_bytes_and_says_so(hub, tmp_path):

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import time
 from types import SimpleNamespace
 from unittest.mock import MagicMock, Mock
@@ -11,14 +10,13 @@ from unittest.mock import MagicMock, Mock
 import psutil
 import pytest
 from loopback import answering
-from monitor_helpers import events, finish, monitor, started, supervise, toy_run, wait_for
+from monitor_helpers import events, finish, monitor, started, toy_run, wait_for
 from proc_helpers import linux
-from run_facts import completed, incidents, status, trainers
-from toys import AT, GO, HANG, SHORT, fault_at
+from run_facts import completed, incidents, status
+from toys import AT, GO, HANG, SHORT
 
 from monitor import __main__ as keeper
 from monitor.cli import commands
-from monitor.process import platform, spawned
 from monitor.run_folder import MonitorError
 
 SILENT = "[watch]\nsilent_s = 6\n"
@@ -57,83 +55,12 @@ def test_a_monitor_that_is_stopped_is_reported_and_replaced_and_the_hang_meanwhi
 
 @linux
 @pytest.mark.slow
-def test_nothing_that_a_shell_with_our_variables_started_is_killed_nor_the_keeper(folder, spawn):
-    """HANGPROOF_RUN exported in a shell, as a person does who starts a trainer by hand."""
-    toy_run(folder, fault_at(AT, "os.kill(os.getpid(), 9)"), **SHORT)
-    exported = {"HANGPROOF_RUN": str(folder), "HANGPROOF_ATTEMPT": "1"}
-    foreign = spawn("sleep", "300", **exported)
-    code, _, err = supervise(folder, **exported)
-    assert code == 0, err
-    assert foreign.poll() is None, "a process of somebody else was killed"
-    assert f"monitor: {folder.name}: " not in err and len(events(folder, "restarted")) == 1
-    assert spawned.with_environment(spawned.RUN, str(folder)) == []
-    assert not [text for text in spawned.orphans() if str(folder) in text]
-    with spawned.idle(folder) as idle:
-        assert idle
-    code, _, err = finish(monitor(folder, "stop", **exported))
-    assert code == 1 and "is not running" in err and foreign.poll() is None
-
-
-@linux
-@pytest.mark.slow
 @pytest.mark.parametrize("words", ["--keep --ended=137 --checked --before=0 STATE", "--child 0 --checked", "--checked"])
 def test_what_was_started_before_an_update_still_starts_a_monitor(folder, words):
     """The keepers and the queue of the version before: nothing watched the training then, or started the next one."""
     code, _, err = finish(monitor(toy_run(folder, **SHORT), "run", *words.split()))
     assert code == 0, err
     completed(folder)
-
-
-ORPHANS = """
-def fault(step):
-    # A grandchild that outlives its parent for a moment: nobody but the subreaper can wait for it.
-    subprocess.run(["sh", "-c", "sleep 0.0$(($$ % 9)) & :"])
-"""
-
-
-@linux
-@pytest.mark.slow
-def test_no_orphan_of_the_training_stays_a_zombie(folder):
-    toy_run(folder, ORPHANS, steps=5000, pace=0.02, every=1000)
-    process = started(folder, 30, HANGPROOF_RUN=str(folder), HANGPROOF_TOKEN="f" * 32)
-    watcher = status(folder)["monitor_pid"]
-    for one in (process.pid, watcher):
-        exported = psutil.Process(one).environ()
-        assert not [name for name in exported if name in spawned.MARKS], "it does not look like a training"
-    assert "HANGPROOF_NOTIFY" not in psutil.Process(trainers(folder)[0]).environ(), "the monitor's, not the training's"
-    os.kill(trainers(folder)[0], signal.SIGSTOP)  # no new ones
-    wait_for(lambda: not [p for p in platform.scan().values() if p.ppid == watcher and p.dead], what="no zombie")
-    process.send_signal(signal.SIGINT)
-    os.kill(trainers(folder)[0], signal.SIGCONT)
-    finish(process)
-
-
-@linux
-@pytest.mark.slow
-def test_a_run_that_fails_under_a_monitor_that_was_replaced_ends_as_failed(folder):
-    """Its exit code 1 is not taken for a monitor that could not start."""
-    toy_run(folder, fault_at(AT, "sys.exit(7)", "True") + GO, **SHORT)
-    limits = "[restart]\nwithout_progress_count = 1\nbackoff_first_s = 0.1\n"
-    process = started(folder, limits=limits)
-    before, old = trainers(folder), status(folder)["monitor_pid"]
-    os.kill(old, signal.SIGKILL)
-    wait_for(lambda: status(folder)["monitor_pid"] != old and status(folder)["state"] == "running")
-    assert trainers(folder) == before and "adopted" in events(folder, "started")[-1]["message"]
-    (folder / "go").touch()
-    code, _, err = finish(process)
-    assert code == 4 and err.count("restarting it") == 1, err
-    assert status(folder)["state"] == "failed"
-
-
-@pytest.mark.skipif(
-    not subprocess._USE_POSIX_SPAWN, reason="this system's C library has no posix_spawn that can be used"
-)
-def test_the_monitor_is_started_in_a_way_that_either_starts_it_or_fails(tmp_path, monkeypatch):
-    monkeypatch.setattr(subprocess, "_fork_exec", Mock(side_effect=AssertionError("what follows a fork can fail")))
-    process, beats = keeper._start(str(tmp_path), [])
-    process.kill()
-    process.wait()
-    os.close(beats)
 
 
 def test_a_keeper_that_cannot_receive_signals_says_so_and_starts_nothing(tmp_path, monkeypatch, capsys):

@@ -1,6 +1,5 @@
 """How an attempt is started, what keeps a run from its start, and what makes a run complete, on real folders."""
 
-import json
 import os
 import subprocess
 import sys
@@ -11,23 +10,18 @@ from types import SimpleNamespace
 import psutil
 import pytest
 from monitor_evidence import LORA, beat, open_incident, saved_state
-from monitor_helpers import events, finish, monitor, supervise, toy, toy_run, wait_for
-from proc_helpers import linux
-from run_facts import incidents, report, status, step_of
-from runs_helpers import executable, pictures
+from monitor_helpers import events, finish, monitor, toy_run, wait_for
+from run_facts import step_of
 from toys import fault_at
 
-import runs
-from monitor import config, recovery, state as states
+from monitor import config, recovery
 from monitor.attempt import Attempt, kill_leftovers
 from monitor.diagnose.incident import Incident
 from monitor.process import platform, spawned
 from monitor.resume import checkpoints, next_attempt
 from monitor.resume.next_attempt import Rendered
-from monitor.run_folder import MonitorError, RunFolder
+from monitor.run_folder import MonitorError
 from monitor.state import ResumePoint, RunState, Shutdown, State, Transition
-from runs.pin import pinned
-from runs.scripts import rendered
 
 ENV = "env | grep HANGPROOF >env.txt\n"
 
@@ -43,8 +37,9 @@ def ended(attempt: Attempt) -> None:
     attempt.close()
 
 
-def test_an_attempt_starts_from_the_newest_good_state_and_its_record_is_saved(make_loop):
+def test_an_attempt_starts_from_the_newest_good_state_and_its_record_is_saved(make_loop, monkeypatch):
     run = make_loop("")
+    monkeypatch.setenv("HANGPROOF_NOTIFY", "the monitor's")
     script(run, "kill -0 $$; sleep 60")
     good, bad = saved_state(run.folder.folder, 10), saved_state(run.folder.folder, 20)
     (bad / "weights").write_bytes(b"changed")
@@ -66,6 +61,7 @@ def test_an_attempt_starts_from_the_newest_good_state_and_its_record_is_saved(ma
         assert bad.name in told["message"] and "its content has changed since it was written" in told["message"]
         variables = wait_for((run.folder.folder / "env.txt").read_text, 60)
         assert f"HANGPROOF_RESUME={good}" in variables and "HANGPROOF_ATTEMPT=2" in variables
+        assert "HANGPROOF_NOTIFY" not in variables
         assert f"attempt 2: train.sh, from {good}" in (run.folder.folder / "training.log").read_text()
         # Another start, such as after an error of the monitor, kills it first.
         assert recovery.start_attempt(run).record.number == 3
@@ -159,52 +155,6 @@ def test_another_machine_takes_its_changes_from_the_first(make_loop, monkeypatch
     attempt = recovery.start_attempt(second)
     ended(attempt)
     assert seen == [(first.state.changes, ["batch_1"])]
-
-
-FORK = """
-if sys.argv[sys.argv.index("--max_data_loader_n_workers") + 1] != "0":
-    raise RuntimeError("Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, use spawn")
-"""
-
-
-@pytest.mark.slow
-@linux
-def test_a_certain_cause_is_changed_at_the_first_restart_and_the_spec_stays_the_users(tmp_path, monkeypatch):
-    (tmp_path / "trainer.py").write_text(toy(fault_at(25, FORK, "True"), steps=40, pace=0.02, every=10))
-    # What accelerate would start: it fails as the trainer's flags say it must.
-    text = f'#!/bin/sh\nexec {sys.executable} {tmp_path}/trainer.py "$@"\n'
-    env = {"HANGPROOF_DATA": str(tmp_path), "TRAINER_PYTHON": str(executable(tmp_path / "accelerate", text))}
-    for name, value in env.items():
-        monkeypatch.setenv(name, value)
-    # The toy takes sd-scripts' flags too; which backend has which needs its checkout.
-    monkeypatch.setattr("runs.flags.check_extra", lambda spec: None)
-    made = {"name": "Ladder 1", "trigger": "t", "model": "tiny-flux", "backend": "diffusers", "max_train_steps": 40}
-    folder = runs.create(runs.make({**made, "workers": 2}), pictures(tmp_path / "photos", 1))
-    # This toy does not wait at the gate: as a standby it would train, and write states of its own.
-    limits = "[restart]\nbackoff_first_s = 0.1\n[phases.step]\nfloor_s = 30\n[standby]\ntries_count = 0\n"
-    assert supervise(folder, limits, **env)[0] == 0
-    now = status(folder)
-    assert (now["state"], now["restarts"], now["name"]) == ("completed", 1, "Ladder 1")
-    (incident,) = incidents(folder)
-    assert incident["cause"] == "cuda_after_fork" and incident["resumed_from"] == 20
-    assert len(incident["changed"]) == 1 and "worker processes" in incident["changed"][0]
-    assert now["changes"] == incident["changed"] and events(folder, "mitigated")[0]["change"] == "workers_0"
-    assert f"Changed: {incident['changed'][0]}" in report(folder)
-    assert "workers = 2" in (folder / "run.toml").read_text(), "the original is kept"
-    first, second = (folder / "train.sh").read_text(), (folder / "train.attempt-2.sh").read_text()
-    assert "--max_data_loader_n_workers 2" in first and "--max_data_loader_n_workers 0" in second
-    assert "step00000020-state" in second and "--resume" not in first
-    (mitigated,), (again,) = events(folder, "mitigated"), events(folder, "restarted")
-    assert mitigated["patch"]["commands"]["0"]["flags"]["max_data_loader_n_workers"] == 0
-    assert "spec" not in mitigated["patch"] and again["changes"] == ["workers_0"]
-    (change,) = RunState.load(RunFolder(folder)).changes
-    job = pinned(folder).patched(change["patch"])
-    assert (pinned(folder).spec["workers"], job.spec["workers"]) == (2, 0), "the job itself stays"
-    assert rendered(job, folder / "Ladder-1-step00000020-state") == second
-    learned = json.loads((folder.parent / ".learned.json").read_text())  # for the next run of this kind
-    assert "tiny-flux" in (key := states.learned_key(RunFolder(folder).spec)) and list(learned) == [key]
-    assert learned[key]["step"]["n"] >= 30 and 0.01 < learned[key]["step"]["median"] < 1
-    assert states.load_learned(folder, {"model": "another"}) == {}
 
 
 CONFIG = config.load(environ={})

@@ -29,22 +29,6 @@ from monitor.supervisor import STATES, handle_requests, turn
 
 
 @pytest.mark.slow
-def test_an_undisturbed_run_completes_with_exit_code_0_and_no_incident(folder):
-    toy_run(folder, **SHORT)
-    note = "the tracker did not finish: waited 30 s for wandb to finish"
-    text = (folder / "toy.py").read_text()
-    (folder / "toy.py").write_text(text.replace('hb.end("done")', f'hb.end("done", "{note}")'))
-    assert supervise(folder)[0] == 0
-    now = completed(folder)
-    assert now["reason"].endswith(f"LoRA: toy.safetensors; {note}"), "with what the training reported"
-    assert now["planned_steps"] == 50 and now["checkpoint"]["step"] == 50 and now["incidents"] == 0
-    assert now["lora"] == str(folder / "toy.safetensors")
-    assert incidents(folder) == []
-    assert events(folder)[0]["kind"] == "started"
-    assert not list((folder.parent / "tmp").glob("hangproof-toy-*")), "heartbeats are removed at the end"
-
-
-@pytest.mark.slow
 @pytest.mark.journey
 def test_a_step_that_hangs_is_found_ended_and_resumed_with_the_result_of_a_calm_run(folder):
     """test_machines.py has one that is stopped."""
@@ -288,7 +272,7 @@ def test_what_the_store_had_is_continued_and_a_lost_lease_ends_the_run(make_loop
     ],
 )
 def test_the_end_of_a_script_is_an_end_of_the_run(make_loop, trained, monkeypatch, status, leads, complete, expected):
-    run = make_loop("nodes = 2\n" if leads is not True else "", machine=None if leads is True else leads)
+    run = make_loop(f"nodes = {1 + (leads is not True)}\n", machine=None if leads is True else leads)
     attempt = run.attempt = trained(run, outcome=status.outcome)
     run.state.best_step = 5 + status.trained  # a mitigation has shortened the run since
     monkeypatch.setattr(attempt, "exit_status", lambda beats: status)
@@ -300,6 +284,7 @@ def test_the_end_of_a_script_is_an_end_of_the_run(make_loop, trained, monkeypatc
         result = turn(run)
     assert (result.state, result.code) == expected[:2] and result.message.startswith(expected[2])
     assert len(events(run.folder.folder, "crash")) == (expected[0] is State.BACKOFF)
+    assert (run.folder.folder.parent / state.LEARNED).exists() == (expected[0] is State.COMPLETED)
     if expected[0] is State.BACKOFF:
         assert run.attempt is None and run.incident.evidence.outcome == ("lora_damaged" if complete else "failed")
 

@@ -1,7 +1,4 @@
-"""Saves without a pause: steps go on while a thread writes, and the disk has what it would have without the thread.
-
-Kills in the middle of a save: tests/trainer/monitor/resume/test_snapshots.py.
-"""
+"""Saves without a pause: steps go on while a thread writes, and the disk has what it would have without the thread."""
 
 import os
 import threading

@@ -9,7 +9,7 @@ import sys
 import psutil
 import pytest
 from monitor_helpers import cli, events, finish, kill_monitor, monitor, started, stop, toy_run, wait_for
-from run_facts import completed, incidents, members, status, step_of, trainers
+from run_facts import completed, incidents, members, status, trainers
 from toys import HOLD, SHORT
 
 from guards import checkpoint
@@ -67,17 +67,6 @@ def test_a_stray_sigterm_to_the_trainer_costs_no_step(folder):
     assert incident["cause"] == "terminated" and incident["steps_repeated"] == 0
     assert incident["resumed_from"] == incident["step"] == 16
     completed(folder, restarts=1)
-
-
-def test_two_monitors_at_the_same_moment_start_one_training_and_one_says_why(folder):
-    toy_run(folder, steps=5000, pace=0.03)
-    processes = [monitor(folder) for _ in range(2)]
-    wait_for(lambda: any(process.poll() is not None for process in processes))
-    wait_for(lambda: step_of(folder) > 3)
-    assert len(trainers(folder)) == len(events(folder, "started")) == 1
-    stop(folder, "--now")
-    (refused, _, why), (stopped, *_) = sorted(finish(process) for process in processes)
-    assert (refused, stopped) == (1, 3) and "another monitor watches this run" in why
 
 
 def test_a_training_that_nobody_watches_is_listed_taken_up_and_not_doubled_and_can_be_stopped(tmp_path):

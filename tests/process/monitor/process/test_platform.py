@@ -34,18 +34,6 @@ def test_a_process_is_known_by_number_and_start(child):
     assert platform.process_info(child.pid) is None
 
 
-def test_off_linux_a_process_is_the_same_when_the_clock_is_set(child, monkeypatch):
-    """psutil's public create_time moves with macOS's clock. A psutil without its monotonic one must fail here."""
-    monkeypatch.setattr(platform, "LINUX", False)
-    start = start_of(child)
-    monkeypatch.setattr("psutil.Process.create_time", lambda process: time.time())
-    assert platform.alive(child.pid, start) and platform.process_info(child.pid).ppid == os.getpid()
-    assert platform.scan()[child.pid].start == start
-    child.kill()
-    child.wait()
-    assert platform.process_info(child.pid) is None
-
-
 FIRST_THREAD_ENDS = """
 import ctypes, threading, time
 threading.Thread(target=lambda: time.sleep(60)).start()
@@ -63,16 +51,6 @@ def test_a_process_lives_until_its_last_thread_has_ended(spawn):
     assert not found.dead and platform.alive(process.pid, found.start)
     process.kill()
     wait_for(lambda: platform.process_info(process.pid).dead, what="the end of the process")
-
-
-@linux
-def test_processes_that_exit_during_a_scan_are_left_out(spawn):
-    shell = spawn("bash", "-c", "for i in $(seq 150); do /bin/true; done")
-    while shell.poll() is None:
-        found = platform.scan()
-        assert os.getpid() in found
-        for pid in found:
-            platform.environ_of(pid), platform.command_of(pid), platform.catches(pid, 1)
 
 
 @linux

@@ -110,7 +110,8 @@ def test_orphans_are_named_with_what_to_do(tmp_path, spawn, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(platform, "namespace", lambda pid="self": str(pid))
         assert not [s for s in spawned.orphans() if "gone" in s], "a container's, whose folder has another path"
-    assert spawned.with_environment(spawned.RUN, str(tmp_path))[0].pid == process.pid
+    spawn(**{spawned.RUN: str(tmp_path), "HANGPROOF_ATTEMPT": "1"})  # of a shell that exports them: not ours to kill
+    assert [p.pid for p in spawned.with_environment(spawned.RUN, str(tmp_path))] == [process.pid]
     assert not spawned.with_environment(spawned.RUN, str(tmp_path) + "x")
     (tmp_path / "link").symlink_to(tmp_path)  # a data folder on another disk
     for folder in (tmp_path, tmp_path / "link"):

@@ -6,7 +6,6 @@ import io
 import json
 import os
 import shlex
-import signal
 import sys
 import time
 from pathlib import Path
@@ -15,8 +14,7 @@ from unittest.mock import Mock
 
 import psutil
 import pytest
-from monitor_helpers import events, wait_for
-from run_facts import status
+from monitor_helpers import wait_for
 from runs_helpers import folder_of
 from standby_helpers import Run
 
@@ -29,26 +27,6 @@ from monitor.resume.next_attempt import LOOK_S, REST_S, STAND_IN, Prewarm, Rende
 from monitor.run_folder import MonitorError, RunFolder
 
 pytestmark = pytest.mark.skipif(not platform.LINUX, reason="the standby attempt needs Linux")
-
-
-@pytest.mark.slow
-def test_a_crash_is_continued_by_the_standby_and_another_one_is_started(tmp_path):
-    run = Run(tmp_path)
-    process = run.start()
-    first = run.until_ready()
-    waiting = psutil.Process(first).children(recursive=True)[-1].pid
-    training = status(run.folder)["trainer_pids"]
-    assert waiting not in training
-    os.kill(training[0], signal.SIGKILL)
-    second = wait_for(lambda: (pid := run.until_ready()) != first and pid, what="the next standby")
-    assert status(run.folder)["trainer_pids"] == [waiting] and second != first
-    run.finish(process)
-    run.check_complete(restarts=1)
-    assert "which had been started early" in events(run.folder, "restarted")[0]["message"]
-    assert not [e for e in events(run.folder, "killed") if "what an earlier attempt left" in e["message"]]
-    log = (run.folder / "training.log").read_text()
-    assert log.count("attempt 2: train.attempt-2.sh") == 1 and STAND_IN not in log
-    assert STAND_IN not in (run.folder / "train.attempt-2.sh").read_text()
 
 
 @pytest.fixture
@@ -126,27 +104,6 @@ def test_a_restart_waits_for_imports_under_way_and_not_for_imports_that_never_en
     standby.run.record.assert_called_once_with(attempt)
     attempt.kill(0.0, 5.0)
     attempt.close()
-
-
-def test_while_it_waits_the_machine_is_not_searched_for_its_processes_but_its_end_is_noticed(alone, monkeypatch):
-    standby, trains = alone
-    text = standby.run.prewarm.found["text"]
-    standby._begin(2, text)
-    view = SimpleNamespace(now_s=time.monotonic(), beats=[])
-
-    def look():
-        standby._next_s = 0.0
-        standby.tick(view, trains)
-        return standby.ready
-
-    wait_for(look, 60, "a standby")
-    look()
-    with monkeypatch.context() as patch:
-        patch.setattr(platform, "scan", Mock(side_effect=AssertionError))
-        assert look()
-    for pid in standby.pids():
-        os.kill(pid, signal.SIGKILL)
-    wait_for(lambda: not look() and "ended by itself" in standby.off, 60, "the end of the standby")
 
 
 def test_a_standby_is_tried_again_after_a_while_and_at_once_after_a_restart(alone, monkeypatch):

@@ -402,21 +402,6 @@ def test_a_script_that_works_now_and_then_without_ranks_is_left_alone_until_betw
     assert (verdict.kind, after_s) == (OVER, pytest.approx(WATCH.between_steps_s, abs=3))
 
 
-def test_a_new_rank_process_is_watched_from_its_start_and_with_its_own_pace():
-    watch, fast_s = Watch(CONFIG, {}), 0.05
-    follow(watch, lambda now: look(now, stepped(int((now - 100) / fast_s), beat_s=now)), 100.0, 10.0, fast_s)
-    done = stepped(200, outcome="done", phase="end", phase_s=110.0, beat_s=110.0)
-    assert follow(watch, lambda now: look(now, done, ranks_gone=True, activity=now), 110.0, 60.0)[2].keys() == {OK}
-
-    def slower(now):  # the second stage takes 30 s a step, and hangs in the twelfth
-        done = min(11, int(now - 171) // 30)
-        return asleep(now, stepped(done, 30.0, pid=8, beat_s=171.0 + 30 * done, phase_s=171.0))
-
-    assert follow(watch, slower, 171.0, 360.0)[2].keys() <= {OK, SUSPECT}
-    verdict, *_ = follow(watch, slower, 532.0, 2 * CONFIG.phases["step"].ceiling_s)
-    assert verdict.kind == HUNG and verdict.step == 11
-
-
 def test_a_suspend_while_the_script_copies_is_no_idle_time():
     watch, see = Watch(CONFIG, {}), script("running", lambda now: 0.0)
     assert follow(watch, see, 100.0, 2.5, 2.5)[0].kind == OK
