@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import time
-from types import SimpleNamespace
 from unittest.mock import MagicMock, Mock
 
 import psutil
@@ -63,14 +62,6 @@ def test_what_was_started_before_an_update_still_starts_a_monitor(folder, words)
     completed(folder)
 
 
-def test_a_keeper_that_cannot_receive_signals_says_so_and_starts_nothing(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(keeper.signal, "signal", Mock(side_effect=OSError(12, "Cannot allocate memory")))
-    monkeypatch.setattr(keeper, "_start", lambda folder, options: pytest.fail("a monitor was started"))
-    assert keeper.keep(["9", str(tmp_path.parent), str(tmp_path)]) == 1
-    sentence = f"monitor: {tmp_path.name}: cannot receive signals: Cannot allocate memory; start it again\n"
-    assert capsys.readouterr().err == sentence
-
-
 def test_every_monitor_is_given_the_folder_of_all_runs_and_the_tenth_failure_in_a_row_is_the_last(monkeypatch):
     refused = [OSError(12, "Cannot allocate memory")] * (keeper.TRIES_COUNT - 1)
     start, said = Mock(side_effect=[*refused, (Mock(wait=lambda: 0xC0000005), -1)]), []  # the last: a crash on Windows
@@ -84,33 +75,6 @@ def test_every_monitor_is_given_the_folder_of_all_runs_and_the_tenth_failure_in_
     assert not any(send for _, send in said[:-1])
 
 
-def test_a_keeper_whose_calls_fail_still_waits_for_the_monitor_that_it_has_started(monkeypatch):
-    """It said "cannot be started" of a living monitor, started a second one, and ended with exit code 1."""
-    error = OSError(5, "Input/output error")
-    beats, writer = os.pipe()
-    os.close(writer)
-    close, begin = os.close, keeper._start
-
-    def fails(descriptor):
-        close(descriptor)  # as close(2) does
-        raise error
-
-    start = Mock(return_value=(SimpleNamespace(poll=lambda: None, wait=lambda: 3), beats))
-    for owner, name, value in (
-        (keeper, "_start", start),
-        (keeper.signal, "signal", Mock()),
-        (keeper.time, "sleep", Mock()),
-        (keeper.select, "select", Mock(side_effect=[error, error, ([beats], [], [])])),
-        (keeper.os, "close", fails),
-    ):
-        monkeypatch.setattr(owner, name, value)
-    assert keeper.keep(["9", "/runs", "/runs/toy"]) == 3 and start.call_count == 1
-    monkeypatch.setattr(keeper.subprocess, "Popen", lambda *_, **__: "the monitor")
-    started, beats = begin("/runs/toy", [])
-    assert started == "the monitor"
-    close(beats)
-
-
 def test_on_windows_the_keeper_waits_in_slices_because_one_long_wait_delays_ctrl_c_and_it_sends_messages(monkeypatch):
     monkeypatch.setattr(keeper.sys, "platform", "win32")
     monkeypatch.setattr(keeper.time, "sleep", sleep := Mock())
@@ -119,14 +83,6 @@ def test_on_windows_the_keeper_waits_in_slices_because_one_long_wait_delays_ctrl
     monkeypatch.setattr(keeper.subprocess, "Popen", started := MagicMock())
     keeper._say("toy", "nothing watches the training", send=True)
     assert started.call_args.args[0][1:] == ["-m", "monitor.cli.notify"]
-
-
-@pytest.mark.parametrize("call", ["signal.signal", "os.setsid"])
-def test_a_monitor_that_fails_before_it_has_begun_is_started_again(call, monkeypatch, capsys):
-    """Exit code 1 would mean that the run cannot be supervised, and the keeper would leave it unwatched."""
-    monkeypatch.setattr(call, Mock(side_effect=OSError(28, "No space left on device")))
-    assert keeper._child([str(os.getpid()), "--outputs=.", "folder"]) == keeper.EXIT_ERROR
-    assert "No space left on device" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import children
 import pytest
 from fault_actions import with_pids
 from monitor_helpers import wait_for
-from proc_helpers import error, failing, linux, start_of
+from proc_helpers import failing, linux, start_of
 
 from monitor.process import platform, spawned
 from monitor.process.platform import Lock, is_held
@@ -85,15 +85,6 @@ def test_a_process_number_that_is_used_again_is_never_hit(monkeypatch, child, re
     with pytest.raises(subprocess.TimeoutExpired):
         others[0].wait(0.2)
     assert not sent
-
-
-@linux
-@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EMFILE, errno.EPERM])
-def test_a_signal_is_sent_where_there_is_no_pidfd(monkeypatch, child, number):
-    refuse = Mock(side_effect=error(number))
-    monkeypatch.setattr(os, "pidfd_open", refuse)
-    assert platform.send(child.pid, start_of(child), signal.SIGKILL)
-    assert child.wait(30) == -signal.SIGKILL
 
 
 @linux

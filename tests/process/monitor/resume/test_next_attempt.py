@@ -129,14 +129,6 @@ def test_a_standby_is_tried_again_after_a_while_and_at_once_after_a_restart(alon
     assert standby.summary() == {"state": "none", "pid": None, "memory_bytes": 0, "reason": alone}
 
 
-def test_one_that_cannot_be_started_costs_the_run_nothing_and_says_why(alone, monkeypatch):
-    standby, trains = alone
-    monkeypatch.setattr(os, "pipe", Mock(side_effect=OSError(24, "Too many open files")))
-    view = SimpleNamespace(now_s=100.0, beats=[SimpleNamespace(count=9)])
-    standby.tick(view, trains)
-    assert standby.summary()["reason"] == "it cannot be started: Too many open files"
-
-
 def test_what_a_run_must_be_like_to_have_one(tmp_path):
     folder, limits = RunFolder(tmp_path), config.load().standby
     assert "not one of Hangproof's" in why_no_standby(folder, limits)
