@@ -4,7 +4,7 @@ import hashlib
 from pathlib import Path
 
 import machines
-from monitor_helpers import finish, monitor, wait_for
+from monitor_helpers import finish, monitor
 from run_facts import members, status
 
 from benchmarks.trial import read_lines
@@ -33,11 +33,6 @@ class Run:
         """Waits for the end of the run, whose steps are short from now on."""
         (self.data / "hurry").touch()
         assert finish(process)[0] == code
-
-    def until_ready(self) -> int:
-        """Waits for the standby; the process number of its shell."""
-        now = lambda: status(self.folder)["standby"]  # noqa: E731
-        return wait_for(lambda: now()["state"] == "ready" and now()["pid"], 120, "a standby")
 
     def check_complete(self, restarts: int) -> None:
         found = status(self.folder)
