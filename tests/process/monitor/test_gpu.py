@@ -132,16 +132,6 @@ def test_a_driver_that_never_answers_is_a_note_and_is_not_waited_for(gpus, drive
     assert seconds(one.wait_free, {1}, 60)[1] < 50
 
 
-def test_a_helper_that_does_not_read_does_not_block_the_monitor(gpus):
-    """It is stopped; 80,000 requests fill any pipe."""
-    one = gpus()
-    wait_for(one.read)
-    os.kill(one._job._popen.pid, signal.SIGSTOP)
-    for _ in range(80_000):
-        one._request()
-    one.close()
-
-
 def test_the_helper_exits_with_the_monitor_even_when_the_driver_hangs(driver):
     (driver / "hangs").touch()
     code = "from monitor.gpu import Gpus; import time; g = Gpus(); print(g._job._popen.pid, flush=True); time.sleep(60)"
@@ -340,12 +330,6 @@ def test_two_accounts_exclude_each_other_in_a_folder_that_everybody_may_write_to
     assert theirs.stdout.readline() == "False waiting for GPU 0: the run 'mine' uses it\n"
     mine.release()
     assert mine.acquire()
-
-
-@pytest.mark.skipif(platform.WINDOWS, reason="msvcrt has no such error")
-def test_a_folder_without_locks_is_named_as_the_reason(queued, monkeypatch):
-    monkeypatch.setattr("fcntl.flock", Mock(side_effect=OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))))
-    assert not (one := queued("one")).acquire() and "has no file locks" in one.message
 
 
 def test_a_link_where_a_lock_should_be_is_refused_and_what_it_leads_to_is_unharmed(queued, tmp_path):

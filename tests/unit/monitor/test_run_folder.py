@@ -1,12 +1,9 @@
 """monitor/run_folder.py: which of several machines this is, and where its monitor writes."""
 
-import contextlib
-import io
 import json
 import os
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -152,24 +149,6 @@ def test_the_queue_is_woken_where_a_run_waits(tmp_path, monkeypatch, queue, begu
     monkeypatch.setattr(run_folder, "helper", lambda command, out: commands.append(command[1:]))
     assert run_folder.wake_queue(tmp_path / "outputs") is bool(begun)
     assert commands == [["-m", "jobs", "queue", "work"]] * begun
-
-
-def test_a_line_that_nobody_takes_is_dropped_and_where_messages_go_is_named(tmp_path, monkeypatch):
-    reader, writer = os.pipe()
-    os.set_blocking(writer, False)
-    with contextlib.suppress(BlockingIOError):
-        while True:
-            os.write(writer, b"x" * 4096)
-    with open(writer, "w") as stream:
-        run_folder.print_line("nobody reads", stream)
-        os.read(reader, 1 << 20)
-        run_folder.print_line("x" * 2000, stream)
-        assert os.read(reader, 1 << 20) == b"x" * 1000 + b"\n"
-    run_folder.print_line("closed", stream)
-    run_folder.print_line("no descriptor", io.StringIO())
-    os.close(reader)
-    monkeypatch.setenv("HANGPROOF_NOTIFY", "~/mine.toml")
-    assert run_folder.notify_file() == Path.home() / "mine.toml"
 
 
 def test_a_message_that_cannot_be_sent_is_logged_with_what_the_sender_said(tmp_path, monkeypatch):
