@@ -90,7 +90,8 @@ def test_a_hang_costs_money_and_its_checkpoint_saves_some(monkeypatch):
     assert (found.steps, found.kept_steps) == (200, 90) and found.kept_s == pytest.approx(90 * 414 / (97 + 110))
     assert found.cost == pytest.approx(589 / 3600 * 0.36)
     values = found.values()
-    assert sum(values["hours"].values()) == pytest.approx(values["wall_hours"], abs=1e-4)
+    assert sum(values["hours"].values()) == pytest.approx(589 / 3600, abs=1e-4)
+    assert values["wall_hours"] == values["machine_hours"] == pytest.approx(589 / 3600, abs=1e-5)
     assert values["steps_trained_twice"] == 7 and values["saved"]["steps"] == 90
     line = found.line()
     for part in ("7 steps trained twice", "cost 0.06 at 0.36 per hour", "1 of 1 failure recovered"):
