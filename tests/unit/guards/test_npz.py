@@ -3,9 +3,7 @@
 import os
 import pickle
 import signal
-import threading
 from concurrent.futures import ThreadPoolExecutor
-from unittest.mock import Mock
 
 import children
 import numpy
@@ -86,15 +84,6 @@ def test_every_single_flipped_byte_is_harmless_or_damage_and_a_truncated_file_is
             assert "small.npz is damaged" in str(error) and "renamed to small.npz.corrupt" in str(error)
         else:
             assert content in flipped and (list(loaded) != ["x"] or loaded["x"].tolist() == [0, 1, 2, 3, 4, 5])
-
-
-def test_a_machine_without_threads_damages_no_cache(cache, monkeypatch):
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(int).result()  # its thread is there
-        monkeypatch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
-        with pytest.raises(RuntimeError, match="can't start new thread"):
-            pool.submit(npz.load, cache).result()
-    assert cache.exists()
 
 
 def test_a_fifo_times_out_on_the_main_thread_and_on_another_and_the_file_stays(tmp_path, monkeypatch):

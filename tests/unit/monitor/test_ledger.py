@@ -6,7 +6,7 @@ from dataclasses import asdict
 import pytest
 
 from monitor import ledger
-from monitor.ledger import STATES, Ledger
+from monitor.ledger import STATES, Ledger, amount
 from monitor.process.platform import Moment
 
 
@@ -23,25 +23,25 @@ def kept(monkeypatch, *story: tuple[str, float]) -> Ledger:
     utc_s, mono_s, boot, found = 1_800_000_000.0, 500.0, 1, Ledger()
     monkeypatch.setattr(ledger.platform, "boot_id", lambda: str(boot))
     monkeypatch.setattr(ledger.platform, "now", lambda: Moment(mono_s, 0.0, utc_s))
-    for what, amount in story:
+    for what, value in story:
         if what in STATES:
             found.passes(what)
-            utc_s, mono_s = utc_s + amount, mono_s + amount
+            utc_s, mono_s = utc_s + value, mono_s + value
             found.passes(what)
         elif what == "step":
-            found.reaches(int(amount))
+            found.reaches(int(value))
         elif what == "clock":
-            utc_s += amount
+            utc_s += value
         elif what == "ends":
-            found.ends(amount == 1, amount == 2)
+            found.ends(value == 1, value == 2)
         elif what in ("monitor", "machine"):
-            utc_s, mono_s = utc_s + amount, mono_s + amount
+            utc_s, mono_s = utc_s + value, mono_s + value
             if what == "machine":
                 mono_s, boot = 3.0, boot + 1
             found = read_back(found)
             found.follows(0.0)
         else:
-            getattr(found, what)(amount)
+            getattr(found, what)(value)
     return found
 
 
@@ -126,6 +126,10 @@ def test_the_spend_limit_is_price_times_time_with_a_reserve_for_the_checkpoint(h
     assert bool(text) == over
     if over:
         assert text.startswith(f"the spend limit of {limit:g} is reached: {found.cost:.2f} spent in {hours:.2f} hours")
+
+
+def test_an_amount_is_a_number_above_0_of_a_sensible_size():
+    assert [amount(one) for one in (0.36, 3, True, "1", -1, 1e999, None)] == [0.36, 3, 0, 0, 0, 0, 0]
 
 
 def test_another_price_such_as_that_of_the_next_machine_counts_from_then_on():

@@ -10,7 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 from monitor_helpers import ROOT, wait_for
-from proc_helpers import error, failing, linux, start_of
+from proc_helpers import error, linux, start_of
 
 from monitor.process import platform, spawned
 
@@ -51,20 +51,6 @@ def test_a_process_forked_while_its_parent_is_killed_does_not_escape(tmp_path, m
     result = spawned.kill(found, grace_s=0.2, kill_wait_s=60)
     assert result.survivors == () and not spawned.with_environment(spawned.TOKEN, MARK)
     assert {"bash", "escapee"} <= {p.name for p in result.killed}
-
-
-@linux
-@pytest.mark.parametrize("what", ["every file, for a moment", "the list"])
-def test_the_known_processes_are_killed_although_the_machine_cannot_be_read(monkeypatch, spawn, what):
-    children, found = [spawn(**OURS) for _ in range(2)], spawned.Tree(MARK)
-    assert len(found.refresh()) == 2
-    if what == "the list":
-        monkeypatch.setattr(platform, "scan", Mock(side_effect=error(errno.EMFILE)))
-    else:
-        failing(monkeypatch, "", errno.EMFILE, time.monotonic() + 0.5)
-    result = spawned.kill(found, grace_s=30, kill_wait_s=60)
-    assert len(result.killed) == 2 and result.survivors == ()
-    assert [process.wait(60) for process in children] == [-signal.SIGTERM] * 2, "it is sent as soon as it can be"
 
 
 @linux

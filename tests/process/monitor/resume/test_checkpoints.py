@@ -1,6 +1,5 @@
 """Which checkpoint or snapshot a restart resumes from, and what is never lost."""
 
-import functools
 import hashlib
 import json
 import os
@@ -16,11 +15,9 @@ from unittest.mock import Mock
 
 import pytest
 from monitor_evidence import saved_state
-from monitor_helpers import wait_for
 from run_facts import status
 from standby_helpers import Run
 
-from benchmarks import toy_loop
 from guards import checkpoint, snapshot_files
 from guards.checkpoint import VerifyResult
 from guards.snapshots import Snapshots
@@ -100,18 +97,6 @@ def toy(tmp_path):
 
 def steps(toy: Run) -> list[int]:
     return toy.toy.trained(toy.data)
-
-
-@pytest.mark.slow
-def test_a_stop_at_once_has_the_newest_steps_on_the_disk(toy):
-    process = toy.start()
-    wait_for(lambda: len(steps(toy)) >= 20)
-    (toy.folder / "stop.request").write_text('{"now": true}', encoding="utf-8")
-    toy.finish(process, code=3)
-    state, step = next(iter(checkpoint.states(toy.folder).items()))
-    weights = functools.reduce(toy_loop.advance, range(1, step + 1), b"")
-    assert step >= len(steps(toy)) - 10 and (state / "weights.bin").read_bytes() == weights
-    assert status(toy.folder)["state"] == "stopped" and state.name in status(toy.folder)["reason"]
 
 
 @pytest.mark.slow
