@@ -98,13 +98,6 @@ def test_steps_go_on_while_a_slow_disk_writes_and_every_file_is_the_same(work, p
     assert all(a[1] <= b[0] for a, b in zip(sorted(spans), sorted(spans)[1:], strict=False)), "one write at a time"
 
 
-def test_a_disk_that_fails_is_reported_as_without_the_thread(work, plain, ring):
-    done = train(work, "full", "0.05 full@12", ring)
-    assert done.returncode == 1 and "the disk is full" in done.stderr and "Saved states are intact" in done.stderr
-    good(train(work, "full", ring=ring, number=2))
-    assert files_of(work["folder"] / "full") == files_of(plain)
-
-
 def test_sigterm_during_a_save_completes_it_and_stops_with_a_state(work, plain, ring):
     done = train(work, "term", "0.1 term@4", ring)
     assert done.returncode == 3, done.stderr[-2000:]
