@@ -85,6 +85,14 @@ def test_on_windows_the_keeper_waits_in_slices_because_one_long_wait_delays_ctrl
     assert started.call_args.args[0][1:] == ["-m", "monitor.cli.notify"]
 
 
+@pytest.mark.parametrize("call", ["signal.signal", "os.setsid"])
+def test_a_monitor_that_fails_before_it_has_begun_is_started_again(call, monkeypatch, capsys):
+    """Exit code 1 would mean that the run cannot be supervised, and the keeper would leave it unwatched."""
+    monkeypatch.setattr(call, Mock(side_effect=OSError(28, "No space left on device")))
+    assert keeper._child([str(os.getpid()), "--outputs=.", "folder"]) == keeper.EXIT_ERROR
+    assert "No space left on device" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "does", "code", "out", "err"),
     [
