@@ -203,7 +203,9 @@ def test_the_loop_turns_to_the_end_whatever_fails_and_then_lets_everything_go(ma
     run, seen = make_loop(), []
     for name in ("IDLE_POLL_S", "ERROR_PAUSE_S"):
         monkeypatch.setattr(loop, name, 0.0)
-    monkeypatch.setattr(run, "listen", lambda: None)  # this process keeps its signals
+    monkeypatch.setattr(loop.signal, "signal", Mock())  # this process keeps its signals
+    monkeypatch.setattr(platform, "become_subreaper", adopts := Mock())
+    monkeypatch.setattr(platform, "reap", reaps := Mock())
     monkeypatch.setattr(loop, "drop_copied", lambda folder: f"what was saved locally is not all in {folder}")
     results = [Transition(State.QUEUED), ZeroDivisionError("a bug"), Interrupted(), Transition(State.STARTING),
                Transition(State.STOPPING, "saving"), Transition(State.STOPPED, "at step 5")]  # fmt: skip
@@ -220,7 +222,7 @@ def test_the_loop_turns_to_the_end_whatever_fails_and_then_lets_everything_go(ma
         return result
 
     run.turn = turn
-    assert run.run_until_final() == 3 and not results
+    assert run.run_until_final() == 3 and not results and adopts.called and reaps.call_count == 6
     assert seen == ["queued", "queued", "queued", "queued", "starting", "stopping"]
     assert capfd.readouterr().out.startswith("toy: ") and len(events(run.folder.folder, "monitor_error")) == 1
     assert not attempt.heartbeats.exists() and not list(run.folder.folder.glob("hangproof-ring-*"))

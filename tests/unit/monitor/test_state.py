@@ -98,13 +98,7 @@ def test_a_state_that_cannot_be_read_is_no_new_run_and_one_of_another_version_is
 
 def test_what_earlier_runs_or_a_rehearsal_took_is_not_used_where_it_is_damaged(tmp_path):
     key = states.learned_key({})
-    known_found = [
-        ({"step": {"n": 3}}, {"step": {"n": 3.0}}),
-        (None, {}),
-        ({"step": 5}, {}),
-        ({"step": {"n": "x"}}, {}),
-    ]
-    for known, found in known_found:
+    for known, found in (({"step": {"n": 3}}, {"step": {"n": 3.0}}), (None, {}), ({"step": {"n": "x"}}, {})):
         (tmp_path / ".learned.json").write_text(json.dumps({key: known}))
         assert states.load_learned(tmp_path / "run", {}) == found
     for text, step_s in (('{"step_s": 2}', 2.0), ('{"step_s": NaN}', 0.0), ("5", 0.0), ("{}", 0.0)):

@@ -3,7 +3,6 @@
 import argparse
 import errno
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -13,17 +12,17 @@ from collections import Counter
 from pathlib import Path
 from unittest import mock
 
+import children
 import pytest
 from monitor_helpers import STATUS, finish, monitor, toy_run, wait_for
 from run_facts import status, step_of
 from toys import fault_at
-from ui_helpers import write_history, write_run
+from ui_helpers import write_run
 
 from monitor.cli import commands
 from monitor.process import spawned
 from monitor.process.platform import Lock
 from monitor.run_folder import MonitorError, RunFolder
-from runs.paths import ROOT
 
 LINUX = sys.platform.startswith("linux")
 
@@ -58,17 +57,9 @@ RING = {"step": 40, "bytes": 3 * 10**9, "every": 1}
         ({"standby": {"state": "ready", "memory_bytes": 2 * 10**9}}, ", 1 restart, next attempt ready (2.0 GB)"),
         ({"standby": {"state": "starting"}}, ", 1 restart, next attempt starting"),
         ({"standby": {"state": "none", "reason": "memory is short"}}, ", no standby attempt: memory is short"),
-        *(  # edited by hand, or from another version
-            ({key: value}, "; a start of the run writes it again")
-            for key, value in (
-                ("phase", "x"),
-                ("phase", [1]),
-                ("eta_s", "x"),
-                ("store", 1),
-                ("snapshots", "x"),
-                ("slow", {1: 2}),
-            )
-        ),
+        ({"phase": "x"}, "; a start of the run writes it again"),  # edited by hand, or from another version
+        ({"store": 1}, "; a start of the run writes it again"),
+        ({"slow": {1: 2}}, "; a start of the run writes it again"),
     ],
 )
 def test_a_run_is_shown_in_one_line(changed, expected):
@@ -193,7 +184,7 @@ def test_diagnose_explains_a_living_run_and_any_process(folder):
     assert code == 1 and "is not running" in err
 
 
-NUMBER = 150
+NUMBER = 30
 # Runs a command and prints which files of runs it opened.
 WATCHED = """
 import json, os, runpy, sys
@@ -207,38 +198,23 @@ finally:
 """
 
 
-@pytest.fixture(scope="module")
-def many(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("many")
+def test_a_command_shows_every_run_and_opens_each_file_once(tmp_path):
     for number in range(NUMBER):
-        run = write_run(folder, f"run-{number:03}", ("completed", "failed", "stopped")[number % 3], message="")
-        (run / "train.sh").touch()
-        write_history(run, price=0.4)
-        (run / "metrics.jsonl").write_text('{"kind": "step", "t": "2026-11-22T12:00:00Z", "step": 1, "loss": 0.5}\n')
-        (run / "monitor.lock").touch()
-    return folder
-
-
-EACH = {"status.json": NUMBER, "monitor.lock": NUMBER}
-
-
-@pytest.mark.parametrize(
-    ("words", "opened", "shown"),
-    [
+        run = write_run(tmp_path, f"run-{number:03}", ("completed", "failed", "stopped")[number % 3], message="")
+        for name in ("train.sh", "metrics.jsonl", "events.jsonl", "monitor.lock"):
+            (run / name).touch()
+    each = {"status.json": NUMBER, "monitor.lock": NUMBER}
+    for words, opened, shown in (
         ("runs show", {}, NUMBER),
-        ("monitor status", EACH, NUMBER),
-        ("monitor resume-all", {**EACH, ".queue.json": 1}, 0),
-    ],
-)
-def test_a_command_shows_every_run_and_opens_each_file_once(many, words, opened, shown):
-    env = {**os.environ, "HANGPROOF_DATA": str(many)}
-    command = [sys.executable, "-c", WATCHED, *words.split(), "--json"]
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    files = json.loads(done.stderr.splitlines()[-1])
-    assert Counter(Path(path).name for path in files) == opened and len(files) == len({*files})
-    answer = json.loads(done.stdout.splitlines()[-1])
-    assert len(answer["runs"] if words == "runs show" else answer) == shown
+        ("monitor status", each, NUMBER),
+        ("monitor resume-all", {**each, ".queue.json": 1}, 0),
+    ):
+        done = children.run(WATCHED, *words.split(), "--json", HANGPROOF_DATA=tmp_path)
+        assert done.returncode == 0, done.stderr[-2000:]
+        files = json.loads(done.stderr.splitlines()[-1])
+        assert Counter(Path(path).name for path in files) == opened and len(files) == len({*files})
+        answer = json.loads(done.stdout.splitlines()[-1])
+        assert len(answer["runs"] if words == "runs show" else answer) == shown
 
 
 def test_interrupted_runs_are_started_at_once_and_one_that_cannot_be_keeps_no_other_from_it(
