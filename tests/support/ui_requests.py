@@ -2,6 +2,7 @@
 
 import http.client
 import urllib.parse
+from pathlib import Path
 
 from ui_helpers import Server
 from ui_page import PATIENCE_S
@@ -35,6 +36,11 @@ def upload(server: Server, name: str, content: bytes, **headers: str) -> int:
     line = f'Content-Disposition: form-data; name="files"; filename="{name}"'.encode()
     body = b"--x\r\n" + line + b"\r\nContent-Type: text/plain\r\n\r\n" + content + b"\r\n--x--\r\n"
     return ask(server, "POST", "/gradio_api/upload", body, Content_Type="multipart/form-data; boundary=x", **headers)[0]
+
+
+def files_with(text: str, folder: Path) -> list[str]:
+    """The names of the files below a folder that contain a text."""
+    return sorted(path.name for path in folder.rglob("*") if path.is_file() and text.encode() in path.read_bytes())
 
 
 def uploads(server: Server) -> list[str]:

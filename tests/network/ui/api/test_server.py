@@ -12,7 +12,7 @@ from ui_helpers import kill_runs, lora_file, photos, serving
 from ui_page import until
 from ui_requests import PASSWORD, ask
 
-from ui.api.server import build, endpoints
+from ui.api.server import endpoints
 
 TINY = {"name": "by api", "model": "tiny-flux", "backend": "diffusers", "trigger": "cat", "prompts": "a cat", "rank": 4}
 TINY |= {"max_train_steps": 4000, "sample_every_n_steps": 2, "save_every_n_steps": 2, "resolution": 64, "workers": 0}
@@ -39,10 +39,6 @@ def client(page):
 
 def call(client, name, *values, **named):
     return client.predict(*values, api_name=f"/{name}", **named)
-
-
-def test_what_programs_upload_is_deleted_after_a_day_as_what_the_page_uploads_is():
-    assert build().delete_cache == (3600, 86400)
 
 
 @pytest.mark.slow

@@ -175,10 +175,3 @@ def test_an_error_while_a_data_set_is_copied_leaves_the_draft_unchanged(data, mi
     with pytest.raises(runs.RunError, match="the disk is full"):
         draft.copy_dataset(other, "my-lora", {"name": "theirs"})
     assert {path: path.read_bytes() for path in draft.folder(other).rglob("*") if path.is_file()} == before
-
-
-def test_a_folder_is_read_with_its_subfolders_from_the_command_line(data, tmp_path):
-    kohya(tmp_path / "set")
-    photo(tmp_path / "set/.hidden/1.png", 5)
-    runs.create(runs.make({"name": "cli", "trigger": "tok", "model": "tiny-flux"}), tmp_path / "set")
-    assert runs.read_captions("cli")["10_cat/1.png"] == "caption of 10_cat" and len(runs.read_captions("cli")) == 4

@@ -203,6 +203,3 @@ def test_the_import_that_runs_and_the_ends_of_others_are_shown_as_text():
     assert "Adding images: 1,000 of 2,000 files · &lt;far&gt; · 1 import after it" in text
     assert 'max="2000" value="1000"' in text and "<far>" not in text and "<b>" not in text
     assert "old.zip: not imported completely; 1 image added." in text and "a.png: &lt;b&gt;" in text
-    finished = [{**ended, "state": "done", "messages": []}]
-    text = imports.shown({"now": {**now, "phase": "reading", "total": 0}, "waiting": 1, "finished": finished})
-    assert "Reading the folder: · &lt;far&gt;<" in text and "value=" not in text and "<ul>" not in text
