@@ -25,9 +25,13 @@ def test_the_token_goes_to_the_hubs_own_store_and_nowhere_else(tab, tmp_path):
     sent: list[str] = []
     tab.on("request", lambda request: sent.append(request.url))
     with until_shut, serving(tmp_path / "data", **environment) as server:
-        open_page(tab, server)
+
+        def open_account() -> None:
+            open_page(tab, server)
+            tab.get_by_text("Hugging Face account", exact=True).click()
+
+        open_account()
         tab.locator("#model-note").get_by_text("accept the licence").wait_for()
-        tab.get_by_text("Hugging Face account", exact=True).click()
         token = field(tab, "hub-token")
         token.wait_for()
         assert token.get_attribute("type") == "password"
@@ -48,9 +52,7 @@ def test_the_token_goes_to_the_hubs_own_store_and_nowhere_else(tab, tmp_path):
         assert files_with(GOOD, tmp_path) == ["stored_tokens", "token"]
         assert tab.evaluate("JSON.stringify(localStorage) + JSON.stringify(sessionStorage)").count(GOOD) == 0
 
-        tab.reload()
-        tab.locator("body.hp-open").wait_for()
-        tab.get_by_text("Hugging Face account", exact=True).click()
+        open_account()
         tab.get_by_test_id("hub-user").get_by_text("token is stored on this machine").wait_for()
         tab.get_by_role("button", name="Log out").click()
         tab.get_by_role("button", name="Log in").wait_for()
@@ -59,9 +61,7 @@ def test_the_token_goes_to_the_hubs_own_store_and_nowhere_else(tab, tmp_path):
 
         # What was just pasted stays when the hub cannot be reached.
         until_shut.close()
-        tab.reload()
-        tab.locator("body.hp-open").wait_for()
-        tab.get_by_text("Hugging Face account", exact=True).click()
+        open_account()
         token.fill(GOOD)
         tab.get_by_role("button", name="Log in").click()
         tab.get_by_test_id("hub-error").get_by_text(f"{hub.url} cannot be reached").wait_for()
