@@ -64,7 +64,7 @@ def test_a_model_sets_its_values_and_the_page_says_what_each_tier_needs(tab, bar
         field(tab, "model").click()
         tab.get_by_role("option", name=re.compile(rf"^(✓\s*)?{re.escape(name)}")).first.click()
         tab.locator("#control_dir").wait_for(state="hidden" if hidden else "visible")
-    become(tab, tier="12G", backend="musubi", resolution="1024", learning_rate="0.0001")
+    become(tab, tier="12G", backend="musubi", resolution="1024")
     tab.locator("#fetch").wait_for()
     tab.locator("#backend .hp-field-error").get_by_text("musubi-tuner is not installed").wait_for()
     needs = [f"{row['label']} · uses {row['needs_gb']:g} GB" for row in presets.tiers_of("z-image-turbo").values()]
