@@ -119,10 +119,7 @@ def running(folder: Path, name: str) -> bool:
 
 def _values(path: Path) -> dict[str, Any]:
     """What a `NAME.json` says. OSError, ValueError: there is none, or it is damaged."""
-    found = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} is damaged")
-    return found
+    return dict(json.loads(path.read_text(encoding="utf-8")))
 
 
 def read(folder: Path, name: str) -> Job | None:

@@ -154,19 +154,12 @@ class Sessions:
 class Login:
     """Decides who is let in, and sends the pages that ask for the token or the password."""
 
-    def __init__(
-        self,
-        token: str | None,
-        credentials: tuple[str, str] | None,
-        folder: Path,
-        port: int,
-        throttle: Throttle | None = None,
-    ) -> None:
+    def __init__(self, token: str | None, credentials: tuple[str, str] | None, folder: Path, port: int) -> None:
         """One of token and credentials is given, or both. folder: keeps the sessions, for each port in a file of its
         own, because two servers of a data folder would undo each other's logins."""
         self.token, self.credentials = token, credentials
         self.sessions = Sessions(folder / f".logins-{port}.json", credentials) if credentials else None
-        self.throttle = throttle or Throttle()
+        self.throttle = Throttle()
         # A browser sends a cookie to every port of a host, so each server needs a name of its own.
         self.cookie = f"hangproof-{port}"
         # By path of the login; without a user name and password only the form for the token is there.

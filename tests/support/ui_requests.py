@@ -1,6 +1,7 @@
 """Requests to a server of the page, as a browser, a program or an attacker sends them."""
 
 import urllib.parse
+from pathlib import Path
 
 from ui_helpers import Server
 
@@ -21,6 +22,11 @@ def upload(server: Server, name: str, content: bytes, **headers: str) -> int:
     line = f'Content-Disposition: form-data; name="files"; filename="{name}"'.encode()
     body = b"--x\r\n" + line + b"\r\nContent-Type: text/plain\r\n\r\n" + content + b"\r\n--x--\r\n"
     return ask(server, "POST", "/gradio_api/upload", body, Content_Type="multipart/form-data; boundary=x", **headers)[0]
+
+
+def files_with(text: str, folder: Path) -> list[str]:
+    """The names of the files below a folder that contain a text."""
+    return sorted(path.name for path in folder.rglob("*") if path.is_file() and text.encode() in path.read_bytes())
 
 
 def uploads(server: Server) -> list[str]:

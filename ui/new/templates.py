@@ -128,16 +128,9 @@ def save_template(name: object, values: Mapping[str, Any], replace: bool = False
         raise RunError(f"The settings have more than {MAX_BYTES // 1000} kB; shorten the prompts")
     with explained("save the template"):
         folder().mkdir(parents=True, exist_ok=True)
-        try:
-            path.touch(exist_ok=replace)  # of two windows, one makes the file
-        except FileExistsError:
-            raise RunError(f"A template named “{text}” exists already. Replace it, or choose another name") from None
-        try:
-            atomic_write(path, content)
-        except OSError:
-            if not path.stat().st_size:  # made just now: the name is still free
-                path.unlink()
-            raise
+        if path.exists() and not replace:
+            raise RunError(f"A template named “{text}” exists already. Replace it, or choose another name")
+        atomic_write(path, content)
     return {"key": path.stem, "name": text}
 
 

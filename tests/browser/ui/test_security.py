@@ -17,7 +17,7 @@ import pytest
 from loopback import answering
 from ui_helpers import PROJECT, Server, free_port, give_cookie, photos, serving, write_run
 from ui_page import PATIENCE_S, a_tab, has_focus, until
-from ui_requests import PASSWORD, ask, uploads
+from ui_requests import PASSWORD, ask, files_with, uploads
 
 
 @pytest.fixture(scope="module")
@@ -144,8 +144,8 @@ def test_logging_in_and_out(listening, browser):
         assert [urllib.parse.urlsplit(url).path for url in seen] == ["/", "/login"]
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
         user, password = page.get_by_label("User name"), page.get_by_label("Password")
-        assert user.get_attribute("autocomplete") == "username"
-        assert [password.get_attribute(name) for name in ("autocomplete", "type")] == ["current-password", "password"]
+        autocomplete = [one.get_attribute("autocomplete") for one in (user, password)]
+        assert autocomplete == ["username", "current-password"]
         has_focus(page, "name", "username")  # the first field
         page.keyboard.type("me")
         page.keyboard.press("Tab")
@@ -178,9 +178,7 @@ def test_the_token_is_in_no_page_no_log_and_no_file_but_its_own(server, browser)
     for path in ("/", "/config", "/api/", "/api/config", "/login"):
         assert server.token not in ask(server, "GET", path)[2].decode()
         assert server.token not in ask(server, "GET", path, Authorization="", Accept="text/html")[2].decode()
-    files = [path for path in server.data.parent.rglob("*") if path.is_file()]
-    own = server.config / "hangproof" / "token"
-    assert [path for path in files if server.token.encode() in path.read_bytes()] == [own]
+    assert files_with(server.token, server.data.parent) == ["token"]
 
 
 def test_any_address_shows_where_the_token_is_and_takes_it(server, browser):

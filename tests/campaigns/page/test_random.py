@@ -1,4 +1,5 @@
-"""Random actions in two tabs, with delayed answers: in the end each shows what a newly opened tab shows.
+"""Random actions in two tabs, with delayed answers and a server that is killed: in the end each shows what a newly opened
+tab shows. (What is typed while the server is killed: tests/browser/ui/test_kept.py.)
 
 PAGE_MINUTES=10 for a longer one; HANGPROOF_SEED repeats the actions, not their timing.
 """
@@ -6,14 +7,15 @@ PAGE_MINUTES=10 for a longer one; HANGPROOF_SEED repeats the actions, not their 
 import contextlib
 import os
 import random
+import threading
 import time
 
 import pytest
 from draft_helpers import photo
 from playwright.sync_api import Error, Page
 from seeds import seed
-from ui_helpers import a_run, alone, lora_file, serving, write_incident
-from ui_page import PATIENCE_S, field, nothing_is_kept, until
+from ui_helpers import Server, a_run, alone, lora_file, write_incident
+from ui_page import PATIENCE_S, field, nothing_is_kept, open_page, until
 
 MINUTES = float(os.environ.get("PAGE_MINUTES", "3"))
 TEXTS = ("a cat", "dog, red", "<b>bold</b>", "写真 café", 'it\'s "quoted"', "$(id)", "")
@@ -95,12 +97,15 @@ def test_two_tabs_show_what_is_stored_whatever_happens_in_whatever_order(browser
     a_run(data, "two", 1e-3, rank=16)
     write_incident(first)
     lora_file(first / "one.safetensors", 60)
-    with serving(data, **environment) as server, contextlib.closing(browser.new_context()) as context:
+    server = Server(data, **environment)
+    with contextlib.closing(browser.new_context()) as context, contextlib.ExitStack() as at_end:
+        at_end.callback(lambda: server.stop())
+        server.wait()
         context.set_default_timeout(1000 * PATIENCE_S)
         tabs, fresh = [context.new_page(), context.new_page()], context.new_page()
         errors, done = list[str](), list[str]()
         for tab in tabs:
-            tab.on("pageerror", lambda error: errors.append(str(error)))
+            tab.on("pageerror", lambda error: "fetch" in str(error) or errors.append(str(error)))
             tab.on("dialog", lambda dialog: dialog.dismiss())
             tab.add_init_script(SLOW)
             tab.goto(server.url)
@@ -129,11 +134,17 @@ def test_two_tabs_show_what_is_stored_whatever_happens_in_whatever_order(browser
             shown = draw.choice(("New LoRA", "New LoRA", "Runs"))
             for tab in tabs:
                 tab.get_by_role("tab", name=shown, exact=True).click()
+            (killed := threading.Timer(draw.uniform(0, 20), server.stop, (True,))).start()
             for _ in range(draw.randint(20, 60)):
                 with contextlib.suppress(Error):
                     act(tab := draw.choice(tabs), shown)
                     tab.wait_for_timeout(draw.choice((0, 0, 0, 50, 400)))
+            killed.join()
+            server = Server(data, port=server.port, **environment)
+            server.wait()
             for tab in tabs:
+                if tab.url.startswith("chrome-error:"):  # reloaded while the server was dead: the user opens it again
+                    open_page(tab, server)
                 for _ in range(3):
                     tab.keyboard.press("Escape")
             until(lambda: all(map(nothing_is_kept, tabs)), "all is stored")

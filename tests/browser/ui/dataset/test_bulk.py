@@ -86,14 +86,7 @@ def test_many_images_are_found_selected_edited_and_moved(tab, server, tmp_path, 
     assert not any("photo" in item.caption for item in draft.items(mine))
     cancel.click()
     tab.get_by_text("Upload cancelled. 3 files not uploaded").wait_for()
-    tab.get_by_role("button", name="Cancel the upload").wait_for(state="hidden")
     assert len(draft.items(mine)) == 40
-
-    # Images that are there already: one message each, of which some are shown.
-    tab.unroute("**/gradio_api/upload*")
-    tab.get_by_test_id("image-picker").set_input_files(sorted((draft_store.uploads_dir() / "x").iterdir())[:25])
-    tab.get_by_text("… and 5 more messages.").wait_for()
-    assert tab.get_by_text("already added as").count() == 20
 
     # A folder on the server is imported.
     folder = photo(tmp_path / "far" / "sky.png", 200).parent

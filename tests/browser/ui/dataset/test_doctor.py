@@ -72,7 +72,6 @@ def test_images_are_checked_fixed_and_the_fixes_undone(tab, server, tmp_path):
         tab.on("response", lambda answer: "queue/join" in answer.url and statuses.append(answer.status))
     until(lambda: tab.wait_for_timeout(50) or statuses, "the answer")
     assert set(statuses) == {200}
-    choose("changed").get_by_text("converted from CMYK to RGB").wait_for()
     choose("buckets").get_by_text(re.compile("% kept|all of it is trained")).first.wait_for()
     choose("no_caption")
     check.get_by_role("button", name="Write captions…").click()

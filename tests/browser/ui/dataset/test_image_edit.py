@@ -41,9 +41,8 @@ def test_the_large_view_edits_by_keyboard_and_pointer_and_survives_a_killed_serv
         view.wait_for(state="detached")
         has_focus(page, "aria-label", "Open t00.png")
         page.get_by_label("Open t10.png").click()
-        for key, place in (("Right", 13), ("Right", 13), ("Left", 12)):
-            page.keyboard.press(f"Arrow{key}")
-            view.get_by_text(f"{place} of 13").wait_for()
+        page.keyboard.press("ArrowRight")  # to the next page of cards
+        view.get_by_text("13 of 13").wait_for()
         page.keyboard.press("Escape")
 
         # an image that no longer fits the filter stays open; a removed one is followed by the next
@@ -59,13 +58,7 @@ def test_the_large_view_edits_by_keyboard_and_pointer_and_survives_a_killed_serv
         view.get_by_role("button", name="Remove image").click()
         view.get_by_role("heading", name="t11.png").wait_for()
         view.get_by_text("10 of 10").wait_for()
-        with hold(page, "remove_images"):
-            view.get_by_role("button", name="Remove image").click()
-            page.keyboard.press("Escape")
-        page.get_by_test_id("image-count").get_by_text("9 shown").wait_for()
-        assert page.locator(".hp-editor[open]").count() == 0, "it was closed before the answer"
-        page.locator(".hp-toolbar").get_by_role("button", name=re.compile("^Undo")).first.click()
-        page.get_by_test_id("image-count").get_by_text("10 shown").wait_for()
+        page.keyboard.press("Escape")
         page.get_by_label("Show", exact=True).select_option("All images")
 
         # crop by number fields and by pointer
@@ -100,10 +93,6 @@ def test_the_large_view_edits_by_keyboard_and_pointer_and_survives_a_killed_serv
         drag((0.25, 0.25), (0.75, 0.75), key="PageDown")  # the image that is dragged over stays
         drawn = pytest.approx((0.25, 0.25, 0.75, 0.75), abs=0.01)
         until(lambda: now().crop is not None and now().crop == drawn, "the drawn crop is stored")
-        drag((0.5, 0.5), (0.5, 0.6))  # moves it
-        until(lambda: now().crop[3] > 0.8, "the moved crop is stored")
-        drag((0.75, 0.85), (0.9, 0.95))  # its corner
-        until(lambda: now().crop[2] > 0.85, "the resized crop is stored")
         crop = now().crop
         drag((0.1, 0.1), (0.2, 0.2), key="Escape")  # the view is closed: nothing is drawn
         page.get_by_label("Open coffee.png").click()
@@ -132,9 +121,6 @@ def test_the_large_view_edits_by_keyboard_and_pointer_and_survives_a_killed_serv
         changed("the inverted mask is stored")
         assert mask_of(mine, now())[height // 2, width // 2] == 0
         file = tmp_path / "mask.png"
-        file.write_bytes(top_ignored(50, 50))
-        page.get_by_test_id("mask-picker").set_input_files(str(file))
-        view.get_by_text("mask.png: the mask has 50 × 50 pixels and the image 600 × 400").wait_for()
         file.write_bytes(top_ignored(60, 40))
         page.get_by_test_id("mask-picker").set_input_files(str(file))
         changed("the file is the mask")

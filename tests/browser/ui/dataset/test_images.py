@@ -139,23 +139,16 @@ def test_captions_stay_with_their_images_and_each_change_can_be_undone_and_redon
     tab.get_by_label("Move later: chelsea.png").press("Enter")
     until(lambda: names(tab) == ["coffee.png", "chelsea.png", "rocket.png"], "moved later")
     has_focus(tab, "title", "Move later: chelsea.png")  # press again to move on
-    tab.get_by_label("Move earlier: rocket.png").press("Enter")
-    until(lambda: names(tab) == ["coffee.png", "rocket.png", "chelsea.png"], "moved earlier")
-    tab.get_by_label("Move earlier: chelsea.png").click()
     tab.get_by_label("Move earlier: chelsea.png").click()
     until(lambda: names(tab) == ["chelsea.png", "coffee.png", "rocket.png"], "moved to the front")
     assert captions(tab) == after
 
     # A warning on a card is fixed with one click.
     Image.open(tmp_path / "coffee.png").resize((298, 199)).save(tmp_path / "copy.png")
-    drop(tab, photo(tmp_path / "tiny.png", 9, size=(20, 20)), tmp_path / "copy.png", count=5)
+    drop(tab, tmp_path / "copy.png", count=4)
     card(tab, "copy.png").get_by_role("button", name="Use the trigger word").click()
     until(lambda: captions(tab)["copy.png"] == "tok", "the trigger word is the caption")
     card(tab, "copy.png").get_by_text("No caption").wait_for(state="detached")
-    tiny = card(tab, "tiny.png").locator(".hp-warnings")
-    tiny.get_by_text("20 × 20 pixels").wait_for()
-    tiny.get_by_role("button", name="Remove it").click()
-    shows(tab, 4)
     near = tab.locator(".hp-warnings li").filter(has_text="Nearly identical")
     near.first.get_by_role("button", name="Remove this one").click()
     shows(tab, 3)

@@ -94,11 +94,3 @@ def test_the_plan_and_the_other_tabs_follow_the_edited_script(tab, server, tmp_p
     for name, editable in (("edited", "true"), ("", "false"), ("again", "true")):
         field(tab, "name").fill(name)
         tab.locator(f"#script .cm-content[contenteditable={editable}]").wait_for()
-    # What is typed goes with the script that was shown before.
-    editor = tab.locator("#script .cm-content[contenteditable=true]")
-    editor.get_by_text("Trains again").first.wait_for()
-    editor.click()
-    with tab.expect_request(lambda request: "save_script" in (request.post_data or "")) as sent:
-        tab.keyboard.insert_text("# mine\n")
-    found = [sent.value.post_data.count(text) for text in ("--output_name again", "# mine")]
-    assert found == [2, 1], "two scripts, of which one has the new line"

@@ -1,11 +1,11 @@
 """The Hugging Face login in a real browser."""
 
 from contextlib import ExitStack
-from pathlib import Path
 
 from loopback import answering
 from ui_helpers import alone, serving
 from ui_page import field, open_page
+from ui_requests import files_with
 
 GOOD, USER = "hf_good0123456789abcdef", "Ann <b>x</b>"
 
@@ -17,11 +17,6 @@ def whoami(request):
     return 200, {"name": USER, "type": "user", "auth": {"accessToken": {"displayName": "laptop", "role": "read"}}}
 
 
-def files_with(text: str, folder: Path) -> list[str]:
-    """Files below a folder that contain a text."""
-    return [path.name for path in folder.rglob("*") if path.is_file() and text.encode() in path.read_bytes()]
-
-
 def test_the_token_goes_to_the_hubs_own_store_and_nowhere_else(tab, tmp_path):
     asked: list[str] = []
     until_shut = ExitStack()
@@ -30,23 +25,21 @@ def test_the_token_goes_to_the_hubs_own_store_and_nowhere_else(tab, tmp_path):
     sent: list[str] = []
     tab.on("request", lambda request: sent.append(request.url))
     with until_shut, serving(tmp_path / "data", **environment) as server:
-        open_page(tab, server)
+
+        def open_account() -> None:
+            open_page(tab, server)
+            tab.get_by_text("Hugging Face account", exact=True).click()
+
+        open_account()
         tab.locator("#model-note").get_by_text("accept the licence").wait_for()
-        tab.get_by_text("Hugging Face account", exact=True).click()
         token = field(tab, "hub-token")
         token.wait_for()
         assert token.get_attribute("type") == "password"
-        create = tab.get_by_role("link", name="Create a token on Hugging Face")
-        assert create.get_attribute("href") == f"{hub.url}/settings/tokens"
-        assert "noopener" in create.get_attribute("rel")
 
         token.fill("hf_wrong0123456789")
         tab.get_by_role("button", name="Log in").click()
         tab.get_by_test_id("hub-error").get_by_text("does not know this token").wait_for()
         assert not (tmp_path / "hf" / "token").exists() and "hf_wrong" not in tab.content()
-        token.fill("no token\nat all")
-        token.press("Enter")
-        tab.get_by_test_id("hub-error").get_by_text("This is not a token").wait_for()
 
         token.fill(GOOD)
         token.press("Enter")
@@ -56,12 +49,10 @@ def test_the_token_goes_to_the_hubs_own_store_and_nowhere_else(tab, tmp_path):
         token.wait_for(state="hidden")
         assert GOOD not in tab.content() and GOOD.encode() not in server.get("/config")[1]
         assert not any(GOOD in url for url in [*sent, *asked])
-        assert sorted({*files_with(GOOD, tmp_path)}) == ["stored_tokens", "token"]
+        assert files_with(GOOD, tmp_path) == ["stored_tokens", "token"]
         assert tab.evaluate("JSON.stringify(localStorage) + JSON.stringify(sessionStorage)").count(GOOD) == 0
 
-        tab.reload()
-        tab.locator("body.hp-open").wait_for()
-        tab.get_by_text("Hugging Face account", exact=True).click()
+        open_account()
         tab.get_by_test_id("hub-user").get_by_text("token is stored on this machine").wait_for()
         tab.get_by_role("button", name="Log out").click()
         tab.get_by_role("button", name="Log in").wait_for()
@@ -70,10 +61,7 @@ def test_the_token_goes_to_the_hubs_own_store_and_nowhere_else(tab, tmp_path):
 
         # What was just pasted stays when the hub cannot be reached.
         until_shut.close()
-        tab.reload()
-        tab.locator("body.hp-open").wait_for()
-        tab.get_by_text("Hugging Face account", exact=True).click()
-        create.wait_for()
+        open_account()
         token.fill(GOOD)
         tab.get_by_role("button", name="Log in").click()
         tab.get_by_test_id("hub-error").get_by_text(f"{hub.url} cannot be reached").wait_for()

@@ -3,8 +3,6 @@
 from ui_helpers import metrics_line as line, write_incident, write_run
 from ui_page import show_run, until
 
-from ui.run import charts
-
 
 def test_the_charts_zoom_and_name_their_values_and_marks(page, server):
     folder = write_run(server.data, "a chart", state="stopped", planned_steps=2000)
@@ -35,8 +33,6 @@ def test_the_charts_zoom_and_name_their_values_and_marks(page, server):
     main.wait_for()
     page.mouse.move(0, 0)  # the pointer moves the cursor too, when the page scrolls under it
     until(lambda: page.keyboard.press("ArrowLeft") or "step 1," in readout.inner_text(), "the arrow keys move it")
-    page.get_by_text("Values as a table").click()
-    page.locator(".hp-chart-table tbody tr").nth(charts.TABLE_ROWS - 1).wait_for()
     chart = page.locator(".hp-main-chart")
     marked = lambda: chart.press("ArrowLeft") or "hung after step 1,000" in readout.inner_text()  # noqa: E731
     until(marked, "what is marked at a step is said there")

@@ -4,6 +4,7 @@ from hub_repo_server import TOKEN, serving_hub
 from runs_helpers import sources
 from ui_helpers import lora_file, photos, serving
 from ui_page import a_tab, show_run
+from ui_requests import files_with
 
 import runs
 
@@ -36,4 +37,4 @@ def test_a_lora_is_published_with_what_was_typed(browser, data, tmp_path):
     repo = hub.repositories["me/cup"]
     assert repo.private and len(repo.commits) == 1 and b"typed in the browser" in repo.files["README.md"]
     assert repo.files["cup.safetensors"][-100:] == lora.read_bytes()[-100:], "its weights"
-    assert not [path for path in data.rglob("*") if path.is_file() and TOKEN.encode() in path.read_bytes()]
+    assert files_with(TOKEN, data) == []

@@ -5,7 +5,6 @@ from draft_helpers import item
 from hypothesis import given, settings, strategies as st
 
 import runs
-from trainer.buckets import Rules
 from ui.dataset import bucket_preview
 
 SIDES = st.integers(1, 6000)
@@ -21,16 +20,6 @@ def test_the_settings_are_those_of_the_files_that_a_run_gets():
     plan = bucket_preview.plan(spec, [item("a", 512, 512), item("b", 600, 600), item("c", 900, 512, weight=2)])
     shown = [(one.size, one.images, one.shown) for one in plan.buckets]
     assert shown == [((512, 512), ("a", "b"), 6), ((640, 384), ("c",), 6)]
-
-
-@settings(max_examples=50)
-@given(SIDES, SIDES, st.integers(256, 1536), st.booleans(), st.booleans())
-def test_what_is_kept_lies_inside_the_image(width, height, resolution, musubi, no_upscale):
-    rules = Rules((resolution, resolution), True, max(64, resolution // 2), resolution * 2, 64, no_upscale)
-    slot = bucket_preview._slot(rules, musubi, (width, height))
-    left, top, right, bottom = slot.part
-    assert 0 not in slot.bucket and 0 <= left < right <= 1 and 0 <= top < bottom <= 1
-    assert slot.kept == pytest.approx((right - left) * (bottom - top))
 
 
 @settings(max_examples=50)

@@ -6,10 +6,9 @@ from unittest.mock import Mock
 import gradio as gr
 import pytest
 from draft_helpers import drawn, filled, texts
-from hypothesis import HealthCheck, given, settings, strategies as st
 
 from runs.files import RunError
-from ui.dataset import bulk, draft, draft_store
+from ui.dataset import bulk, draft
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +69,6 @@ def test_an_edit_that_cannot_be_done_says_why_and_changes_nothing(mine):
         ({"kind": "replace", "find": "(", "with": "", "pattern": True}, "not a valid regular expression"),
         ({"kind": "replace", "find": "(?:a|(?R))*", "with": "", "pattern": True}, "cannot contain itself"),
         ({"kind": "replace", "find": "a", "with": r"\7", "pattern": True}, "Replace with: "),
-        ({"kind": "replace", "find": "a", "with": r"\U11111111", "pattern": True}, "Replace with: "),
         ({"kind": "replace", "find": "a", "with": "b" * 1990}, "00000.png: the caption would have"),
         ({"kind": "replace", "find": "", "with": "b"}, "Type the text to find"),
         ({"kind": "remove_tags", "tags": ", ,"}, "Type a tag to remove"),
@@ -82,38 +80,6 @@ def test_an_edit_that_cannot_be_done_says_why_and_changes_nothing(mine):
             with pytest.raises(RunError, match=message):
                 call(mine, None, edit)
         assert texts(mine) == ["a" * 60 + "!", "b"]
-
-
-HOSTILE, CHECKED = st.text(st.sampled_from("ab(){}[]*+?|^$\\.,<>&\n\0é\ud83d💥 1"), max_size=12), st.booleans()
-EDITS = st.one_of(
-    st.fixed_dictionaries(
-        {"kind": st.just("replace"), "find": HOSTILE, "with": HOSTILE, "pattern": CHECKED, "any_case": CHECKED}),
-    st.fixed_dictionaries({"kind": st.sampled_from(["prefix", "suffix"]), "text": HOSTILE}),
-    st.fixed_dictionaries({"kind": st.just("remove_tags"), "tags": HOSTILE}),
-    st.fixed_dictionaries(
-        {"kind": st.just("shuffle"), "keep": st.integers(-2, 4) | st.text(max_size=2), "seed": st.integers() | st.none()}),
-    st.dictionaries(st.sampled_from(["kind", "find", "text"]), st.none() | st.integers() | HOSTILE),
-)  # fmt: skip
-
-
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(edit=EDITS, before=st.lists(HOSTILE, min_size=1, max_size=5), chosen=st.sets(st.integers(0, 6)))
-def test_any_edit_of_any_captions_is_an_error_or_one_step(mine, edit, before, chosen):
-    ids = filled(mine, *map(draft.plain_text, before))
-    own = [ids[n] if n < len(ids) else "gone" for n in chosen]
-    old = texts(mine)
-    try:
-        changed = bulk.apply(mine, own, edit)
-    except RunError as error:
-        assert texts(mine) == old and str(error)
-        return
-    now = texts(mine)
-    assert changed == sum(a != b for a, b in zip(old, now, strict=True))
-    assert all(a == b for n, (a, b) in enumerate(zip(old, now, strict=True)) if ids[n] not in own)
-    assert all(text.encode() is not None and len(text) <= draft_store.MAX_CAPTION for text in now)
-    if changed:
-        draft.undo(mine)
-        assert texts(mine) == old
 
 
 def test_the_wait_for_another_process_is_not_the_patterns(monkeypatch):
@@ -138,22 +104,16 @@ def test_the_preview_of_the_fold_is_text_and_an_error_a_sentence(mine):
     effect, button = look("replace", "cat", "dog")
     assert "2 of 3 captions change." in effect and "<del>&lt;b&gt; cat</del><ins>&lt;b&gt; dog</ins>" in effect
     assert button == gr.update(value="Change 2 captions", interactive=True)
-    effect, button = look("prefix", "x ", ids=ids[:2])
-    assert "2 of 2 captions change." in effect and "<del>(empty)</del>" in effect
+    assert "2 of 2 captions change." in look("prefix", "x ", ids=ids[:2])[0]
     assert "3 of 3" in look("prefix", "x ", ids=ids[:2], some=False)[0]
-    effect, button = look("replace", "dog", "x")
-    assert "0 of 3 captions change." in effect and "<ul" not in effect and button["value"] == "Change captions"
     effect, button = look("replace", "(", pattern=True)
     assert "not a valid regular expression" in effect and not button["interactive"]
     said, seed = run["on_apply"](*bulk_fields("remove_tags", "a cat", ids=ids))
     assert "1 caption changed." in said and seed == 6 and texts(mine) == ["", "", "<b> cat"]
-    assert "There is no edit" in run["on_apply"](*bulk_fields("x", "y"))[0]
-    assert look("suffix")[0] == "" and "0 of 3 captions" in look("shuffle")[0]
     assert [one["visible"] for one in run["on_kind"]("shuffle")] == [False, False, True]
     assert "Select images on their cards first" in run["on_move"]("cat", 10, [])
     assert "2 images moved." in run["on_move"]("cat", 10, ids[:2])
     assert run["lists"]("gone", 3)[0]["value"] is None and run["lists"]("10_cat", 4)[0]["value"] == "10_cat"
     assert run["on_subset"]("10_cat") == ["cat", 10]
     assert "the subset has 2 images." in run["on_save"]("10_cat", "dog", None)
-    assert "no images any more" in run["on_save"]("10_cat", "dog", None)
     assert {item.folder for item in draft.items(mine)} == {"dog", ""}

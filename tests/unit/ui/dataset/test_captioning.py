@@ -56,7 +56,6 @@ STATUS |= {"line": "<x>", "failed": 1, "failures": ["<y>"], "error": ""}
         ({}, ["10 of 40 captions written, about 5 min left.", 'max="40" value="10"', "1 image has no"], ["<x>", "<y>"]),
         ({"seconds": 1, "line": "", "failures": []}, ["captions written."], ["left", "<p></p>", "<details"]),
         ({"state": "failed", "error": "no GPU"}, ["Failed. 10 of", "no GPU"], ["<progress", "&lt;x", "left"]),
-        ({"done": 0, "total": 0}, ['max="1" value="0"'], ["left"]),
         ({"before": 8, "failed": 35}, ["written, about 25 min left.", "35 images have no caption"], []),
     ],
 )  # fmt: skip
@@ -64,5 +63,3 @@ def test_how_far_a_captioning_is(status, there, not_there):
     text = captioning.shown({**STATUS, **status})
     assert [one for one in there if one not in text] == [one for one in not_there if one in text] == [], text
     assert captioning.shown({**STATUS, "state": ""}) == ""
-    unfinished = [captioning._unfinished({**STATUS, "state": state}) for state in ("failed", "running", "")]
-    assert unfinished == [True, False, False] and not captioning._unfinished({**STATUS, "state": "done", "done": 40})

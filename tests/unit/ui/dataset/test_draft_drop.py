@@ -1,4 +1,4 @@
-"""Dropped folders: every caption on its own picture, in every order of arrival and through the whole run."""
+"""Dropped folders: every caption on its own picture, through the whole run. (In any order of arrival: test_hostile.py.)"""
 
 import itertools
 import shutil
@@ -11,20 +11,6 @@ from draft_helpers import captions, drop, note, photo, run_of, set_caption, tree
 import runs
 from runs import dataset, pictures
 from ui.dataset import draft, images
-
-
-@pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
-def test_a_caption_stays_in_its_folder_in_every_order_of_arrival(mine, tmp_path, order):
-    for seed, name in enumerate("ab"):
-        photo(tmp_path / "in" / name / "1.png", seed)
-        note(tmp_path / "in" / name / "1.txt", f"one of {name}")
-    files = tree(tmp_path / "in")
-    first, last = [files[n] for n in order[:2]], [files[n] for n in order[2:]]
-    drop(mine, *first, drop="d", more=True)
-    _, messages = drop(mine, *last, drop="d")
-    assert messages == [] and captions(mine) == {"a/1.png": "one of a", "b/1.png": "one of b"}
-    by_content = {(upload(path).parent.name): path.parent.name for path, _ in files}
-    assert all(by_content[item.sha256] == item.folder for item in draft.items(mine)), "each picture in its own folder"
 
 
 def test_identical_files_in_two_folders_are_two_images_and_twice_in_one_folder_is_one(mine, tmp_path):
@@ -71,17 +57,6 @@ def test_captions_of_two_drops_with_the_same_names_are_not_mixed(mine, tmp_path)
     _, messages = drop(mine, note(tmp_path / "1.txt", "whose?"))
     assert messages == ["1.txt: it can belong to 1.png, 1-2.png; type the caption on its card"]
     assert captions(mine) == {"1.png": "first", "1-2.png": "second"}
-
-
-def test_the_caption_of_an_image_that_was_refused_does_not_go_to_an_older_one(mine, tmp_path):
-    drop(mine, photo(tmp_path / "1.png", 1), note(tmp_path / "1.txt", "mine"))
-    for more in (True, False):
-        broken, text = note(tmp_path / "new/1.png", "no image"), note(tmp_path / "new/1.txt", "theirs")
-        drop(mine, broken, *([] if more else [text]), drop="d", more=more)
-        drop(mine, *([text] if more else []), drop="d")
-        assert captions(mine) == {"1.png": "mine"} and draft.waiting(mine) == ["1.txt"]
-    drop(mine, photo(tmp_path / "new/1.png", 2))
-    assert captions(mine) == {"1.png": "mine", "1-2.png": "theirs"}
 
 
 def test_a_folder_that_is_dropped_again_updates_its_captions(mine, tmp_path):
@@ -175,10 +150,3 @@ def test_an_error_while_a_data_set_is_copied_leaves_the_draft_unchanged(data, mi
     with pytest.raises(runs.RunError, match="the disk is full"):
         draft.copy_dataset(other, "my-lora", {"name": "theirs"})
     assert {path: path.read_bytes() for path in draft.folder(other).rglob("*") if path.is_file()} == before
-
-
-def test_a_folder_is_read_with_its_subfolders_from_the_command_line(data, tmp_path):
-    kohya(tmp_path / "set")
-    photo(tmp_path / "set/.hidden/1.png", 5)
-    runs.create(runs.make({"name": "cli", "trigger": "tok", "model": "tiny-flux"}), tmp_path / "set")
-    assert runs.read_captions("cli")["10_cat/1.png"] == "caption of 10_cat" and len(runs.read_captions("cli")) == 4

@@ -1,6 +1,5 @@
 """A dropped ZIP is a folder; a hostile one costs only itself."""
 
-import io
 import re
 import shutil
 import struct
@@ -9,7 +8,7 @@ import zipfile
 from functools import partial
 
 import pytest
-from draft_helpers import captions, drop, item_of, limits, note, packed, photo, png
+from draft_helpers import captions, drop, limits, note, packed, photo, png
 from PIL import Image
 
 from runs.files import RunError
@@ -25,14 +24,6 @@ def test_a_zip_is_a_folder_with_images_and_captions(mine, tmp_path):
     assert drop(mine, path) == (3, ["set.zip: 1.png: the ZIP has this file twice; the last one is used"])
     assert captions(mine) == {"10_cat/1.png": "a cat", "3_dog/1.png": "a dog", "1.png": ""}
     assert not list(draft.uploads_dir().glob("zip-*")), "what was unpacked is deleted"
-
-
-def test_two_zips_with_the_same_names_are_not_mixed(mine, tmp_path):
-    zips = [packed(tmp_path / f"{n}.zip", {"1.png": png(n), "1.txt": f"zip {n}".encode()}) for n in range(2)]
-    assert drop(mine, *zips) == (2, [])
-    assert captions(mine) == {"1.png": "zip 0", "1-2.png": "zip 1"}
-    with Image.open(io.BytesIO(png(1))) as image:
-        assert Image.open(draft.original(mine, item_of(mine, "1-2.png").id)).tobytes() == image.tobytes()
 
 
 def test_a_bad_entry_costs_only_itself_and_nothing_leaves_the_folders(data, mine, tmp_path):
@@ -203,6 +194,3 @@ def test_the_import_that_runs_and_the_ends_of_others_are_shown_as_text():
     assert "Adding images: 1,000 of 2,000 files · &lt;far&gt; · 1 import after it" in text
     assert 'max="2000" value="1000"' in text and "<far>" not in text and "<b>" not in text
     assert "old.zip: not imported completely; 1 image added." in text and "a.png: &lt;b&gt;" in text
-    finished = [{**ended, "state": "done", "messages": []}]
-    text = imports.shown({"now": {**now, "phase": "reading", "total": 0}, "waiting": 1, "finished": finished})
-    assert "Reading the folder: · &lt;far&gt;<" in text and "value=" not in text and "<ul>" not in text

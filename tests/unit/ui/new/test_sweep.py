@@ -1,7 +1,5 @@
 """A sweep of a draft."""
 
-import errno
-
 import pytest
 from draft_helpers import drop, photo
 
@@ -35,15 +33,7 @@ def test_the_page_plans_and_makes_a_sweep_of_the_draft(base, tmp_path, monkeypat
     with monkeypatch.context() as patch, pytest.raises(RunError, match="Captions are still being written"):
         patch.setattr("ui.dataset.captioning.running", lambda _: True)
         page_sweep.start(draft_id, values)
-
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as patch, pytest.raises(RunError, match="the disk is full"):
-        patch.setattr("runs.sweep.link_tree", full)  # for the second run
-        page_sweep.start(draft_id, values)
-    assert [folder.name for folder in runs.list_runs()] == ["cat"] and draft.images_not_in_a_run(draft_id) == 2
-    assert [path.name for path in runs.datasets_dir().glob("[!.]*")] == ["cat"]
+    assert draft.images_not_in_a_run(draft_id) == 2
     made = page_sweep.start(draft_id, values)
     assert not draft.images_not_in_a_run(draft_id)
     assert (made.name, [run for run, _ in made.runs]) == ("bird-sweep", ["bird-r2-seed1", "bird-r4-seed1"])
@@ -51,5 +41,3 @@ def test_the_page_plans_and_makes_a_sweep_of_the_draft(base, tmp_path, monkeypat
     assert (entry.run, entry.sweep, entry.total) == ("bird-sweep", ("bird-r2-seed1", "bird-r4-seed1"), 2)
     prompts = [runs.load(runs.outputs_dir() / run).prompts for run in entry.sweep]
     assert prompts == [["a photo, b.png"]] * 2, "all draw the same"
-    one, two = (sorted((runs.datasets_dir() / run).glob("*.png")) for run in entry.sweep)
-    assert len(one) == 2 and all(a.samefile(b) for a, b in zip(one, two, strict=True))

@@ -3,12 +3,10 @@ import names each change of the form, and changes nothing before it is used."""
 
 import errno
 import json
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from configure_helpers import DRAFT, FORM
 from draft_helpers import drawn, photo
-from hypothesis import HealthCheck, given, settings, strategies as st
 
 from runs.files import RunError
 from ui.dataset import draft
@@ -48,19 +46,6 @@ def test_a_template_that_a_full_disk_does_not_take_leaves_its_name_free(monkeypa
         patch.setattr(templates, "atomic_write", full)
         templates.save_template("A", VALUES)
     assert own() == [] and templates.save_template("A", VALUES)["name"] == "A"
-
-
-def test_of_many_windows_that_save_one_name_exactly_one_does():
-    def save(rank):
-        try:
-            return templates.save_template("Same", {**VALUES, "rank": rank})["key"]
-        except RunError as error:
-            return str(error)
-
-    with ThreadPoolExecutor(8) as pool:
-        outcomes = list(pool.map(save, range(8)))
-    assert sum("exists already" not in one for one in outcomes) == 1 and len(own()) == 1
-    assert not [path for path in templates.folder().iterdir() if path.suffix != ".json"], "no temporary file is left"
 
 
 def test_a_template_of_another_model_also_sets_what_the_form_shows_already(mine):
@@ -117,21 +102,6 @@ def test_a_key_is_never_a_path(key):
     for act, *more in ((templates.delete_template,), (templates.values_of, {})):
         with pytest.raises(RunError, match="no such template"):
             act(key, *more)
-
-
-@settings(max_examples=40, suppress_health_check=list(HealthCheck))
-@given(
-    st.text(max_size=90),
-    st.dictionaries(st.text(max_size=6), st.integers() | st.text(max_size=20) | st.none(), max_size=4),
-)
-def test_any_name_and_values_stay_inside_the_folder(name, values):
-    try:
-        saved = templates.save_template(name, values)
-    except RunError:
-        return
-    assert {path.name for path in templates.folder().parent.iterdir()} == {"templates"}
-    assert [one["name"] for one in own()] == [saved["name"]]
-    templates.delete_template(saved["key"])
 
 
 def test_an_import_names_each_change_of_the_form_and_its_image_folders(filled, tmp_path):

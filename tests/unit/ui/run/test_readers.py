@@ -21,9 +21,3 @@ def test_the_oldest_values_are_forgotten(tmp_path, monkeypatch):
     given = ["a", "b", "a", "c"]
     assert [readers.latest(name, tmp_path, (), lambda name=name: [name]) for name in given] == [[one] for one in given]
     assert [name for name, _ in readers._kept] == ["a", "c"], "the ones used last"
-
-
-def test_the_end_of_a_file_has_at_most_so_many_bytes(tmp_path):
-    (tmp_path / "log").write_bytes(b"0123456789")
-    found = [readers.end_of(tmp_path / name, most) for name, most in (("log", 4), ("log", 40), ("none", 4))]
-    assert found == [b"6789", b"0123456789", b""]
