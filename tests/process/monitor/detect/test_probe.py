@@ -1,10 +1,14 @@
 """The probe of a run without progress: stacks, what two samples prove together, and what cannot be read."""
 
+import builtins
 import errno
+import io
 import os
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -198,6 +202,61 @@ def test_samples_of_living_processes_tell_a_sleeper_from_a_spinner(spawn):
         found[name] = probe.compare(first, probe.take([key(child)], probe.Missing()), [child.pid], enough_cpu=True)
     assert any("no CPU time used" in s for s in found["sleeps"].stuck)
     assert found["spins"].stuck == found["spins"].slow == ()
+
+
+def failing_open(monkeypatch, paths: tuple[str, ...], code: int) -> None:
+    """Opening a path that begins so fails with this error from now on."""
+    real = io.open
+
+    def open_(path, *args, **kwargs):
+        if str(path).startswith(paths):
+            raise OSError(code, os.strerror(code), str(path))
+        return real(path, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "open", open_)
+    monkeypatch.setattr(io, "open", open_)  # pathlib's
+
+
+@pytest.fixture
+def sleeper(tmp_path, spawn):
+    """A sleeping process of a run: its tree and a beat with its pid."""
+    child = spawn(**{TOKEN: str(tmp_path)})
+    return Tree(str(tmp_path), key(child)), beat(0, 1, pid=child.pid)
+
+
+def gathered(sleeper, heartbeats: Path, gpu=lambda: ()) -> probe.Probe:
+    """A probe that has gone through its life, with the evidence it could read."""
+    tree, beat = sleeper
+    found = probe.Probe(tree, heartbeats, CONFIG, gpu, [beat], True)
+    assert found.due(Verdict(SUSPECT, stalled_s=1.0, budget_s=2.0), time.monotonic()) is False
+    found.spy.poll()
+    assert isinstance(found.sample_again([beat], 1.0), Signals)
+    found.texts()
+    found.close()
+    return found
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.EMFILE, errno.ENOSPC, errno.ENOMEM, errno.EACCES])
+def test_nothing_leaves_the_probe_when_every_file_and_every_fork_fails(monkeypatch, sleeper, tmp_path, code):
+    fails = Mock(side_effect=OSError(code, os.strerror(code)))
+    found = gathered(sleeper, tmp_path)  # the last readings, as in a running monitor
+    failing_open(monkeypatch, ("/",), code)
+    for target, name in ((os, "listdir"), (os, "pidfd_open"), (subprocess, "Popen"), (tempfile, "TemporaryFile"),
+                         (os.path, "getsize"), (os, "stat"), (os, "access")):  # fmt: skip
+        monkeypatch.setattr(target, name, fails)
+    found = gathered(sleeper, tmp_path)
+    monkeypatch.undo()
+    assert found.missing
+    assert all(os.strerror(code) in s or "no answer" in s or "cannot" in s for s in found.missing), found.missing
+
+
+def test_a_process_that_exits_between_two_readings_is_not_missing_evidence(tmp_path):
+    child = subprocess.Popen(["true"])
+    known = key(child)
+    child.wait()
+    missing = probe.Missing()
+    assert probe.take([known], missing).processes == {}
+    assert not any("PID" in sentence for sentence in missing)
 
 
 @linux
