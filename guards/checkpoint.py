@@ -42,7 +42,7 @@ PIECE_BYTES = 32 << 20  # 11 s of a disk that writes 3 MB a second
 _WAIT_WRITE_WAIT = 1 | 2 | 4  # SYNC_FILE_RANGE_*, linux/fs.h
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 _NUMBER = r"(-step\d{8}|-\d{6})?"
-_STATE = re.compile(rf"(?P<name>.+?){_NUMBER}-state")
+_OUTSIDE = re.compile(r"^[/\\]|\.\.|[:\0\ud800-\udc7f\udd00-\udfff]")  # no name of a file in it
 
 
 def fsync_path(path: Path) -> None:
@@ -218,11 +218,11 @@ def guard_of(folder: str | os.PathLike[str]) -> dict[str, Any] | None:
 
 
 def _parse_guard(data: bytes) -> dict[str, Any] | None:
-    guard = json_object(data)
+    guard = json_object(data) or {}
     valid = (
-        guard is not None
-        and isinstance(guard.get("step"), int)
+        isinstance(guard.get("step"), int)
         and isinstance(guard.get("files"), dict)
+        and not any(map(_OUTSIDE.search, guard["files"]))
         and all(
             isinstance(e, dict) and "size" in e and not e.keys().isdisjoint(DIGESTS) for e in guard["files"].values()
         )
@@ -384,13 +384,13 @@ def retire(folder: str | os.PathLike[str]) -> bool:
     OSError where a disk does not read or write; the state then keeps its name, or `sweep` removes the rest of it.
     """
     folder = Path(folder)
-    match = _STATE.fullmatch(folder.name)
+    match = re.fullmatch(rf"(.+?){_NUMBER}-state", folder.name)
     try:
         guarded = _parse_guard((folder / GUARD).read_bytes()) is not None
     except (FileNotFoundError, NotADirectoryError):
         guarded = False
     if guarded:
-        others = [path for path in states(folder.parent, match and match["name"]) if path.name != folder.name]
+        others = [path for path in states(folder.parent, match and match[1]) if path.name != folder.name]
         if not any(verify(path).usable for path in others):
             return False
     gone = folder.with_name(f".{folder.name}.{os.getpid()}.gone")

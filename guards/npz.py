@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import numpy
 
 T = TypeVar("T")
-_DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, ValueError, RuntimeError)
+_DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, ValueError, TypeError, ArithmeticError, RuntimeError)
 """What zipfile and numpy raise for damaged bytes (RuntimeError: a flipped bit turned on encryption)."""
 
 
@@ -74,6 +74,8 @@ class Archive(Mapping[str, "numpy.ndarray"], AbstractContextManager["Archive"]):
                 return (read(),)
             except _DAMAGE as error:
                 return error
+            except MemoryError as error:  # its header may name more numbers than any machine holds
+                raise MemoryError(f"{part} of {self.path}: {error or 'too little memory'}") from error
             except OSError as error:
                 if error.errno != errno.EINVAL:  # a damaged directory that names a place before the file's first byte
                     raise
@@ -104,9 +106,8 @@ def save(path: str | os.PathLike[str], **arrays: object) -> Path:
     """`np.savez(path, **arrays)`, complete or not at all. Returns the path, with `.npz` added if it is missing."""
     import numpy
 
-    final = Path(path)
-    if final.suffix != ".npz":
-        final = final.with_name(final.name + ".npz")  # as numpy does
+    name = os.fspath(path)
+    final = Path(name if name.endswith(".npz") else f"{name}.npz")  # as numpy does
     temporary = final.with_name(f".{final.name}.{os.getpid()}.tmp")
     with writing_file(final, sync=False, temporary=temporary), open(temporary, "wb") as file:
         numpy.savez(file, **arrays)  # type: ignore[arg-type]  # its other keyword is a bool
@@ -114,11 +115,10 @@ def save(path: str | os.PathLike[str], **arrays: object) -> Path:
 
 
 def _set_aside(path: Path) -> str:
-    target = path.with_name(path.name + ".corrupt")
     try:
-        os.replace(path, target)
+        os.replace(path, f"{path}.corrupt")
     except FileNotFoundError:
         return "another worker has renamed it"
     except OSError as error:
         return f"it cannot be renamed ({error.strerror}). Delete it and start again"
-    return f"renamed to {target.name}. The next start encodes the image again"
+    return f"renamed to {path.name}.corrupt. The next start encodes the image again"

@@ -21,6 +21,7 @@ VOCABULARY = (("tokenizer.json",), ("vocab.json", "merges.txt"), ("spiece.model"
 TOKENIZER = (".json", ".txt", ".model", ".jinja")  # the ends of its files' names
 POINTER = b"version https://git-lfs"
 Tick = Callable[[int, int], None]  # done, total
+WRONG = (ImportError, OSError, ValueError, TypeError, RuntimeError, LookupError, AttributeError)  # of a part
 
 
 def locate(name: str, tick: Tick) -> Path:
@@ -320,11 +321,10 @@ def load_part(folder: Path, part: str, dtype, device):
         own = {"torch_dtype": dtype} if of_diffusers else {"dtype": dtype, "trust_remote_code": False}
         settings = {"low_cpu_mem_usage": True, "local_files_only": True, "output_loading_info": True, **own}
         model, info = Class.from_pretrained(folder / part, **settings)
-    except SafetensorError as problem:
-        raise TrainError(f"{folder / part}: damaged or truncated ({problem}); download it again") from problem
-    except (OSError, ValueError, TypeError, RuntimeError, LookupError, AttributeError, StrictDataclassError) as problem:
+    except (*WRONG, SafetensorError, StrictDataclassError) as problem:
         # still on the CPU: out of GPU memory is raised below
-        raise TrainError(f"{folder / part}: cannot be loaded: {problem}; download it again") from problem
+        text = f"{folder / part}: cannot be loaded: {problem}; download it again, or use another model"
+        raise TrainError(text) from problem
     absent = sorted(info["missing_keys"])
     if absent:
         raise TrainError(f"{folder / part}: {len(absent)} missing tensors: {some(absent)}; download it again")

@@ -40,7 +40,7 @@ MAY_DIFFER = (  # fields of a spec that may differ between two copies of one run
     *("store", "price_per_hour", "spend_limit", "save_dir", "control_dir", "environment", "secrets"),
     *("epochs", "max_train_steps", "workers", "gpus", "nodes", "keep_states", "tier"),
 )
-SPEC_BYTES = 1 << 20
+SPEC_BYTES = 16 << 20  # job.json has an edited script twice
 
 
 def restore(
@@ -130,10 +130,7 @@ class Restored:
         if known or SPEC not in manifest.files:
             return
         if has_run:
-            member = manifest.files[SPEC]
-            if member.size > SPEC_BYTES:
-                raise StoreError(f"{manifest.name}: its run.toml has {member.size} bytes; it is not used")
-            self._fetch({SPEC: member})
+            self._fetch({SPEC: manifest.files[SPEC]})
             own, stored = _read_toml(where), _read_toml(self.staging / SPEC)
             keys = (own.keys() | stored.keys()) - {*MAY_DIFFER}
             differing = sorted(key for key in keys if own.get(key) != stored.get(key))[:5]
@@ -191,6 +188,8 @@ class Restored:
                 f"free {(total - free) / 1e6:.0f} MB"
             )
         for name, member in todo.items():
+            if name in (SPEC, JOB, MONITOR) and member.size > SPEC_BYTES:  # they are read as a whole
+                raise StoreError(f"{self.place.address}: {name} has {member.size} bytes; it is not used")
             self.on_progress(done, total)
             path = self.staging / name
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -121,12 +121,12 @@ def rounded(values: np.ndarray) -> list[float]:
 def marks(metrics: Metrics, incidents: list["view.Incident"]) -> list[dict[str, Any]]:
     """Each restart and each incident: {"x": its step, "label", "incident": its number or ""}."""
     out: list[dict[str, Any]] = []
-    known = set()
+    known = list[Any]()
     for one in incidents:
         step = one.fields.get("step")
         if type(step) is not int or not 0 <= step <= FAR:
             continue
-        known.add(one.fields.get("resumed_from"))
+        known.append(one.fields.get("resumed_from"))
         kind = {"hang": "hung", "crash": "crashed"}.get(str(one.fields.get("kind")), "failed")
         out.append({"x": float(step), "label": f"{kind} after step {step:,}", "incident": one.number})
     for step in metrics.restarts[-MOST_MARKS:]:

@@ -37,6 +37,7 @@ DAMAGE = {
     "missing": lambda state: (state / "model.safetensors").unlink(),
     "no guard": lambda state: (state / checkpoint.GUARD).unlink(),
     "half a guard": lambda state: os.truncate(state / checkpoint.GUARD, 30),
+    "other": lambda one: (one / "hangproof.json").write_text('{"step":9,"files":{"/dev/null":{"size":0,"crc32":"0"}}}'),
 }
 
 

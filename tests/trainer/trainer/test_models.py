@@ -90,6 +90,7 @@ def test_a_part_that_lacks_a_tensor_is_refused_and_not_filled_with_noise(folder,
         ("tokenizer/tokenizer_config.json", "[" * 100_000),
         ("text_encoder/config.json", '{"model_type": "clip_text_model", "hidden_size": "x"}'),
         ("text_encoder/config.json", '{"model_type": "clip_text_model", "hidden_act": "x"}'),
+        ("text_encoder/config.json", '{"quantization_config": {"quant_method": "gptq"}}'),
     ],
 )
 def test_a_configuration_that_the_library_cannot_read_names_its_part(folder, file, content):

@@ -42,13 +42,17 @@ def test_an_empty_machine_gets_the_run_as_it_was(run, place, other, tmp_path):
     assert (again.files, again.fetched_bytes) == (0, 0)
 
 
-def test_damaged_files_of_the_monitor_and_the_spec_keep_no_checkpoint_from_coming_back(run, place, other):
+def test_damaged_files_of_the_monitor_and_the_spec_keep_no_checkpoint_from_coming_back(run, place, other, monkeypatch):
     for name in ("monitor.json", "run.toml"):
         (run / name).write_text("a = " * name.endswith("toml") + "[" * 50_000)  # too deep for its parser
     Copier(place, run, held(place)).push()
     outputs = other()
     assert restore(place, run.name).step == 10 and restore(place, run.name).files == 0
     assert json.loads((outputs / run.name / "monitor.json").read_text()) == {"state": "opening"}
+    shutil.rmtree(outputs / run.name)
+    monkeypatch.setattr("launch.store.restore.SPEC_BYTES", 9)
+    with pytest.raises(StoreError, match=r"run/\w+\.\w+ has \d+ bytes; it is not used"):
+        restore(place, run.name)
 
 
 def test_a_restore_that_is_killed_is_repeated_and_keeps_what_it_fetched(run, place, other, monkeypatch):

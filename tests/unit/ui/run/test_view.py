@@ -116,10 +116,8 @@ ABSURD = f'"phase": "save", "phase_total": NaN, "phase_done": 1e999, "step": 1{"
 def test_a_broken_status_file_affects_only_its_own_run(data, content):
     good, broken = write_run(data, "good"), write_run(data, "broken")
     (broken / "status.json").write_text(content)
-    lines = ('{"kind":"step","step":1,"loss":0.5}', "not json", "[]", '{"kind":"step","step":"x"}')
-    (broken / "metrics.jsonl").write_text("\n".join(lines))
-    (broken / "incidents" / "0001").mkdir(parents=True)
-    (broken / "incidents" / "0001" / "incident.json").write_text("{")
+    (broken / "metrics.jsonl").write_text('{"kind":"step","step":1,"loss":1}\nnot json\n[]\n{"kind":"step","step":"x"}')
+    write_incident(broken, step=1, resumed_from=[], explanation=5)  # as a hostile store may have it
     harmless(everything(broken))
     for name in ("status.json", "incidents/0001/incident.json", "run.toml"):
         (broken / name).write_text("a = " * name.endswith("toml") + "[" * 50_000)  # too deep for its parser
