@@ -119,7 +119,10 @@ def running(folder: Path, name: str) -> bool:
 
 def _values(path: Path) -> dict[str, Any]:
     """What a `NAME.json` says. OSError, ValueError: there is none, or it is damaged."""
-    return dict(json.loads(path.read_text(encoding="utf-8")))
+    found = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} is damaged")
+    return found
 
 
 def read(folder: Path, name: str) -> Job | None:

@@ -53,13 +53,13 @@ class Server:
     """`python app.py` as a process with its own data folder and its own token.
 
     Requests of tests carry the token, and browsers the cookie (`browsing`), unless the page has a login. The process is
-    forked from one that has the imports done (page_nursery.py).
+    forked from one that has the imports done (page_nursery.py); with `fresh` it is an interpreter of its own.
     """
 
     started: ClassVar[dict[str, "Server"]] = {}  # the newest of each address
     nursery: ClassVar[Nursery | None] = None
 
-    def __init__(self, data: Path, *arguments: str, port: int | None = None, **env: str):
+    def __init__(self, data: Path, *arguments: str, port: int | None = None, fresh: bool = False, **env: str):
         self.data, self.port = data, port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.config = Path(env.get("XDG_CONFIG_HOME", data.parent / "config"))
@@ -70,7 +70,7 @@ class Server:
         argv = ["--port", str(self.port), "--no-browser", *arguments]
         environment = {**os.environ, "HANGPROOF_DATA": str(data), "XDG_CONFIG_HOME": str(self.config), **env}
         self.process: subprocess.Popen[bytes] | Forked
-        if not hasattr(os, "fork"):
+        if fresh or not hasattr(os, "fork"):
             command = [sys.executable, "app.py", *argv]
             pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stderr": subprocess.STDOUT}
             with self.log.open("ab") as output:
@@ -127,9 +127,9 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(data: Path, *arguments: str, port: int | None = None, **env: str) -> Iterator[Server]:
+def serving(data: Path, *arguments: str, port: int | None = None, fresh: bool = False, **env: str) -> Iterator[Server]:
     data.mkdir(exist_ok=True)
-    server = Server(data, *arguments, port=port, **env)
+    server = Server(data, *arguments, port=port, fresh=fresh, **env)
     try:
         server.wait()
         yield server

@@ -43,6 +43,10 @@ def banner(page):
     return page.get_by_test_id("unsaved-banner")
 
 
+def stored_captions(draft_id: str) -> dict[str, str]:
+    return {item.file: item.caption for item in draft.items(draft_id)}
+
+
 @pytest.mark.parametrize("kill", range(int(os.environ.get("PAGE_KILLS", "1"))))
 def test_what_is_typed_while_the_server_is_killed_is_not_called_saved_and_arrives_later(tab, data, kill):
     """In two tabs, of which one is closed before the server is back."""
@@ -102,3 +106,34 @@ def test_what_is_typed_while_the_server_is_killed_is_not_called_saved_and_arrive
         stored = draft.form(draft_id)
         assert [stored[key] for key in kept] == [*kept.values()]
         assert script_editor.stored(draft_id)["script"].endswith("# mine\n")
+
+
+def log_in(page) -> None:
+    page.locator("input[type=text], input[name=user], input[name=username]").first.fill("me")
+    page.locator("input[type=password]").fill("secret")
+    page.locator("button").first.click()
+    page.locator("body.hp-open").wait_for()
+
+
+def test_an_ended_login_saves_nothing_and_loses_nothing(tab, data):
+    login = ("--auth", "me:secret")
+    with serving(data, *login) as server:
+        tab.goto(server.url)
+        log_in(tab)
+        drop(tab, *photos("coffee.png"), count=1)
+        tab.wait_for_function("() => [...document.images].every((one) => one.complete && one.naturalWidth)")
+        tab.context.clear_cookies()
+        caption(tab, "coffee.png").fill("a cup")
+        mark(tab, "coffee.png").get_by_text("not saved").wait_for()
+        banner(tab).get_by_text("Your login has ended").wait_for()
+        tab.get_by_test_id("image-picker").set_input_files([str(path) for path in photos("rocket.jpg")])
+        tab.locator(".hp-notes").get_by_text("Your login has ended. 1 of 1 files were not uploaded").wait_for()
+        field(tab, "trigger").fill("tok")
+        tab.get_by_label("Remove coffee.png").click()
+        tab.locator(".hp-notes").get_by_text("Your login has ended. Nothing was changed").wait_for()
+        banner(tab).get_by_role("button", name="Log in again").click()
+        log_in(tab)
+        caption(tab, "coffee.png").wait_for()
+        until(lambda: nothing_is_kept(tab), "the server has everything")
+        assert stored_captions(tab.evaluate("hangproof.draft()")) == {"coffee.png": "a cup"}
+        until(lambda: field(tab, "trigger").input_value() == "tok", "the page shows the trigger word")

@@ -11,7 +11,33 @@ import pytest
 from ui_helpers import free_port, serving, small_disk
 from ui_page import PATIENCE_S
 
+RSS_MB = 250
+
+
 CONFIG_KB = 104
+
+
+def arenas(pid: int) -> int:
+    """glibc's arenas beside the main one: each reserves 64 MB of addresses. 0 where there is no /proc."""
+    if not Path(f"/proc/{pid}/maps").exists():
+        return 0
+    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    reserved = (line.split()[0].split("-") for line in lines if "---p" in line)
+    return sum(32 << 20 < int(end, 16) - int(begin, 16) <= 64 << 20 for begin, end in reserved)
+
+
+@pytest.mark.slow
+def test_a_server_uses_little_memory_no_proxy_and_ends_with_ctrl_c(tmp_path):
+    dead = f"http://127.0.0.1:{free_port()}"
+    with serving(tmp_path / "data", HTTP_PROXY=dead, http_proxy=dead, HTTPS_PROXY=dead, ALL_PROXY=dead) as server:
+        status, page = server.get("/")
+        assert status == 200 and b"Hangproof" in page
+        rss = psutil.Process(server.process.pid).memory_info().rss / 2**20
+        assert rss < RSS_MB, f"{rss:.0f} MB"
+        assert arenas(server.process.pid) == 0, "threads that keep memory of their own"
+        server.process.send_signal(2)
+        assert server.process.wait(PATIENCE_S) == 0
+        assert "Runs that were started continue" in server.log.read_text()
 
 
 @pytest.mark.slow

@@ -187,3 +187,10 @@ def test_an_upload_whose_browser_leaves_in_the_middle_is_removed(server):
         connection.sendall(f"{head}Content-Length: 9999\r\n\r\n{part}half".encode())
         until(lambda: uploads(server) != before, "the upload has begun")
     until(lambda: uploads(server) == before, "what came of it is removed")
+
+
+def test_an_event_arrives_while_its_answer_goes_on(server):
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_S)) as connection:
+        connection.request("GET", "/gradio_api/heartbeat/abc", headers=server.headers)
+        reply = connection.getresponse()
+        assert reply.status == 200 and b"ALIVE" in reply.readline() and not reply.isclosed()

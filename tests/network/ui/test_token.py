@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from http.cookies import SimpleCookie
 from pathlib import Path
@@ -162,6 +163,34 @@ def test_a_file_that_others_can_read_or_that_is_no_token_is_refused(config, monk
     monkeypatch.setenv("XDG_CONFIG_HOME", str(config))
     with pytest.raises(RunError, match="XDG_CONFIG_HOME"):
         token.load()
+
+
+@pytest.mark.slow
+def test_another_user_of_the_machine_gets_neither_the_token_nor_an_answer():
+    """Everything on the way to the file is open, as in a home folder that others may list."""
+    if not hasattr(os, "geteuid") or os.geteuid() != 0 or shutil.which("curl") is None:
+        pytest.skip("only root can become another user, who needs curl")
+    home = Path(tempfile.mkdtemp())
+    try:
+        (home / "config" / "hangproof").mkdir(parents=True)
+        for folder in (home, home / "config", home / "config" / "hangproof"):
+            folder.chmod(0o755)
+        with serving(home / "data", fresh=True) as server:  # its own command line is what the other user looks at
+
+            def nobody(*command: str) -> subprocess.CompletedProcess:
+                other = {"user": "nobody", "group": 65534, "extra_groups": []}
+                return subprocess.run(command, **other, capture_output=True, text=True, errors="replace")
+
+            file = str(home / "config" / "hangproof" / "token")
+            assert nobody("ls", file).returncode == 0 and nobody("cat", file).returncode != 0
+            url = f"{server.url}/gradio_api/component_server"
+            answer = nobody("curl", "-s", "-X", "POST", "-w", "%{http_code}", url)
+            assert answer.stdout.endswith("401") and server.token not in answer.stdout
+            assert str(server.port) in nobody("cat", f"/proc/{server.process.pid}/cmdline").stdout
+            shown = nobody("sh", "-c", "cat /proc/[0-9]*/cmdline /proc/[0-9]*/environ 2>/dev/null").stdout
+            assert server.token not in shown
+    finally:
+        shutil.rmtree(home)
 
 
 @pytest.mark.slow

@@ -4,11 +4,20 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import given, settings, strategies as st
 from ui_helpers import write_run
 
 import doctor
 from runs.files import RunError
 from ui import doctor_page, jobs
+
+
+@settings(max_examples=30)
+@given(st.integers() | st.text(max_size=9) | st.none(), st.integers() | st.floats() | st.text(max_size=9) | st.none())
+def test_only_an_orphan_can_be_ended(pid, start):
+    with pytest.raises(RunError):
+        doctor.end_orphan(pid, start)
+
 
 SCRIPT = "accelerate launch flux_train_network.py --blocks_to_swap 18 --split_mode --max_data_loader_n_workers 0\n"
 

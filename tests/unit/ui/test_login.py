@@ -4,6 +4,7 @@ import os
 from unittest.mock import Mock
 
 import pytest
+from hypothesis import given, settings, strategies as st
 
 import app
 from runs.files import RunError
@@ -102,6 +103,13 @@ def test_a_damaged_file_of_sessions_only_ends_the_logins(tmp_path, content, caps
 def test_a_login_works_where_the_file_cannot_be_written(tmp_path, capsys):
     sessions = Sessions(tmp_path / "none" / "logins", ("me", "secret"))
     assert sessions.valid(sessions.start()) and "cannot be written" in capsys.readouterr().err
+
+
+@settings(max_examples=50)
+@given(st.text())
+def test_after_the_login_only_a_query_is_kept(text):
+    kept = login._own_query(text)
+    assert kept.isascii() and kept.isprintable() and not set(kept) & set(':/\\#? "<>')
 
 
 def test_which_origins_are_the_page_itself():

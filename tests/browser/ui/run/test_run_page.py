@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -157,6 +158,24 @@ def test_a_run_is_searched_renamed_and_deleted(page, server, monkeypatch):
     assert not (server.data / "outputs" / "tulip-red").exists() and not (images / "tulip-red").exists()
     assert (images / "tulip-blue").is_dir()
     field(page, "run-search").fill("")
+
+
+def test_a_run_that_is_renamed_or_deleted_elsewhere_is_not_replaced_by_another(page, server):
+    """A click on Delete, asked for one run, deletes no other."""
+    folder = write_run(server.data, "oak", state="stopped")
+    other = write_run(server.data, "ash", state="stopped")
+    show_run(page, server, folder.name)
+    folder.rename(folder.with_name("elm"))
+    page.get_by_text("The run 'oak' was renamed or deleted").wait_for()
+    assert page.get_by_test_id("run-name").count() == 0
+    page.locator("#run-list [data-run=elm]").click()
+    page.locator("[data-testid=run-name][data-run=elm]").wait_for()
+    page.locator("#manage-fold button.label-wrap").click()
+    page.locator("#manage-fold").get_by_text("Delete the run 'oak'").wait_for()  # and no longer that of an earlier test
+    shutil.rmtree(folder.with_name("elm"))
+    page.get_by_text("The run 'elm' was renamed or deleted").wait_for()
+    page.locator("#delete-ok").wait_for(state="hidden")
+    assert (other / "run.toml").is_file()
 
 
 def test_what_a_fold_shows_of_the_run_before_is_gone_at_once(page, server):

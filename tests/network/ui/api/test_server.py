@@ -1,5 +1,6 @@
 """The API: real clients and a real server. Endpoints make and follow a run, errors are sentences, nothing is open."""
 
+import inspect
 import json
 import subprocess
 import sys
@@ -10,6 +11,8 @@ from gradio_client.exceptions import AuthenticationError
 from ui_helpers import kill_runs, lora_file, photos, serving
 from ui_page import until
 from ui_requests import PASSWORD, ask
+
+from ui.api.server import endpoints
 
 TINY = {"name": "by api", "model": "tiny-flux", "backend": "diffusers", "trigger": "cat", "prompts": "a cat", "rank": 4}
 TINY |= {"max_train_steps": 4000, "sample_every_n_steps": 2, "save_every_n_steps": 2, "resolution": 64, "workers": 0}
@@ -36,6 +39,15 @@ def client(page):
 
 def call(client, name, *values, **named):
     return client.predict(*values, api_name=f"/{name}", **named)
+
+
+@pytest.mark.slow
+def test_each_endpoint_is_documented_and_has_plain_types(client):
+    known = client.view_api(return_format="dict", print_info=False)["named_endpoints"]
+    assert set(known) == {f"/{name}" for name in endpoints()} and 25 < len(known) < 40
+    for name, function in endpoints().items():
+        assert inspect.getdoc(function), name
+        assert all(one.annotation is not one.empty for one in inspect.signature(function).parameters.values()), name
 
 
 @pytest.mark.slow

@@ -11,7 +11,8 @@ from monitor_helpers import wait_for
 from ui_page import until
 
 from launch import fleet
-from ui.run import fleet_page
+from runs.files import RunError
+from ui.run import fleet_page, fold
 
 pytestmark = pytest.mark.slow
 
@@ -83,6 +84,15 @@ def test_a_run_that_was_stopped_here_and_trains_again_can_be_stopped_again(data,
             until(one.stores[store].stops["far-cat"].done, "the request")
             (tmp_path / "store" / "far-cat" / "requests" / "stop.json").unlink()
     assert shown == ["Stop", "", "Stop"]
+
+
+@pytest.mark.parametrize("address", ["", " ", "a" * 501, "a\nb", "s3://me:password@bucket"])
+def test_addresses_that_are_none_change_nothing(data, address):
+    with pytest.raises(fold.ERRORS):
+        fleet_page.change("add", address)
+    with pytest.raises(RunError, match="not in the list"):
+        fleet_page.change("stop", address, "x")
+    assert not (data / fleet.STORES).exists()
 
 
 def test_text_of_another_machine_is_text(data, tmp_path, monkeypatch):

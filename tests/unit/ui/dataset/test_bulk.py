@@ -6,9 +6,10 @@ from unittest.mock import Mock
 import gradio as gr
 import pytest
 from draft_helpers import drawn, filled, texts
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from runs.files import RunError
-from ui.dataset import bulk, draft
+from ui.dataset import bulk, draft, draft_store
 
 
 @pytest.fixture(autouse=True)
@@ -80,6 +81,40 @@ def test_an_edit_that_cannot_be_done_says_why_and_changes_nothing(mine):
             with pytest.raises(RunError, match=message):
                 call(mine, None, edit)
         assert texts(mine) == ["a" * 60 + "!", "b"]
+
+
+HOSTILE, CHECKED = st.text(st.sampled_from("ab(){}[]*+?|^$\\.,<>&\n\0é\ud83d💥 1"), max_size=12), st.booleans()
+
+
+EDITS = st.one_of(
+    st.fixed_dictionaries(
+        {"kind": st.just("replace"), "find": HOSTILE, "with": HOSTILE, "pattern": CHECKED, "any_case": CHECKED}),
+    st.fixed_dictionaries({"kind": st.sampled_from(["prefix", "suffix"]), "text": HOSTILE}),
+    st.fixed_dictionaries({"kind": st.just("remove_tags"), "tags": HOSTILE}),
+    st.fixed_dictionaries(
+        {"kind": st.just("shuffle"), "keep": st.integers(-2, 4) | st.text(max_size=2), "seed": st.integers() | st.none()}),
+    st.dictionaries(st.sampled_from(["kind", "find", "text"]), st.none() | st.integers() | HOSTILE),
+)  # fmt: skip
+
+
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(edit=EDITS, before=st.lists(HOSTILE, min_size=1, max_size=5), chosen=st.sets(st.integers(0, 6)))
+def test_any_edit_of_any_captions_is_an_error_or_one_step(mine, edit, before, chosen):
+    ids = filled(mine, *map(draft.plain_text, before))
+    own = [ids[n] if n < len(ids) else "gone" for n in chosen]
+    old = texts(mine)
+    try:
+        changed = bulk.apply(mine, own, edit)
+    except RunError as error:
+        assert texts(mine) == old and str(error)
+        return
+    now = texts(mine)
+    assert changed == sum(a != b for a, b in zip(old, now, strict=True))
+    assert all(a == b for n, (a, b) in enumerate(zip(old, now, strict=True)) if ids[n] not in own)
+    assert all(text.encode() is not None and len(text) <= draft_store.MAX_CAPTION for text in now)
+    if changed:
+        draft.undo(mine)
+        assert texts(mine) == old
 
 
 def test_the_wait_for_another_process_is_not_the_patterns(monkeypatch):

@@ -59,6 +59,17 @@ def test_captions_of_two_drops_with_the_same_names_are_not_mixed(mine, tmp_path)
     assert captions(mine) == {"1.png": "first", "1-2.png": "second"}
 
 
+def test_the_caption_of_an_image_that_was_refused_does_not_go_to_an_older_one(mine, tmp_path):
+    drop(mine, photo(tmp_path / "1.png", 1), note(tmp_path / "1.txt", "mine"))
+    for more in (True, False):
+        broken, text = note(tmp_path / "new/1.png", "no image"), note(tmp_path / "new/1.txt", "theirs")
+        drop(mine, broken, *([] if more else [text]), drop="d", more=more)
+        drop(mine, *([text] if more else []), drop="d")
+        assert captions(mine) == {"1.png": "mine"} and draft.waiting(mine) == ["1.txt"]
+    drop(mine, photo(tmp_path / "new/1.png", 2))
+    assert captions(mine) == {"1.png": "mine", "1-2.png": "theirs"}
+
+
 def test_a_folder_that_is_dropped_again_updates_its_captions(mine, tmp_path):
     photo(tmp_path / "f/1.png", 1)
     for text in ("old", "new"):

@@ -9,9 +9,11 @@ import time
 
 import pytest
 from draft_helpers import filled, texts
+from hypothesis import given, settings, strategies as st
 
 from runs.files import RunError
 from ui.dataset import bulk, doctor, draft, draft_store
+from ui.dataset.draft_store import applied, difference, placed
 
 WRITER = """
 import sys
@@ -147,6 +149,20 @@ def test_a_full_disk_stores_nothing_and_says_so(mine, monkeypatch):
     assert texts(mine) == now and now[1] == "b", "what it shows is what is on disk"
     draft.set_caption(mine, ids[1], "again")
     assert texts(mine)[1] == "again"
+
+
+KEYS = st.lists(st.sampled_from("abcdefgh"), unique=True, max_size=8)
+
+
+@settings(max_examples=50)
+@given(before=KEYS, after=KEYS, changed=st.sets(st.sampled_from("abcdefgh")))
+def test_a_step_leads_from_each_state_to_the_other_in_its_order(before, after, changed):
+    old = {"images": placed({key: {"caption": key} for key in before}), "texts": {}}
+    table = {key: {**old["images"].get(key, {}), "caption": key.upper() if key in changed else key} for key in after}
+    new = {"images": placed(table), "texts": {}}
+    for start, end in ((new, old), (old, new)):
+        found = applied(start, difference(end, start))
+        assert found == end and list(found["images"]) == list(end["images"])
 
 
 def test_changes_that_become_one_step_write_their_own_rows_and_undo_brings_back_what_was_before_all(mine):

@@ -11,11 +11,14 @@ import io
 import json
 import os
 import random
+import struct
 import tempfile
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
+import pytest
 import tomllib
 from hypothesis import given, settings, strategies as st
 from PIL import Image
@@ -23,7 +26,7 @@ from seeds import examples
 
 import runs
 from runs import archives, dataset
-from ui.dataset import draft, images
+from ui.dataset import draft, draft_images, images
 from ui.new import new_lora
 
 MARKUP = ["<img src=x onerror=alert(1)>", "</textarea><script>alert(1)</script>", "javascript:alert(1)"]
@@ -172,3 +175,91 @@ def check_run(root: Path, draft_id: str) -> None:
     assert all(part.isascii() for path in runs.images_in(place) for part in path.relative_to(place).parts)
     copy = draft.new_id()
     assert draft.copy_dataset(copy, "run") == [] and len(draft.items(copy)) == len(draft.items(draft_id))
+
+
+PACKED = st.sampled_from(["image"] * 4 + ["caption"] * 4 + ["bad", "link", "nested", "bomb", "folder"])
+
+
+ENTRY = st.tuples(FOLDERS, STEMS, PACKED, st.integers(0, 9), st.sampled_from(archives.METHODS))
+
+
+BODIES = {"bad": b"junk", "link": b"/etc/passwd", "nested": b"PK", "bomb": bytes(1_100_000), "folder": b""}
+
+
+@settings(max_examples=examples(20))
+@given(
+    entries=st.lists(ENTRY, max_size=7),
+    damage=st.none() | st.lists(st.tuples(st.integers(0, 4000), st.integers(0, 255)), min_size=1, max_size=6),
+    cut=st.none() | st.integers(0, 2000),
+    where=FOLDERS,
+)
+def test_zips(entries, damage, cut, where):
+    with sandbox():
+        expected, mine, buffer, written = Expected(), draft.new_id(), io.BytesIO(), set()
+        name = f"{where}/x.zip" if where else "x.zip"
+        prefix = expected.name(name)[0] if expected.name(name) else ""
+        with zipfile.ZipFile(buffer, "w") as archive:
+            for folder, stem, kind, content, method in entries:
+                suffix = {"caption": ".txt", "nested": ".zip", "folder": "/"}.get(kind, ".png")
+                inside = f"{folder}/{stem}{suffix}" if folder else f"{stem}{suffix}"
+                inside = draft.plain_text(inside)
+                try:
+                    info = zipfile.ZipInfo(inside)
+                    if inside in written or info.filename != inside:
+                        continue
+                    given_name = f"{prefix}/{inside}" if prefix else inside
+                    body = BODIES.get(kind, picture(content))
+                    text = expected.caption("zip", given_name) if kind == "caption" else body
+                    info.create_system, info.compress_type = 3, method
+                    info.external_attr = 0o120777 << 16 if kind == "link" else 0o100644 << 16
+                    archive.writestr(info, text)
+                except (ValueError, struct.error):  # a name that a ZIP cannot hold
+                    continue
+                written.add(inside)
+                if suffix == ".png":
+                    with contextlib.suppress(runs.RunError):
+                        archives.relative_name(inside)
+                        expected.file("zip", given_name, text, kind == "image")
+        content = bytearray(buffer.getvalue())
+        for at, value in damage or ():
+            content[at % len(content)] ^= value
+        content = bytes(content[: cut if cut is not None else len(content)])
+        added, messages = draft.add(mine, [(upload(content, 0), name)])
+        clear(messages)
+        assert added == len(draft.items(mine)) and not list(draft.uploads_dir().glob("zip-*"))
+        if damage is None and cut is None:
+            expected.check(mine)
+        for item in draft.items(mine):
+            assert draft.original(mine, item.id).resolve().is_relative_to(draft.folder(mine).resolve())
+
+
+FORMATS = {kind: kind.lower() for kind in ("PNG", "WEBP", "GIF", "BMP", "AVIF")}
+
+
+@pytest.mark.filterwarnings("ignore")
+@settings(max_examples=examples(20))
+@given(
+    kind=st.sampled_from(sorted(FORMATS)),
+    suffix=st.sampled_from([*FORMATS.values(), "ico", "svg", "jxl", "PNG"]) | st.just(""),
+    flips=st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 255)), max_size=8),
+    cut=st.none() | st.integers(0, 1500),
+)
+def test_damaged_images(kind, suffix, flips, cut):
+    with sandbox():
+        mine, content = draft.new_id(), bytearray(picture(3, kind))
+        for at, value in flips:
+            content[at % len(content)] = value
+        content = bytes(content[: cut if cut is not None else len(content)])
+        added, messages = draft.add(mine, [(upload(content, 0), f"x.{suffix or FORMATS[kind]}")])
+        clear(messages)
+        assert added + len(messages) == 1
+        for item in draft.items(mine):
+            with Image.open(draft.thumb(mine, item)) as thumb, Image.open(draft.large(mine, item.id)) as large:
+                assert max(thumb.size) <= draft_images.THUMB_SIDE and max(large.size) <= draft_images.LARGE_SIDE
+            spec = runs.make({"name": "run", "trigger": "t", "model": "tiny-flux"})
+            notes: list[str] = []
+            runs.create(spec, draft.sources(mine), on_note=notes.append)
+            sent(notes)
+            assert len(runs.images_in(runs.datasets_dir() / "run")) == 1
+        if not flips and cut is None and (suffix or FORMATS[kind]) in FORMATS.values():
+            assert added == 1

@@ -1,5 +1,6 @@
 """A dropped ZIP is a folder; a hostile one costs only itself."""
 
+import io
 import re
 import shutil
 import struct
@@ -8,7 +9,7 @@ import zipfile
 from functools import partial
 
 import pytest
-from draft_helpers import captions, drop, limits, note, packed, photo, png
+from draft_helpers import captions, drop, item_of, limits, note, packed, photo, png
 from PIL import Image
 
 from runs.files import RunError
@@ -24,6 +25,14 @@ def test_a_zip_is_a_folder_with_images_and_captions(mine, tmp_path):
     assert drop(mine, path) == (3, ["set.zip: 1.png: the ZIP has this file twice; the last one is used"])
     assert captions(mine) == {"10_cat/1.png": "a cat", "3_dog/1.png": "a dog", "1.png": ""}
     assert not list(draft.uploads_dir().glob("zip-*")), "what was unpacked is deleted"
+
+
+def test_two_zips_with_the_same_names_are_not_mixed(mine, tmp_path):
+    zips = [packed(tmp_path / f"{n}.zip", {"1.png": png(n), "1.txt": f"zip {n}".encode()}) for n in range(2)]
+    assert drop(mine, *zips) == (2, [])
+    assert captions(mine) == {"1.png": "zip 0", "1-2.png": "zip 1"}
+    with Image.open(io.BytesIO(png(1))) as image:
+        assert Image.open(draft.original(mine, item_of(mine, "1-2.png").id)).tobytes() == image.tobytes()
 
 
 def test_a_bad_entry_costs_only_itself_and_nothing_leaves_the_folders(data, mine, tmp_path):

@@ -7,6 +7,7 @@ import json
 import pytest
 from configure_helpers import DRAFT, FORM
 from draft_helpers import drawn, photo
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from runs.files import RunError
 from ui.dataset import draft
@@ -102,6 +103,21 @@ def test_a_key_is_never_a_path(key):
     for act, *more in ((templates.delete_template,), (templates.values_of, {})):
         with pytest.raises(RunError, match="no such template"):
             act(key, *more)
+
+
+@settings(max_examples=40, suppress_health_check=list(HealthCheck))
+@given(
+    st.text(max_size=90),
+    st.dictionaries(st.text(max_size=6), st.integers() | st.text(max_size=20) | st.none(), max_size=4),
+)
+def test_any_name_and_values_stay_inside_the_folder(name, values):
+    try:
+        saved = templates.save_template(name, values)
+    except RunError:
+        return
+    assert {path.name for path in templates.folder().parent.iterdir()} == {"templates"}
+    assert [one["name"] for one in own()] == [saved["name"]]
+    templates.delete_template(saved["key"])
 
 
 def test_an_import_names_each_change_of_the_form_and_its_image_folders(filled, tmp_path):

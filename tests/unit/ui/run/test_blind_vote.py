@@ -1,9 +1,12 @@
 """The blind vote: votes are stored one by one and never lost, and the one that won most of them is picked."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from ui_helpers import PROJECT
 
 from runs.files import RunError
 from runs.results import Lora, Sample
@@ -73,3 +76,13 @@ def test_lines_that_are_torn_or_foreign_cost_no_other(tmp_path):
     assert bv.votes(tmp_path) == []
     with pytest.raises(RunError, match="store the vote"):
         bv.vote(tmp_path, pair, "left")
+
+
+def test_processes_that_vote_at_once_lose_nothing(tmp_path):
+    code = (
+        "import sys, pathlib; from ui.run import blind_vote as bv\n"
+        "for n in range(50): bv.vote(pathlib.Path(sys.argv[1]), bv.Pair(n, 1, 2), 'left')"
+    )
+    voters = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], cwd=PROJECT) for _ in range(3)]
+    assert [one.wait(60) for one in voters] == [0, 0, 0]
+    assert len(bv.votes(tmp_path)) == 150

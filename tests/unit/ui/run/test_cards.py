@@ -56,6 +56,20 @@ def test_incidents_show_the_change_and_the_cost_the_latest_first(folder):
     assert cards.incidents(folder, view.incidents(folder)) is markup  # the page asks every second: made once
 
 
+def test_reports_are_rendered_once_however_many_there_are(folder, monkeypatch):
+    for number in range(200):
+        write_incident(folder, f"{number:04d}", report=f"# Hang {number}")
+    rendered = []
+    monkeypatch.setattr(cards, "markdown", lambda text: rendered.append(text) or text)
+    first = cards.incidents(folder, view.incidents(folder))
+    assert len(rendered) == 200 and cards.incidents(folder, view.incidents(folder)) == first
+    write_incident(folder, "0200", report="# The newest")
+    assert "older" not in first
+    now = cards.incidents(folder, view.incidents(folder))
+    assert "The newest" in now and len(rendered) == 201
+    assert now.count("<article") == 200 and f"1 older: in {folder}/incidents" in now, "450 of them are 0.8 MB"
+
+
 def test_of_very_many_incidents_the_newest_are_shown(folder, monkeypatch):
     monkeypatch.setattr(cards, "NEWEST", 1)
     for number in range(2):

@@ -90,3 +90,15 @@ def test_the_log_reads_as_it_looked_on_a_terminal_with_its_colours(folder):
     assert [line for _, line in log_view.tail(folder)] == [*coloured, "\ufffd\ufffd bytes", "end"]
     shown = log_view.markup(log_view.tail(folder))
     assert '<span class="hp-sgr-c2">steps: 100%</span>' in shown and "\x1b" not in shown
+
+
+def test_a_log_that_grows_or_begins_again_is_read_again_and_no_other(folder):
+    path = folder / "training.log"
+    whole = b"caf\xc3\xa9\n" + b"".join(b"steps: %d%%\r" % n for n in range(5)) + b"\n\x1b[31mred\x1b[0m\nend\n"
+    for end in range(len(whole) + 1):
+        path.write_bytes(b"") if end == 0 else path.open("ab").write(whole[end - 1 : end])
+        last = log_view.tail(folder)
+    assert [line for _, line in last] == ["café", "steps: 4%", "\x1b[31mred\x1b[0m", "end"]
+    assert log_view.tail(folder) is last
+    path.write_text("new\n")
+    assert log_view.tail(folder) == [("", "new")]

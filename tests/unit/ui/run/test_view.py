@@ -151,6 +151,28 @@ def test_every_complete_lora_is_listed_with_its_samples_the_final_one_first(data
     assert [one.at for one in view.loras(folder)] == ["r.safetensors", "step 300", "step 100", "epoch 4"]
 
 
+def test_thousands_of_samples_are_drawn_and_looked_up_again_only_after_a_change(data, monkeypatch):
+    """The page asks every second: with 400 LoRAs and 2,000 samples, all of its time went into the same markup."""
+    folder, made = write_run(data, "r", state="stopped"), []
+    lora_file(folder / "r-step00000100.safetensors", 100)
+    drawn = sample(folder, "r_000100_00_20260101120000_42.png")
+    monkeypatch.setattr(cards, "CARD", lambda name, *more, card=cards.CARD: made.append(name) or card(name, *more))
+    monkeypatch.setattr(served, "find", lambda text, find=served.find: made.append("find") or find(text))
+    for _ in range(3):
+        first = lora_cards(folder), samples.pictures(view.evolution(folder))
+    assert made == ["loras", "find"] and "picked" not in first[0]
+    sample(folder, "r_000100_01_20260101120000_42.png")
+    assert lora_cards(folder).count("<img") == 2 and made == ["loras", "find", "loras"]
+    assert len(samples.pictures(view.evolution(folder))) == 2 and made[3:] == ["find"]
+    drawn.unlink()
+    assert len(samples.pictures(view.evolution(folder))) == 1
+    assert "picked" in cards.loras(folder, view.loras(folder), view.evolution(folder), 100)
+    monkeypatch.setattr(cards, "NEWEST", 1)  # the markup of 5,000 LoRAs is 3.8 MB, and each new one sends all of it
+    lora_file(folder / "r-step00000200.safetensors", 200)
+    shown = lora_cards(folder)
+    assert "2 LoRAs" in shown and shown.count("<li") == 1 and f"1 older: in {folder}" in shown and "r.zip" in shown
+
+
 def test_markup_is_made_again_only_after_a_change_and_of_very_many_loras_the_newest_are_shown(data, monkeypatch):
     """The page asks every second: with 400 LoRAs and 2,000 samples, all of its time went into the same markup."""
     folder, made = write_run(data, "r", state="stopped"), []
