@@ -22,7 +22,7 @@ from launch.store.copies import Copier
 from launch.store.places import open_place
 from monitor.process.spawned import idle
 from monitor.run_folder import RunFolder
-from runs import custom_script, env_file, manage, sweep
+from runs import custom_script, env_file, manage, scripts, sweep
 from ui import served
 from ui.api import drafts as api
 from ui.dataset import draft
@@ -393,11 +393,11 @@ def test_the_private_file_is_read_and_shown_as_a_person_may_have_written_it(data
 @pytest.mark.parametrize("platform", ["linux", "win32"])
 def test_the_lines_that_read_the_private_file_stand_once_after_the_comments_at_the_head(data, platform):
     comment, newline = ("@echo off", "\r\n") if platform == "win32" else ("#!/bin/bash", "\n")
-    lines = env_file.script_lines(["MY_KEY"], data / "outputs" / "100%", platform)
+    lines = scripts.script_lines(["MY_KEY"], data / "outputs" / "100%", platform)
     assert lines.count("MY_KEY") >= 2 and ("100%%.env" in lines) == (platform == "win32")
     script = f"{comment}{newline}{newline}# about{newline}cd /x{newline}"
-    found = env_file.with_lines(script, lines)
+    found = scripts.with_lines(script, lines)
     assert found == script.replace("cd /x", lines.replace("\n", newline) + "cd /x")
-    assert env_file.with_lines(found, lines) == found and env_file.with_lines(script, "") == script
-    assert env_file.with_lines(comment + newline, lines).startswith(comment + newline + lines[:3]), "only comments"
-    assert env_file.script_lines([], data, platform) == ""
+    assert scripts.with_lines(found, lines) == found and scripts.with_lines(script, "") == script
+    assert scripts.with_lines(comment + newline, lines).startswith(comment + newline + lines[:3]), "only comments"
+    assert scripts.script_lines([], data, platform) == ""
