@@ -1,11 +1,17 @@
 """Repeats and epochs from the number of images: pure arithmetic, held against every other choice."""
 
+import math
+
 from hypothesis import given, settings, strategies as st
 
 import presets
-from runs.proposal import LEAST, MOST, propose, steps_per_epoch
+from ui.new.form import LEAST, MOST, propose
 
 IMAGES, BATCH, ACCUMULATION = st.integers(1, 5000), st.integers(1, 64), st.integers(1, 32)
+
+
+def steps_per_epoch(images: int, repeats: int, fixed: int, batch: int, accumulation: int) -> int:
+    return math.ceil(math.ceil((images * repeats + fixed) / batch) / accumulation)
 
 
 def distance(steps: int) -> int:
