@@ -52,7 +52,7 @@ def review_draft(draft_id: str) -> dict[str, Any]:
     """The settings of a draft, the planned `steps`, the warnings, and `problems`: what keeps it from being started."""
     found = form.reviewed(_known(draft_id))
     problems = [form.shown(fault) for fault in (*found.missing, *found.faults)]
-    planned = script_editor.reviewed(draft_id, found) if draft.has_script(draft_id) else found
+    planned = script_editor.reviewed(draft_id, found) if draft.edited_script(draft_id).is_file() else found
     steps, warnings = planned.steps, [form.shown(fault) for fault in found.warnings]
     return {"settings": found.values, "steps": steps, "problems": problems, "warnings": warnings}
 

@@ -193,9 +193,9 @@ def form(draft_id: str) -> dict[str, Any]:
     return draft_store.read(draft_id)["form"]
 
 
-def has_script(draft_id: str) -> bool:
-    """Whether a person edited the script (ui/new/script_editor.py)."""
-    return (folder(draft_id) / SCRIPT).is_file()
+def edited_script(draft_id: str) -> Path:
+    """The file of the script that a person edited, if one did; that of its secrets is named after it."""
+    return folder(draft_id) / SCRIPT
 
 
 def save_fields(draft_id: str, changes: Mapping[str, Any], forget: Collection[str] = ()) -> None:

@@ -112,8 +112,7 @@ def add(draft_id: str, files: list[tuple[Path, str]], drop: str, more: bool = Fa
         raise RunError(OUT_OF_DATE) from error
     if outside:
         raise RunError("Only files that were uploaded here can be added; upload them, or import their folder")
-    large = LARGE_ZIP_BYTES
-    if any(archives.is_zip(name) and path.is_file() and path.stat().st_size > large for path, name in files):
+    if any(archives.is_zip(name) and path.is_file() and path.stat().st_size > LARGE_ZIP_BYTES for path, name in files):
         start_uploads(draft_id, files, drop)
         return {"added": 0, "messages": []}
     added, messages = draft_drop.add(draft_id, files, drop, more)

@@ -169,8 +169,7 @@ def review(
 
 
 def judged(spec: RunSpec | None, machine: Machine | None = None) -> tuple[Any, ...]:
-    """What rules and estimates know of a run: its settings without its words, its model, this machine. While a person types
-    a word, these stay, and so what was made of them."""
+    """What rules and estimates know of a run: all but its words, so that what they say stays while a word is typed."""
     steady = machine and replace(machine, free_disk_gb=round(machine.free_disk_gb, 1))
     return spec and (spec.model_dump(exclude={"name", "trigger"}), presets.models()[spec.model]), steady
 

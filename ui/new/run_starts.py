@@ -53,8 +53,8 @@ def start(draft_id: str) -> tuple[Path, list[str]]:
 def ask(draft_id: str, spec: RunSpec) -> None:
     """Raise RunError, the first time, where a person may have overlooked something: see `start`."""
     written = "Captions are still being written; the run would have those of this moment"
-    busy = draft_store.read(draft_id)["wanted"] and captioning.running(draft_id)
-    questions = [written if busy else form.undescribed(spec.trigger, draft.items(draft_id))]
+    writing = draft_store.read(draft_id)["wanted"] and captioning.running(draft_id)
+    questions = [written if writing else form.undescribed(spec.trigger, draft.items(draft_id))]
     if (rehearsed := rehearsal_folder(draft_id)).is_dir():
         from launch import rehearse
 
@@ -94,7 +94,7 @@ def for_run(draft_id: str, spec: RunSpec) -> RunSpec:
     one. Raises RunError: Start refuses the script, or the settings changed after it was edited."""
     spec = with_intervals(spec, draft.counts(draft_id), [one.caption for one in draft.items(draft_id)])
     spec = env_file.filled(with_own_save_dir(spec), draft.folder(draft_id))
-    return script_editor.adopted(draft_id, spec) if draft.has_script(draft_id) else spec
+    return script_editor.adopted(draft_id, spec) if draft.edited_script(draft_id).is_file() else spec
 
 
 def no_import(draft_id: str) -> None:

@@ -9,7 +9,6 @@ import json
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import presets
@@ -19,7 +18,7 @@ from runs.files import Fault, RunError, atomic_write, explained
 from runs.folders import with_own_save_dir
 from ui import scripts
 from ui.dataset import draft
-from ui.dataset.draft import OUT_OF_DATE, SCRIPT, Text
+from ui.dataset.draft import OUT_OF_DATE, Text
 from ui.html import part, pressed
 from ui.new import form
 
@@ -27,12 +26,11 @@ STALE = "The settings changed after you edited the script. Open “The script”
 NO_SCRIPT = "There is no script yet: correct the errors in the form first"
 _lock = threading.Lock()
 ERRORS = (RunError, presets.PresetError)
-Stored = dict[str, str]  # script, generated
 
 
-def stored(draft_id: str) -> Stored | None:
-    """The edited script of a draft; None where it is not edited. RunError: the file is damaged."""
-    path = draft.folder(draft_id) / SCRIPT
+def stored(draft_id: str) -> dict[str, str] | None:
+    """The edited script of a draft ("script", "generated"); None where it is not edited. RunError: the file is damaged."""
+    path = draft.edited_script(draft_id)
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         return {key: str(found[key]) for key in ("script", "generated")}
@@ -59,23 +57,19 @@ def save(draft_id: str, text: Text, base: Text = "") -> None:
 
 def _write(draft_id: str, script: str, generated: str) -> None:
     """Store an edited script, its secrets apart."""
+    path = draft.edited_script(draft_id)
     script, apart = env_file.of_script(script)
-    env_file.write(_apart(draft_id), {**env_file.read(_apart(draft_id)), **apart})
+    env_file.write(path, {**env_file.read(path), **apart})
     with explained("store the script"):
-        draft.folder(draft_id).mkdir(parents=True, exist_ok=True)
-        atomic_write(draft.folder(draft_id) / SCRIPT, json.dumps({"script": script, "generated": generated}))
-
-
-def _apart(draft_id: str) -> Path:
-    """What the file with the script's secrets is named after."""
-    return draft.folder(draft_id) / SCRIPT
+        path.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write(path, json.dumps({"script": script, "generated": generated}))
 
 
 def discard(draft_id: str) -> None:
     """Use the generated script again, and forget the secrets of the edited one."""
     with _lock, explained("use the generated script"):
-        (draft.folder(draft_id) / SCRIPT).unlink(missing_ok=True)
-        env_file.forget(_apart(draft_id))
+        draft.edited_script(draft_id).unlink(missing_ok=True)
+        env_file.forget(draft.edited_script(draft_id))
 
 
 def follow(draft_id: str, merge: bool) -> list[str]:
@@ -121,7 +115,7 @@ def adopted(draft_id: str, spec: "runs.RunSpec") -> "runs.RunSpec":
     now = runs.script(spec, folder)
     if changed_settings(known["generated"], now):
         raise RunError([Fault("script", STALE)])
-    spec = env_file.with_values(spec, env_file.read(_apart(draft_id)))
+    spec = env_file.with_values(spec, env_file.read(draft.edited_script(draft_id)))
     return pin.adopt(spec, custom_script.follow(known["script"], known["generated"], now), folder)
 
 

@@ -47,7 +47,8 @@ def said(draft_id: str, found: form.Review) -> tuple[Any, ...]:
     """The plan, the button with the proposed length, the model's notes with the download's progress, the choices of
     VRAM and trainer, the title of the GPU's fold, the model's own field, the download button, and the timer that polls
     the download; values and updates as a script of the page can return them to Gradio, too."""
-    planned, values = script_editor.reviewed(draft_id, found) if draft.has_script(draft_id) else found, found.values
+    edited, values = draft.edited_script(draft_id).is_file(), found.values
+    planned = script_editor.reviewed(draft_id, found) if edited else found
     given = form.judged(planned.spec), planned.images, planned.steps
     shown = latest("plan", None, given, lambda: plan(planned)) + estimates(planned) + findings(found)
     key, model = model_to_fetch(values), presets.models().get(values["model"])
