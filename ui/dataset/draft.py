@@ -163,7 +163,8 @@ def _picture(draft_id: str, item: Item, side: int, crop: Any = None, mask: str |
 
 def counts(draft_id: str) -> dict[str, int]:
     """The number of images in each folder of the data set that a run would get; what runs.planned_steps counts."""
-    return dict(draft_store.memory(draft_id)["counts"]) if items(draft_id) else {}
+    with draft_store.lock:
+        return dict(draft_store.memory(draft_id)["counts"]) if items(draft_id) else {}
 
 
 def sources(draft_id: str) -> list[Source]:
