@@ -41,7 +41,7 @@ from monitor.resume.next_attempt import Standby
 from monitor.run_folder import RunFolder, read_json, typed
 from monitor.state import Observation, State, Transition
 from presets.steps import weight_of
-from runs import job as jobs, mitigate, pin
+from runs import job as jobs, mitigate, scripts
 from runs.command import model_files, samples, world
 from runs.dataset import counts, images_in
 from runs.files import atomic_write
@@ -351,7 +351,7 @@ class Work:
     def _try(self, spec: RunSpec) -> Trial | None:
         """The attempt once it has trained to its end; None where it failed, which is then the result."""
         save(self.run, spec)
-        pin.write(self.run, jobs.made(self._job(spec), dumps(spec).encode()))
+        scripts.write(self.run, jobs.made(self._job(spec), dumps(spec).encode()))
         trial = Trial(self.run, self.until_s, self._on_phase)
         try:
             trial.loop.run_until_final()

@@ -15,13 +15,12 @@ import re
 import shlex
 import sys
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runs.files import RunError, atomic_write, explained, private_folder
 from runs.paths import data_root, outputs_dir
-from runs.quoting import quote
 
 if TYPE_CHECKING:
     from runs.spec import RunSpec
@@ -39,6 +38,7 @@ VALUE = re.compile(
     r"://[^/\s:@]*:[^/\s@]+@|\b(hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|rpa_[A-Za-z0-9]{16,}|AKIA[A-Z0-9]{12,})"
 )
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+MAY_HOLD = ("environment", "extra", "edited", "secrets")  # fields of a spec, secrets
 WORTH = 8  # characters from which a value is looked for elsewhere in a script
 
 
@@ -93,7 +93,7 @@ def write(folder: Path, values: Mapping[str, str]) -> None:
     if wrong := [name for name, value in values.items() if re.search(r"[\x00-\x1f\x7f]", value)]:
         raise RunError(f"{wrong[0]}: the value has a line break or control character, which no key has; correct it")
     line = "{}={}\n" if sys.platform == "win32" else "export {}={}\n"
-    shown = (value if sys.platform == "win32" else quote(value) for value in values.values())
+    shown = (value if sys.platform == "win32" else shlex.quote(value) for value in values.values())
     with explained("keep the secrets of the run"):
         path.parent.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -294,41 +294,3 @@ def _resolved(text: str, batch: bool, values: dict[str, str]) -> str:
                 values[variable] = value
                 text = re.sub(rf"""--{flag}(?:=|[ \t]+)(?:"\$\{{?\w+\}}?"|\$\{{?\w+\}}?|%\w+%)""", "", text)
     return text
-
-
-def script_lines(names: Sequence[str], folder: Path, platform: str) -> str:
-    """The lines of a script that read the file with the values of `names`; "" for none. For cmd, the file has plain
-    NAME=VALUE lines."""
-    if not names:
-        return ""
-    path = str(path_of(folder))
-    about = f"Secrets ({', '.join(names)}): their values are in a file that only its owner can read, and not here."
-    if platform.startswith("win"):
-        advice = "has no value: set it, or write it to %env_file%"
-        missing = "\n".join(f"if not defined {name} echo train.bat: {name} {advice} 1>&2" for name in names)
-        return f"""rem {about}
-set "env_file={path.replace("%", "%%")}"
-if exist "%env_file%" for /f "usebackq tokens=1,* delims==" %%A in ("%env_file%") do set "%%A=%%B"
-{missing}
-"""
-    return f"""# {about}
-env_file={quote(path)}
-if [ -r "$env_file" ]; then . "$env_file"; fi
-for name in {" ".join(names)}; do
-  [ -n "${{!name:-}}" ] || echo "train.sh: $name has no value: set it in the environment, or in $env_file" >&2
-done
-"""
-
-
-def with_lines(text: str, lines: str) -> str:
-    """A script that a person edited, with the lines that read the file, after the comments at its head."""
-    marker = next((line for line in lines.splitlines() if "env_file=" in line), "")
-    if not marker or marker in text:
-        return text
-    newline = "\r\n" if "\r\n" in text else "\n"
-    rows = text.splitlines(keepends=True)
-    head = next(
-        (at for at, row in enumerate(rows) if row.strip() and not re.match(r"#|@?rem |@?echo off", row, re.I)),
-        len(rows),
-    )
-    return "".join([*rows[:head], lines.replace("\n", newline), *rows[head:]])

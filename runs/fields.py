@@ -6,7 +6,7 @@ Everything is said once, where RunSpec declares the field (runs/spec.py).
 from dataclasses import dataclass
 from typing import Any, get_origin
 
-from runs.proposal import subjects
+import presets
 from runs.spec import RunSpec, about, may_be_none
 
 
@@ -39,7 +39,7 @@ SUBJECT = Field(
     "What do you train?",
     "choice",
     "Sets the rank and the number of steps, until you change them",
-    tuple((one["name"], one["key"]) for one in subjects()),
+    tuple((one["name"], one["key"]) for one in presets.read_table("templates.toml")["subject"]),
 )
 FLAGS = Field(
     "flags", "Extra trainer options, one per line", "lines", "Use the trainer's names, e.g. noise_offset=0.05"

@@ -22,9 +22,10 @@ from presets.steps import Images, weight_of
 from runs import dataset, env_file, masks, mitigate, pictures, pin, staging, weights
 from runs.command import direct, expanded, flags, samples
 from runs.files import Fault, RunError, atomic_write, building, checksum, copy_with_times, explained
+from runs.flags import check_extra
 from runs.job import Job, made, resolve, respecified
 from runs.paths import CHECKOUTS, ROOT, backend_venv, datasets_dir, entries, outputs_dir, script_name, venv_program
-from runs.scripts import INSTALL, rendered
+from runs.scripts import INSTALL, rendered, write, write_inputs
 
 if TYPE_CHECKING:
     from runs.spec import RunSpec
@@ -51,10 +52,10 @@ def create(
     Raises:
         RunError: invalid images, a name that exists, an unknown flag, a full disk, no permission. Nothing was created.
     """
-    from runs.flags import check_extra
     from runs.spec import dumps, save
 
-    check_extra(spec)
+    if spec.extra or spec.backend in CHECKOUTS:  # a checkout can lack a flag of the tables
+        check_extra(spec)
     samples(spec)
     if spec.store and "://" not in spec.store and not spec.store.startswith("~"):  # what copies works in another folder
         spec = spec.changed(store=os.path.abspath(spec.store))
@@ -84,7 +85,7 @@ def create(
                 save(work, spec, folder)
                 if spec.secrets:
                     on_note(env_file.kept_text(spec.secrets))
-                pin.write(work, made(resolve(spec, folder), dumps(spec).encode()))
+                write(work, made(resolve(spec, folder), dumps(spec).encode()))
         except BaseException:
             if made_data:
                 shutil.rmtree(data, ignore_errors=True)
@@ -197,7 +198,6 @@ def render(folder: Path, source: Path | None = None) -> Path:
     Raises:
         RunError: the spec is invalid or belongs to another run, or the folder cannot be written.
     """
-    from runs.flags import check_extra
     from runs.spec import load
 
     folder, source = Path(folder), Path(source or folder)
@@ -207,7 +207,7 @@ def render(folder: Path, source: Path | None = None) -> Path:
     check_extra(spec)
     with explained(f"write the script of {spec.slug}"):
         env_file.keep(folder, spec)
-        pin.write(folder, made(resolve(spec, folder), (source / "run.toml").read_bytes()))
+        write(folder, made(resolve(spec, folder), (source / "run.toml").read_bytes()))
     return folder / script_name()
 
 
@@ -253,7 +253,7 @@ def train_longer(folder: Path, total: int) -> "RunSpec":
         if total > now and lora.is_file() and lora.stat().st_mtime_ns not in {p.stat().st_mtime_ns for p in others}:
             with writing_file(kept) as temporary:  # once, though the length may be raised again before it goes on
                 copy_with_times(lora, temporary)
-        pin.write(folder, longer_job)
+        write(folder, longer_job)
         save(folder, spec)
     return spec
 
@@ -274,16 +274,17 @@ def write_attempt(folder: Path, job: Job, attempt: int, resume: Path | None = No
         local = job.spec.get("save_dir")
         if local and Path(local).is_relative_to(staging.base()):
             staging.prepare(folder)
-        pin.write_inputs(folder, job)
+        write_inputs(folder, job)
         atomic_write(path, rendered(job, resume), executable=True)
     return path
 
 
-def problems(spec: "RunSpec", platform: str = sys.platform, ask: bool = False) -> list[Fault]:
+def problems(spec: "RunSpec", platform: str = sys.platform, ask: bool = False, with_data: bool = True) -> list[Fault]:
     """What prevents a start, each with the field that it concerns; empty when the run can start.
 
     Args:
         ask: also ask the model hub about a base model that is not on this machine; takes up to 8 seconds.
+        with_data: whether the data set is judged as well, which a draft does not have yet.
     """
     found = [Fault("model", problem) for problem in weights.problems(spec, ask)]
     first, states = expanded(spec.extra.get("network_weights") or ""), (outputs_dir() / spec.slug).glob("*-state")
@@ -302,6 +303,12 @@ def problems(spec: "RunSpec", platform: str = sys.platform, ask: bool = False) -
     if own and spec.trackers in ("tensorboard", "wandb") and importlib.util.find_spec(spec.trackers) is None:
         fix = f"run {sys.executable} -m pip install {spec.trackers}, or choose none"
         found.append(Fault("trackers", f"{spec.trackers} is not installed; {fix}"))
+    model = presets.models()[spec.model]
+    if model["control"] and not spec.control_dir:
+        text = f"{model['name']} learns from pairs; set the folder that has a control image for each image"
+        found.append(Fault("control_dir", text))
+    if not with_data:
+        return found
     data = datasets_dir() / spec.slug
     if not (images := dataset.images_in(data)):
         found.append(Fault("images", f"no images in {data}; add at least one image"))
@@ -310,11 +317,7 @@ def problems(spec: "RunSpec", platform: str = sys.platform, ask: bool = False) -
         why = f"{checkout.name} would train one of them twice, as it caches images by the name before the suffix"
         text = f"{twin} and {named[twin.with_suffix('')]}: {why}; rename one, with a caption of that name"
         found.append(Fault("images", text))
-    model = presets.models()[spec.model]
-    if model["control"] and not spec.control_dir:
-        text = f"{model['name']} learns from pairs; set the folder that has a control image for each image"
-        found.append(Fault("control_dir", text))
-    elif model["control"] and (fault := unpaired(spec, (image.relative_to(data) for image in images))):
+    if model["control"] and (fault := unpaired(spec, (image.relative_to(data) for image in images))):
         found.append(fault)
     return found
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from runs.spec import RunSpec
 
 FILE = "job.json"
+VERSION = commit(ROOT)  # of the tables by which this process resolves specs
 TRAINED = ("environment", "launch", "commands", "dataset", "prompts")  # what the trainer reads
 Patch = dict[str, Any]
 
@@ -111,7 +112,7 @@ def fields(spec: "RunSpec") -> dict[str, Any]:
 def made(job: Job, run_toml: bytes) -> Job:
     """The job of a run that is made now, from the `run.toml` with these bytes."""
     checkout = CHECKOUTS.get(job.spec["backend"])
-    versions = {"hangproof": commit(ROOT), "trainer": job.spec["backend"]}
+    versions = {"hangproof": VERSION, "trainer": job.spec["backend"]}
     versions |= {"trainer_commit": commit(checkout.path())} if checkout else {}
     digest = checksum(json.dumps(job.trains(), sort_keys=True).encode())
     return replace(job, versions=versions, digest=digest, run_toml=checksum(run_toml))

@@ -21,10 +21,10 @@ from presets import PresetError
 from presets.syntax import Command
 from presets.training import commands, file_name, flags_of
 from runs import custom_script, env_file
-from runs.files import Fault, RunError, atomic_write, checksum, explained
-from runs.job import FILE, Job, dumps, fields, for_platform, is_here, load, made, moved, places, resolve, respecified
+from runs.files import Fault, RunError, checksum, explained
+from runs.job import FILE, Job, fields, for_platform, is_here, load, made, moved, places, resolve, respecified
 from runs.paths import script_name
-from runs.scripts import rendered, script
+from runs.scripts import keep, rendered, script, text_of, write
 from runs.spec import ALIASES, RESERVED_FLAGS, RunSpec, load as load_spec
 
 EDITED = "train.sh was edited by hand; every attempt now trains what it says"
@@ -48,7 +48,7 @@ def pinned(folder: Path, on_note: Callable[[str], None] = lambda text: None, res
         RunError: `job.json` is damaged, the spec of a run without one is wrong, or a file cannot be written.
     """
     folder = Path(folder)
-    job, text = load(folder), _text(folder / script_name())
+    job, text = load(folder), text_of(folder / script_name())
     with explained(f"write {folder.name}/{FILE}"):
         if job is None:
             return _of_older_run(folder, on_note)
@@ -58,7 +58,7 @@ def pinned(folder: Path, on_note: Callable[[str], None] = lambda text: None, res
         if not restarts and checksum(text.encode("utf-8", "surrogateescape")) != job.script:
             found = adopted(job, text)
             on_note(EDITED if found else UNREADABLE)
-            return _keep(folder, replace(found, digest=made(found, b"").digest) if found else job, text)
+            return keep(folder, replace(found, digest=made(found, b"").digest) if found else job, text)
     return job
 
 
@@ -80,46 +80,12 @@ def _of_older_run(folder: Path, on_note: Callable[[str], None]) -> Job:
     run_toml = (folder / "run.toml").read_bytes()
     # The digest is what the monitor's state of such a run has: a checksum of run.toml.
     job = replace(made(resolve(spec, folder), run_toml), digest=checksum(run_toml))
-    text = _text(folder / script_name())  # again: reading the spec has moved secrets out of it
+    text = text_of(folder / script_name())  # again: reading the spec has moved secrets out of it
     if text is None:
         return write(folder, job)
     found = adopted(job, text)
     on_note(OLDER if found else UNREADABLE)
-    return _keep(folder, found or job, text)
-
-
-def _text(path: Path) -> str | None:
-    try:
-        return path.read_bytes().decode("utf-8", "surrogateescape")
-    except OSError:
-        return None
-
-
-def _keep(folder: Path, job: Job, text: str) -> Job:
-    """Write `job.json` for a script that stays as it is."""
-    job = replace(job, script=checksum(text.encode("utf-8", "surrogateescape")))
-    atomic_write(folder / FILE, dumps(job))
-    return job
-
-
-def write(work: Path, job: Job) -> Job:
-    """Write the files that are rendered from a job, `job.json` last, into `work`. OSError, RunError: as `rendered`."""
-    text = rendered(job)
-    write_inputs(work, job)
-    atomic_write(work / script_name(), text, executable=True)
-    return _keep(work, job, text)
-
-
-def write_inputs(folder: Path, job: Job) -> list[str]:
-    """Write the files that the trainer reads; the names of those that said something else. RunError: as `pinned`."""
-    import tomlkit
-
-    texts = {"dataset.toml": tomlkit.dumps(job.dataset), "sample_prompts.txt": job.prompts}
-    different = [name for name, text in texts.items() if _text(folder / name) != text]
-    with explained(f"write the files of {job.slug}"):
-        for name in different:
-            atomic_write(folder / name, texts[name])
-    return different
+    return keep(folder, found or job, text)
 
 
 # What an edited script says -------------------------------------------------------------------------------------------

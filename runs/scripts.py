@@ -1,23 +1,31 @@
-"""`train.sh` and `train.bat`: plain scripts that a person can read, change and run, with one flag per line.
+"""The files that are rendered from a Job (runs/job.py). `train.sh` and `train.bat` are plain scripts that a person can
+read, change and run, with one flag per line.
 
-A script trains with or without the monitor. It is a rendering of a Job (runs/job.py); runs/quoting.py quotes the
-values. One process is started directly, several by `accelerate launch`. Where caches are made by commands of their own,
-these run first with the same interpreter: the first that fails ends the script with its exit code, and the next start
-runs all of them again, which keep what is finished.
+A script trains with or without the monitor. One process is started directly, several by `accelerate launch`. Where
+caches are made by commands of their own, these run first with the same interpreter: the first that fails ends the
+script with its exit code, and the next start runs all of them again, which keep what is finished.
+
+Every value is quoted, by one function for bash and one for cmd.exe. bash: a word of safe characters stays as it is;
+anything else is put between single quotes, which bash takes literally. Control characters become escapes in `$'…'`, so
+that each flag stays on one line. cmd.exe: the quotes that the program's own parser needs, then a caret before every
+character that cmd interprets (also before quotes, so that cmd never enters its quoted state and no `&` can end the
+command), and doubled percent signs. A `Variable` is read where the script runs.
 """
 
 import functools
 import re
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from presets import windows as cmd
 from runs import custom_script, env_file
 from runs.command import NODE_VARIABLES, module, words
-from runs.files import RunError
-from runs.job import Job, resolve
+from runs.files import RunError, atomic_write, checksum, explained
+from runs.job import FILE, Job, dumps, resolve
 from runs.paths import CHECKOUTS, ROOT, START, backend_venv, script_name, venv_program
-from runs.quoting import Variable, quote, quote_cmd
 
 if TYPE_CHECKING:
     import jinja2
@@ -57,7 +65,7 @@ def rendered(job: Job, resume: Path | None = None) -> str:
     comments = [UNGUARDED.format(guards, " ".join(path.split())) for path in guarded]
     if nodes * gpus > 1:
         comments.append(TOGETHER.format(nodes * gpus, f" on {nodes} machines" if nodes > 1 else ""))
-    secrets = env_file.script_lines(job.spec.get("secrets", []), Path(job.places["run"]), job.platform)
+    secrets = script_lines(job.spec.get("secrets", []), Path(job.places["run"]), job.platform)
     lines = [*options, start, *words(flags)]
     venv = backend_venv(backend)
     program, python = (venv_program(venv, name, job.platform) for name in ("accelerate", "python"))
@@ -80,7 +88,7 @@ def rendered(job: Job, resume: Path | None = None) -> str:
     if "edited" not in job.spec:
         return text
     mine, base = (job.spec["edited"][key] for key in ("script", "generated"))
-    return env_file.with_lines(custom_script.merged(mine, base, text, job.platform)[0], secrets)
+    return with_lines(custom_script.merged(mine, base, text, job.platform)[0], secrets)
 
 
 @functools.cache
@@ -108,3 +116,118 @@ def _in_quotes(value: str) -> str:
     if any(c in value for c in '"\0\r\n\x1a'):
         raise RunError(f"a batch file cannot hold {value!r}; use a path or value without quotes and control characters")
     return value.replace("%", "%%")
+
+
+PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+", re.ASCII)
+CONTROL = r"\x01-\x1f\x7f"
+ESCAPES = {"\n": r"\n", "\t": r"\t", "\r": r"\r", "'": r"\'", "\\": r"\\"}
+
+
+class Variable(str):
+    """The name of an environment variable whose value, not its name, is the word of the command line."""
+
+
+def quote(value: str) -> str:
+    """`value` quoted for bash; a Variable as `"$NAME"`.
+
+    Raises:
+        RunError: `value` contains a NUL character, which no argument can; or a Variable is not a name.
+    """
+    if isinstance(value, Variable):
+        if not re.fullmatch(r"[A-Z_][A-Z0-9_]*", value):
+            raise RunError(f"{str(value)!r} is not the name of an environment variable")
+        return f'"${value}"'
+    if "\0" in value:
+        raise RunError(f"the value {value!r} contains a NUL character; remove it")
+    if PLAIN.fullmatch(value):
+        return value
+    if not re.search(f"[{CONTROL}]", value):
+        return "'" + value.replace("'", "'\\''") + "'"
+    escaped = re.sub(rf"[{CONTROL}'\\]", lambda found: ESCAPES.get(found[0]) or f"\\{ord(found[0]):03o}", value)
+    return f"$'{escaped}'"
+
+
+def quote_cmd(value: str) -> str:
+    """`value` quoted for a batch file.
+
+    Raises:
+        RunError: `value` contains a line break or NUL, which a batch file cannot hold.
+    """
+    if any(c in value for c in "\0\r\n\x1a"):
+        raise RunError(
+            f"the value {value!r} contains a line break or control character, which a batch file cannot hold; remove it"
+        )
+    return cmd.quote(value)
+
+
+def script_lines(names: Sequence[str], folder: Path, platform: str) -> str:
+    """The lines of a script that read the file with the values of `names`; "" for none. For cmd, the file has plain
+    NAME=VALUE lines."""
+    if not names:
+        return ""
+    path = str(env_file.path_of(folder))
+    about = f"Secrets ({', '.join(names)}): their values are in a file that only its owner can read, and not here."
+    if platform.startswith("win"):
+        advice = "has no value: set it, or write it to %env_file%"
+        missing = "\n".join(f"if not defined {name} echo train.bat: {name} {advice} 1>&2" for name in names)
+        return f"""rem {about}
+set "env_file={path.replace("%", "%%")}"
+if exist "%env_file%" for /f "usebackq tokens=1,* delims==" %%A in ("%env_file%") do set "%%A=%%B"
+{missing}
+"""
+    return f"""# {about}
+env_file={quote(path)}
+if [ -r "$env_file" ]; then . "$env_file"; fi
+for name in {" ".join(names)}; do
+  [ -n "${{!name:-}}" ] || echo "train.sh: $name has no value: set it in the environment, or in $env_file" >&2
+done
+"""
+
+
+def with_lines(text: str, lines: str) -> str:
+    """A script that a person edited, with the lines that read the file, after the comments at its head."""
+    marker = next((line for line in lines.splitlines() if "env_file=" in line), "")
+    if not marker or marker in text:
+        return text
+    newline = "\r\n" if "\r\n" in text else "\n"
+    rows = text.splitlines(keepends=True)
+    head = next(
+        (at for at, row in enumerate(rows) if row.strip() and not re.match(r"#|@?rem |@?echo off", row, re.I)),
+        len(rows),
+    )
+    return "".join([*rows[:head], lines.replace("\n", newline), *rows[head:]])
+
+
+def text_of(path: Path) -> str | None:
+    """The text of a file of a run; None where it cannot be read."""
+    try:
+        return path.read_bytes().decode("utf-8", "surrogateescape")
+    except OSError:
+        return None
+
+
+def keep(folder: Path, job: Job, text: str) -> Job:
+    """Write `job.json` for a script that stays as it is."""
+    job = replace(job, script=checksum(text.encode("utf-8", "surrogateescape")))
+    atomic_write(folder / FILE, dumps(job))
+    return job
+
+
+def write(work: Path, job: Job) -> Job:
+    """Write the files that are rendered from a job, `job.json` last, into `work`. OSError, RunError: as `rendered`."""
+    text = rendered(job)
+    write_inputs(work, job)
+    atomic_write(work / script_name(), text, executable=True)
+    return keep(work, job, text)
+
+
+def write_inputs(folder: Path, job: Job) -> list[str]:
+    """Write the files that the trainer reads; the names of those that said something else. RunError: as `pinned`."""
+    import tomlkit
+
+    texts = {"dataset.toml": tomlkit.dumps(job.dataset), "sample_prompts.txt": job.prompts}
+    different = [name for name, text in texts.items() if text_of(folder / name) != text]
+    with explained(f"write the files of {job.slug}"):
+        for name in different:
+            atomic_write(folder / name, texts[name])
+    return different

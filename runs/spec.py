@@ -235,7 +235,8 @@ class RunSpec(BaseModel):
             except presets.PresetError as error:
                 raise FieldError("model", str(error)) from error
             data = {"backend": presets.backend_of(key), **presets.models()[key]["settings"], **data, "model": key}
-        data = env_file.moved(data)
+        if any(map(data.get, env_file.MAY_HOLD)):
+            data = env_file.moved(data)
         if isinstance(data.get("tier"), str):
             data = {**data, "tier": data["tier"].strip().upper().removesuffix("+")}
         return data
@@ -259,7 +260,7 @@ class RunSpec(BaseModel):
     @field_validator("store")
     @classmethod
     def _store_holds_no_secret(cls, store: str) -> str:
-        if env_file.is_secret("", store):
+        if store and env_file.is_secret("", store):
             raise ValueError("An address with a password or key would be saved; set variables, or log in there")
         return store
 

@@ -182,11 +182,11 @@ def can_be_fetched(spec: "RunSpec") -> bool:
 
 def to_download(spec: "RunSpec") -> tuple[float, Path]:
     """Bytes of the model's files that are not on this machine (as far as known), and the folder that receives them."""
-    if spec.backend == "diffusers":
-        family = presets.families()[presets.models()[spec.model]["family"]]
-        return (float(family["download_bytes"]) if from_hub(spec) else 0.0), download.cache_folder()
-    if presets.models()[spec.model]["generated"]:
+    model = presets.models()[spec.model]
+    if model["generated"] or (spec.backend == "diffusers" and not from_hub(spec)):
         return 0.0, models_dir()
+    if spec.backend == "diffusers":
+        return float(presets.families()[model["family"]]["download_bytes"]), download.cache_folder()
     gone, sources = missing_files(spec.model), downloads()
     return float(sum(sources.get(path.name, {}).get("size", 0) for path in gone)), models_dir()
 

@@ -19,7 +19,7 @@ import presets
 import runs
 from runs import masks
 from ui.dataset import doctor, draft, draft_store
-from ui.new import run_starts, script_editor
+from ui.new import run_starts
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def create_run(draft_id: str, values: dict[str, Any]) -> tuple[Path, list[str]]:
     """Store settings, and create the run that Start would start: its folder and the messages."""
     draft.save_fields(draft_id, values)
     spec, warnings = run_starts.checked(draft_id)
-    folder, notes = run_starts.create(draft_id, script_editor.for_run(draft_id, spec))
+    folder, notes = run_starts.create(draft_id, run_starts.for_run(draft_id, spec))
     return folder, [*warnings, *notes]
 
 
@@ -148,7 +148,7 @@ def limits(monkeypatch, **values):
 def item(key: str, width: int, height: int, **more: Any) -> draft.Item:
     """An image of a draft, without a draft."""
     return draft.Item(**{"id": key, "file": f"{key}.png", "folder": "", "width": width, "height": height, "caption": "",
-                         "sha256": key, "warnings": (), **more})  # fmt: skip
+                         "trained_size": (width, height), "sha256": key, "warnings": (), **more})  # fmt: skip
 
 
 def entry(number: int, caption: str, folder: str = "") -> dict:

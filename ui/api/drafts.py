@@ -52,7 +52,8 @@ def review_draft(draft_id: str) -> dict[str, Any]:
     """The settings of a draft, the planned `steps`, the warnings, and `problems`: what keeps it from being started."""
     found = form.reviewed(_known(draft_id))
     problems = [form.shown(fault) for fault in (*found.missing, *found.faults)]
-    steps, warnings = script_editor.reviewed(draft_id, found).steps, [form.shown(fault) for fault in found.warnings]
+    planned = script_editor.reviewed(draft_id, found) if draft.edited_script(draft_id).is_file() else found
+    steps, warnings = planned.steps, [form.shown(fault) for fault in found.warnings]
     return {"settings": found.values, "steps": steps, "problems": problems, "warnings": warnings}
 
 
@@ -84,7 +85,7 @@ def add_images(draft_id: str, files: list) -> dict[str, Any]:
         if not isinstance(path, str):
             raise RunError("files: each is a file that was uploaded, as handle_file makes it")
         uploads.append((Path(path), name if isinstance(name, str) else Path(path).name))
-    return images.add_uploads(_known(draft_id), uploads, secrets.token_hex(8))
+    return imports.add(_known(draft_id), uploads, secrets.token_hex(8))
 
 
 def add_folder(draft_id: str, path: str) -> dict[str, Any]:

@@ -53,6 +53,7 @@ RECENT = 8  # drafts to choose from
 MERGE_S = 5.0  # changes of one caption that follow each other within this time are one step
 REMOVED = "This image was removed"
 PERSON, FILE = "person", "file"
+SCRIPT = "script.json"  # the edited script
 
 
 # Text as a browser sends it: half of a character that takes two is replaced, and not refused.
@@ -67,7 +68,7 @@ class Item:
     height: pixels as shown, before the crop. warnings: codes, see draft_images.warnings_of. crop: left, top, right,
     bottom as fractions of the image as shown. mask: the name of a file in the draft's `masks/`. weight: 1 to 10.
     caption_by: who wrote the caption: "person", "file", "model", or "" where nobody did. changes, looks: see
-    draft_images.measured.
+    draft_images.measured. trained_size: width and height after the crop.
     """
 
     id: str
@@ -86,11 +87,7 @@ class Item:
     caption_by: str = ""
     changes: str = ""
     looks: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def trained_size(self) -> tuple[int, int]:
-        """Width and height in pixels of what is trained: after the crop."""
-        return cropped_size((self.width, self.height), self.crop)
+    trained_size: tuple[int, int] = (0, 0)
 
 
 COPIED = ("file", "folder", "caption", "sha256", "turn", "mask", "weight", "caption_by", "changes", "looks")
@@ -109,7 +106,9 @@ def items(draft_id: str) -> list[Item]:
                 if known is None or known[0] is not entry or known[1].near != near_id:  # else nothing of it has changed
                     known = entry, _item(key, entry, near_id)
                 made[key] = known
-            memory |= {"images": images, "made": made, "items": [item for _, item in made.values()]}
+            found = [item for _, item in made.values()]
+            folders = Counter(folder_names((one.folder, one.weight) for one in found))
+            memory |= {"images": images, "made": made, "items": found, "counts": folders}
         result: list[Item] = memory["items"]
         return result
 
@@ -118,9 +117,11 @@ def _item(key: str, entry: Entry, near: str) -> Item:
     size = (entry["width"], entry["height"])
     width, height = reversed(size) if entry["turn"] % 2 else size
     crop = tuple(entry["crop"]) if entry["crop"] else None
-    warnings = draft_images.warnings_of(entry, cropped_size((width, height), crop), near)
+    trained = cropped_size((width, height), crop)
+    warnings = draft_images.warnings_of(entry, trained, near)
     same = {name: entry[name] for name in COPIED if name in entry}  # an older version did not measure all of it
-    return Item(id=key, width=width, height=height, warnings=warnings, near=near, crop=crop, **same)
+    same |= {"crop": crop, "trained_size": trained}
+    return Item(id=key, width=width, height=height, warnings=warnings, near=near, **same)
 
 
 def item(draft_id: str, image_id: str) -> Item:
@@ -162,8 +163,8 @@ def _picture(draft_id: str, item: Item, side: int, crop: Any = None, mask: str |
 
 def counts(draft_id: str) -> dict[str, int]:
     """The number of images in each folder of the data set that a run would get; what runs.planned_steps counts."""
-    images = draft_store.read(draft_id)["images"].values()
-    return Counter(folder_names((entry["folder"], entry["weight"]) for entry in images))
+    with draft_store.lock:
+        return dict(draft_store.memory(draft_id)["counts"]) if items(draft_id) else {}
 
 
 def sources(draft_id: str) -> list[Source]:
@@ -191,6 +192,11 @@ def waiting(draft_id: str) -> list[str]:
 def form(draft_id: str) -> dict[str, Any]:
     """The form values stored last."""
     return draft_store.read(draft_id)["form"]
+
+
+def edited_script(draft_id: str) -> Path:
+    """The file of the script that a person edited, if one did; that of its secrets is named after it."""
+    return folder(draft_id) / SCRIPT
 
 
 def save_fields(draft_id: str, changes: Mapping[str, Any], forget: Collection[str] = ()) -> None:
@@ -383,7 +389,7 @@ def delete_expired() -> None:
             old += expired
     for path in old:
         draft_store.close(path / draft_store.NAME)
-        for kept in (path, path / "script.json", path / "rehearsal"):
+        for kept in (path, path / SCRIPT, path / "rehearsal"):
             env_file.forget(kept)
         with contextlib.suppress(OSError):
             shutil.rmtree(path) if path.is_dir() else path.unlink()

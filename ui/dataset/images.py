@@ -17,7 +17,6 @@ from pydantic import ValidationError, validate_call
 from typing_extensions import TypedDict  # pydantic takes that of typing from Python 3.12
 
 from presets import PresetError
-from runs.archives import is_zip
 from runs.files import RunError, explained, unwritable
 from runs.paths import datasets_dir
 from ui import scripts
@@ -230,24 +229,7 @@ class Upload(TypedDict):
 
 def add_images(draft_id: str, uploads: list[Upload], drop: Text, more: bool = False) -> dict[str, Any]:
     """Add uploaded files. `drop` is the same for all parts of one drop, and `more` says that another part follows."""
-    return add_uploads(draft_id, [(Path(one["path"]), one["name"]) for one in uploads], drop[:64], more)
-
-
-def add_uploads(draft_id: str, files: list[tuple[Path, str]], drop: str, more: bool = False) -> dict[str, Any]:
-    """Add uploaded files, (path, name with its folders) each, for parts of one `drop`: {"added", "messages"}."""
-    uploads = draft.uploads_dir().resolve()
-    try:
-        outside = any(not path.resolve().is_relative_to(uploads) for path, _ in files)
-    except ValueError as error:  # a path that no system can have
-        raise RunError(OUT_OF_DATE) from error
-    if outside:
-        raise RunError("Only files that were uploaded here can be added; upload them, or import their folder")
-    large = imports.LARGE_ZIP_BYTES
-    if any(is_zip(name) and path.is_file() and path.stat().st_size > large for path, name in files):
-        imports.start_uploads(draft_id, files, drop)
-        return {"added": 0, "messages": []}
-    added, messages = draft.add(draft_id, files, drop, more)
-    return {"added": added, "messages": messages}
+    return imports.add(draft_id, [(Path(one["path"]), one["name"]) for one in uploads], drop[:64], more)
 
 
 def explain_failed_upload(names: list[Text], bytes: float = 0) -> None:

@@ -31,7 +31,7 @@ from runs.pictures import IMAGE_SUFFIXES, USABLE
 from ui import jobs
 from ui.dataset import draft_drop, draft_images
 from ui.dataset.draft_drop import Dropped
-from ui.dataset.draft_store import folder, plain_text, read
+from ui.dataset.draft_store import OUT_OF_DATE, folder, plain_text, read, uploads_dir
 from ui.html import part
 
 JOB = "import"
@@ -101,6 +101,22 @@ def start_folder(draft_id: str, text: str) -> dict[str, Any]:
     """Start to import a folder on the server. Returns the status. Raises RunError: see given_folder."""
     path = given_folder(text)
     return _start(draft_id, {"kind": "folder", "path": str(path), "name": str(path)})
+
+
+def add(draft_id: str, files: list[tuple[Path, str]], drop: str, more: bool = False) -> dict[str, Any]:
+    """Add uploaded files, (path, name with its folders) each, for parts of one `drop`: {"added", "messages"}."""
+    uploads = uploads_dir().resolve()
+    try:
+        outside = any(not path.resolve().is_relative_to(uploads) for path, _ in files)
+    except ValueError as error:  # a path that no system can have
+        raise RunError(OUT_OF_DATE) from error
+    if outside:
+        raise RunError("Only files that were uploaded here can be added; upload them, or import their folder")
+    if any(archives.is_zip(name) and path.is_file() and path.stat().st_size > LARGE_ZIP_BYTES for path, name in files):
+        start_uploads(draft_id, files, drop)
+        return {"added": 0, "messages": []}
+    added, messages = draft_drop.add(draft_id, files, drop, more)
+    return {"added": added, "messages": messages}
 
 
 def start_uploads(draft_id: str, files: list[tuple[Path, str]], drop: str) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from runs.manage import size_text
 from ui import jobs
 from ui.dataset import draft
 from ui.html import esc
-from ui.new import form, run_starts, script_editor
+from ui.new import form, run_starts
 from ui.served import file_url
 
 JOB = "export"
@@ -76,7 +76,7 @@ def write(draft_id: str) -> Path:
     from launch import bundle
     from launch.common import LaunchError
 
-    spec = script_editor.for_run(draft_id, form.spec_of(form.current(draft_id)))
+    spec = run_starts.for_run(draft_id, form.spec_of(form.current(draft_id)))
     sources = draft.sources(draft_id)
     if not sources:
         raise RunError("Add at least one image in step 1; the ZIP holds the data set")

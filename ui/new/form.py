@@ -8,7 +8,9 @@ from presets/defaults.toml.
 """
 
 import contextlib
+import functools
 import json
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,20 +20,20 @@ from typing import Any
 import presets
 from jobs import queue
 from monitor.phrases import count
-from presets.steps import Images, held_out
-from runs import env_file, weights
-from runs.command import samples, world
+from presets.steps import Images
+from runs import env_file, flags, weights
+from runs.command import samples
 from runs.dataset import shown_per_epoch, too_often
 from runs.fields import EMPTY, HEAD, KEYS, LABELS, LENGTH, MACHINES, MORE, SAMPLES, SUBJECT
 from runs.files import Fault, RunError
 from runs.folders import name_fault, planned_steps, problems, with_intervals, with_own_save_dir
 from runs.machine import Machine, this_machine, tier_for
 from runs.paths import outputs_dir
-from runs.proposal import Proposal, propose, subjects
+from runs.sanity import IMPOSSIBLE, judge
 from runs.scripts import script
 from runs.spec import RunSpec, make
 from ui.dataset import bucket_preview, draft, image_edit
-from ui.html import esc
+from ui.run.readers import latest
 
 BACKENDS = {"diffusers": "Built-in (Diffusers)", "sd-scripts": "kohya's sd-scripts", "musubi": "kohya's musubi-tuner"}
 # Fields that depend on the base model and on what is trained: choosing either sets each that the user has not typed.
@@ -121,11 +123,9 @@ def review(
     """Parse and judge the form's values. Start uses this function too: what it allows, starts.
 
     Args:
-        images: their number by folder. machine, sizes: as in runs.sanity.judge. ask: as in runs.folders.problems.
-        items: the images themselves, whose masks not every trainer uses.
+        images: their number by folder. machine, sizes: as in runs.sanity.judge; by default those of `items`.
+        ask: as in runs.folders.problems. items: the images themselves, whose masks not every trainer uses.
     """
-    from runs.sanity import IMPOSSIBLE, judge
-
     missing: list[Fault] = []
     warnings: list[Fault] = []
     if not (values["name"] or "").strip():
@@ -133,14 +133,17 @@ def review(
     if not sum(images.values()):
         missing.append(Fault("images", "Add at least one image in step 1; 10 to 30 make a good LoRA"))
     spec, faults = parse(values)
-    buckets: Images = bucket_preview.by_folder(spec, items) if spec is not None and items else images
-    if many := too_often((item.folder, item.weight) for item in items):
+    buckets = images if spec is None else buckets_of(spec, images, items)
+    if any(item.weight > 1 for item in items) and (many := too_often((item.folder, item.weight) for item in items)):
         faults.append(Fault("images", many))
     if spec is not None:
         refused = any(fault.field == "extra" for fault in faults)
-        findings = [one for one in judge(spec, buckets, machine, sizes) if not (refused and one.field == "extra")]
+        sizes = sizes or [item.trained_size for item in items]
+        given = *judged(spec, machine), buckets, sizes
+        found_now = latest("findings", None, given, functools.partial(judge, spec, buckets, machine, sizes))
+        findings = [one for one in found_now if not (refused and one.field == "extra")]
         taken = None if any(fault.field == "name" for fault in missing) else name_fault(spec)
-        found = [*([taken] if taken else []), *(one for one in problems(spec, ask=ask) if one.field != "images")]
+        found = [*([taken] if taken else []), *problems(spec, ask=ask, with_data=False)]
         try:
             samples(spec)
         except RunError as error:
@@ -161,9 +164,19 @@ def review(
             warnings += [Fault("images", note) for note in notes]
         if bare := undescribed(spec.trigger, items):
             warnings.append(Fault("images", bare))
-    if spec is not None:
         spec = with_intervals(spec, images, [item.caption for item in items])
     return Review(values, dict(images), spec, _in_form(faults), tuple(missing), _in_form(warnings), items, buckets)
+
+
+def judged(spec: RunSpec | None, machine: Machine | None = None) -> tuple[Any, ...]:
+    """What rules and estimates know of a run: all but its words, so that what they say stays while a word is typed."""
+    steady = machine and replace(machine, free_disk_gb=round(machine.free_disk_gb, 1))
+    return spec and (spec.model_dump(exclude={"name", "trigger"}), presets.models()[spec.model]), steady
+
+
+def buckets_of(spec: RunSpec, images: Mapping[str, int], items: Sequence[draft.Item]) -> Images:
+    """By folder, what `planned_steps` counts: the bucket of each image, which matters in batches of several only."""
+    return bucket_preview.by_folder(spec, items) if items and spec.batch_size > 1 else images
 
 
 def undescribed(trigger: str, items: Sequence[draft.Item]) -> str:
@@ -183,9 +196,7 @@ def parse(values: dict[str, Any]) -> tuple[RunSpec | None, list[Fault]]:
 
     A flag that the trainer refuses is a fault of a valid spec. The other fields are judged without a name, too.
     """
-    from runs.flags import flag_faults, settings
-
-    given, faults = {key: values[key] for key in HEAD}, []
+    given, faults = {key: values[key] for key in HEAD}, list[Fault]()
     given["name"] = values["name"] if (values["name"] or "").strip() else "my-lora"
     if presets.models().get(values["model"], {}).get("control"):  # another model's run does not use the folder
         given["control_dir"] = (values["control_dir"] or "").strip()
@@ -198,17 +209,17 @@ def parse(values: dict[str, Any]) -> tuple[RunSpec | None, list[Fault]]:
             faults.append(Fault(field.key, f"Enter a value; the default is {defaults()[field.key]}"))
         else:
             given[field.key] = EMPTY[field.key] if empty else value
-    lines = [line for line in (values["flags"] or "").splitlines() if line.strip()]
-    try:
-        given, wrong = settings(lines, given)
-    except presets.PresetError as error:
-        wrong = [Fault("model", str(error))]
-    faults += wrong
+    if lines := [line for line in (values["flags"] or "").splitlines() if line.strip()]:
+        try:
+            given, wrong = flags.settings(lines, given)
+        except presets.PresetError as error:
+            wrong = [Fault("model", str(error))]
+        faults += wrong
     try:
         spec = make(given)
     except RunError as error:
         return None, faults + list(error.faults)
-    return (None if faults else spec), faults + flag_faults(spec)
+    return (None if faults else spec), faults + (flags.flag_faults(spec) if spec.extra else [])
 
 
 def _in_form(faults: Iterable[Fault]) -> tuple[Fault, ...]:
@@ -270,38 +281,6 @@ def as_text(value: object) -> str:
     return " ".join(text.splitlines())
 
 
-def plan(review: Review) -> str:
-    """The number of steps and how it is computed, as HTML."""
-    spec, total = review.spec, sum(review.images.values())
-    if not total:
-        return '<p class="hp-plan">Add images in step 1 to see the number of training steps.</p>'
-    if spec is None:
-        return '<p class="hp-plan">The number of training steps appears here once the errors below are fixed.</p>'
-    held = held_out(review.images, spec.validation_split, spec.backend)
-    left = {name: number - held[name] for name, number in review.images.items()}
-    parts = [count(total, "image")]
-    parts[0] += f", {sum(held.values())} held out" * any(held.values())
-    if not spec.max_train_steps:
-        shown_images = shown_per_epoch(left, spec.repeats)
-        if shown_images == sum(left.values()) * spec.repeats:
-            parts.append(count(spec.repeats, "repeat"))
-        else:  # subsets with their own repeats, images with a weight
-            parts = [f"{parts[0]}, shown {shown_images:,} times an epoch"]
-        parts.append(count(spec.epochs, "epoch"))
-    batch = spec.batch_size * spec.gradient_accumulation * world(spec)
-    size = f"{', ' if spec.max_train_steps else ' ÷ '}batch {batch}" * (batch > 1)
-    equals = ":" if spec.max_train_steps else " ="
-    note = " With one image, the LoRA memorizes that image. Use 10 to 30 images." if total == 1 else ""
-    return f'<p class="hp-plan">{" × ".join(parts)}{size}{equals} <strong>{review.steps:,} steps</strong>.{note}</p>'
-
-
-def findings(review: Review) -> str:
-    """What prevents the start, and the warnings, as HTML; "" where there is nothing."""
-    lines = [f'<li class="hp-bad">{esc(shown(fault))}</li>' for fault in review.faults]
-    lines += [f'<li class="hp-warn">{esc(shown(fault))}</li>' for fault in review.warnings]
-    return f'<div role="status"><ul class="hp-findings">{"".join(lines)}</ul></div>' if lines else ""
-
-
 def script_of(review: Review) -> tuple[str, bool]:
     """(the script that Start writes, True); or (comments with the reasons why the values give none, False)."""
     reasons = [*review.missing[:1], *review.faults]
@@ -316,21 +295,9 @@ def script_of(review: Review) -> tuple[str, bool]:
     ), False
 
 
-def model_choices() -> list[tuple[str, str]]:
-    """(label, key) of every base model, by family. The label names the family where the model's name does not."""
-    families, models = presets.families(), presets.models()
-    order = list(families)
-    found = []
-    for key in sorted(models, key=lambda key: order.index(models[key]["family"])):
-        name, family = models[key]["name"], families[models[key]["family"]]["name"]
-        known = any(word in name.casefold() for word in family.casefold().split() if len(word) > 2)
-        found.append((name if known or models[key]["generated"] else f"{name} · {family}", key))
-    return found
-
-
 def subject_of(key: str) -> dict[str, Any]:
     """A row of presets/templates.toml: what is trained, with its rank and steps."""
-    return next(one for one in subjects() if one["key"] == key)
+    return next(one for one in presets.read_table("templates.toml")["subject"] if one["key"] == key)
 
 
 def model_values(key: str, backend: str, subject: str, machine: Machine | None = None) -> dict[str, Any]:
@@ -366,6 +333,52 @@ def same(a: object, b: object) -> bool:
         return a == b
 
 
+# The length that suits the images -----------------------------------------------------------------------------------
+
+# A person takes 1,500 to 2,500 steps, a habit of LoRA trainers: FluxGym's defaults (10 repeats, 16 epochs) give 1,600 to
+# 3,200 for the 10 to 20 images that its guide recommends, but 48,000 for 300; kohya_ss users aim at 100 for each of 20.
+LEAST, TARGET, MOST = 1500, 2000, 2500
+USUAL_EPOCHS = range(8, 21)  # enough saved LoRAs to choose from, and few enough for every one to differ
+MAX_REPEATS = 100
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Repeats, epochs and the optimizer steps that they give."""
+
+    repeats: int
+    epochs: int
+    steps: int
+
+
+def propose(images: int, fixed: int = 0, batch_size: int = 1, accumulation: int = 1, target: int = TARGET) -> Proposal:
+    """The proposal for these images on one GPU; the defaults for none.
+
+    The steps are between LEAST and MOST, which go with `target`, where any choice of repeats and epochs gives that
+    many, else as near as possible. Of those, the usual number of epochs comes first, then about `target` steps, then
+    repeats near FluxGym's 10. fixed: images of folders with their own repeats, each counted that often.
+    """
+    least, most = LEAST * target // TARGET, MOST * target // TARGET
+    if images + fixed <= 0:
+        table = presets.defaults()["run"]
+        return Proposal(table["repeats"], table["epochs"], 0)
+    choices = []
+    for repeats in range(1, MAX_REPEATS + 1 if images else 2):
+        each = math.ceil(math.ceil((images * repeats + fixed) / batch_size) / accumulation)
+        near = {max(1, n // each + more) for n in (target, least, most) for more in (0, 1)}
+        choices += [Proposal(repeats, epochs, epochs * each) for epochs in sorted(near)]
+        if each > 2 * most:
+            break
+
+    def rank(one: Proposal) -> tuple[int, int, int, int, int]:
+        outside = max(least - one.steps, one.steps - most, 0)
+        unusual = max(USUAL_EPOCHS[0] - one.epochs, one.epochs - USUAL_EPOCHS[-1], 0)
+        away = abs(one.steps - target)
+        return outside, unusual, away // 100, abs(one.repeats - 10), away
+
+    return min(choices, key=rank)
+
+
 # The settings of a draft ----------------------------------------------------------------------------------------------
 
 
@@ -383,10 +396,10 @@ def current(draft_id: str) -> dict[str, Any]:
 def reviewed(draft_id: str, ask: bool = False) -> Review:
     """The draft's settings and images, parsed and judged. Raises as `current`. ask: see runs.folders.problems."""
     values, items = current(draft_id), draft.items(draft_id)
-    sizes, machine = [item.trained_size for item in items], this_machine(values["backend"])
+    machine = this_machine(values["backend"])
     if machine.vram_free_gb is not None and queue.under_way():  # the next run starts when that one has freed its memory
         machine = replace(machine, vram_free_gb=None)
-    return review(values, draft.counts(draft_id), machine, sizes, ask, items)
+    return review(values, draft.counts(draft_id), machine, ask=ask, items=items)
 
 
 def proposal(draft_id: str, values: Mapping[str, Any]) -> Proposal | None:
@@ -394,10 +407,13 @@ def proposal(draft_id: str, values: Mapping[str, Any]) -> Proposal | None:
     batch, accumulation = values["batch_size"], values["gradient_accumulation"]
     if not all(isinstance(one, int | float) and 1 <= one < 1e9 and one == int(one) for one in (batch, accumulation)):
         return None
-    counts = draft.counts(draft_id)
-    fixed = shown_per_epoch(counts, 0)
-    steps = subject_of(values["subject"])["steps"]
-    return propose(shown_per_epoch(counts, 1) - fixed, fixed, int(batch), int(accumulation), steps)
+    counts, steps = draft.counts(draft_id), subject_of(values["subject"])["steps"]
+
+    def make() -> Proposal:
+        fixed = shown_per_epoch(counts, 0)
+        return propose(shown_per_epoch(counts, 1) - fixed, fixed, int(batch), int(accumulation), steps)
+
+    return latest("proposal", None, (counts, batch, accumulation, steps), make)
 
 
 def follow_images(draft_id: str) -> None:

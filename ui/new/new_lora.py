@@ -29,6 +29,7 @@ TRY_INTRO = (
     'photos. It needs no GPU and no download, and changes nothing below. The <a href="?tab=doctor">hang drill</a> shows how a '
     "frozen run recovers.</p>"
 )
+BUSY = box(["Preparing the images…"], "busy", "Please wait")
 FETCH = "Download the missing model files"
 FETCH_TICK_S = 1.0
 # The browser's part of the settings (ui/new/fields.js).
@@ -165,7 +166,7 @@ def _head(parts: dict[str, Any]) -> None:
             elem_id="subject",
         )
         parts["model"] = gr.Dropdown(
-            form.model_choices(),
+            summary.model_choices(),
             value=values["model"],
             label=form.LABELS["model"],
             info="The model you will use the LoRA with",
@@ -240,18 +241,7 @@ def _models(_: str) -> None:
     gr.HTML(summary.table_html(this_machine()), elem_id="models", apply_default_css=False)
 
 
-def check_everything_arrived(sent: object) -> None:
-    """Refuse a start while the browser still holds settings, captions or files.
-
-    Raises:
-        runs.RunError: says what is missing.
-    """
-    given = sent if isinstance(sent, dict) else {}
-    for key, text in NOT_ARRIVED.items():
-        if given.get(key):
-            raise runs.RunError(text.format(given[key]))
-
-
+# What a browser still holds prevents a start.
 NOT_ARRIVED = {
     "fields": "Settings not saved: {}; the note at the top says why. Press Start again when it is gone",
     "kept": "Captions or masks not saved: {}; correct the captions marked 'not saved', then press Start again",
@@ -264,10 +254,13 @@ def start(draft_id: str, sent: object) -> Iterator[tuple[str, str, list[str]]]:
     """Create and start the draft's run; yields as `starting`."""
 
     def begin() -> tuple[Path, list[str]]:
-        check_everything_arrived(sent)
+        held = sent if isinstance(sent, dict) else {}
+        for key, text in NOT_ARRIVED.items():
+            if held.get(key):
+                raise runs.RunError(text.format(held[key]))
         return run_starts.start(draft_id)
 
-    yield from starting(problem_html("Preparing the images…", "Please wait", "busy"), begin)
+    yield from starting(BUSY, begin)
 
 
 def try_example() -> Iterator[tuple[str, str, list[str]]]:

@@ -19,7 +19,7 @@ from ui import jobs
 from ui.dataset import draft
 from ui.dataset.draft import OUT_OF_DATE
 from ui.html import duration, part
-from ui.new import form, script_editor
+from ui.new import form, run_starts
 from ui.new.run_starts import rehearsal_folder
 from ui.run import fold
 
@@ -58,7 +58,7 @@ def _prepare(folder: Path, draft_id: str) -> None:
     shutil.rmtree(data, ignore_errors=True)
     data.mkdir()
     ingest(draft.sources(draft_id)[: rehearse.IMAGES], data)
-    save(folder, script_editor.for_run(draft_id, reviewed.spec))
+    save(folder, run_starts.for_run(draft_id, reviewed.spec))
 
 
 def forget(folder: Path) -> None:
@@ -127,7 +127,7 @@ def shown(
 def _spec_now(draft_id: str) -> "runs.RunSpec | None":
     """The spec that a run of the draft would get now; None where a field is invalid. RunError: the edited script is."""
     parsed = form.parse({**form.current(draft_id), "name": "my-lora"})[0]
-    return script_editor.for_run(draft_id, parsed) if parsed is not None else None
+    return run_starts.for_run(draft_id, parsed) if parsed is not None else None
 
 
 def _forecast(

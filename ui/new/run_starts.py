@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import runs
+from runs import env_file
 from runs.dataset import folder_names
 from runs.files import Fault, RunError
-from ui.dataset import captioning, draft, imports
+from runs.folders import create as create_run, unpaired, with_intervals, with_own_save_dir
+from runs.spec import RunSpec, make
+from ui.dataset import captioning, draft, draft_store, imports
 from ui.new import form, script_editor
 from ui.run import actions
 
@@ -37,7 +40,7 @@ def start(draft_id: str) -> tuple[Path, list[str]]:
             the draft is unchanged.
     """
     spec, warnings = checked(draft_id)
-    spec, rehearsed = script_editor.for_run(draft_id, spec), rehearsal_folder(draft_id)
+    spec, rehearsed = for_run(draft_id, spec), rehearsal_folder(draft_id)
     ask(draft_id, spec)
     folder, messages = create(draft_id, spec)
     if rehearsed.is_dir():
@@ -47,10 +50,11 @@ def start(draft_id: str) -> tuple[Path, list[str]]:
     return begin(folder, [*warnings, *messages])
 
 
-def ask(draft_id: str, spec: "runs.RunSpec") -> None:
+def ask(draft_id: str, spec: RunSpec) -> None:
     """Raise RunError, the first time, where a person may have overlooked something: see `start`."""
     written = "Captions are still being written; the run would have those of this moment"
-    questions = [written if captioning.running(draft_id) else form.undescribed(spec.trigger, draft.items(draft_id))]
+    writing = draft_store.read(draft_id)["wanted"] and captioning.running(draft_id)
+    questions = [written if writing else form.undescribed(spec.trigger, draft.items(draft_id))]
     if (rehearsed := rehearsal_folder(draft_id)).is_dir():
         from launch import rehearse
 
@@ -68,14 +72,12 @@ def begin(folder: Path, messages: list[str]) -> tuple[Path, list[str]]:
     return folder, messages
 
 
-def checked(draft_id: str) -> tuple["runs.RunSpec", list[str]]:
+def checked(draft_id: str) -> tuple[RunSpec, list[str]]:
     """The spec of the draft's settings after all checks, and the warnings.
 
     Raises:
         RunError: one fault for each error, by key of the form.
     """
-    from runs.folders import unpaired
-
     no_import(draft_id)
     found = form.reviewed(draft_id, ask=True)
     if found.missing or found.faults or found.spec is None:
@@ -87,13 +89,21 @@ def checked(draft_id: str) -> tuple["runs.RunSpec", list[str]]:
     return found.spec, [f"Warning: {form.shown(warning)}" for warning in found.warnings]
 
 
+def for_run(draft_id: str, spec: RunSpec) -> RunSpec:
+    """The spec of the draft's run: with its save and sample intervals, its secrets, and its edited script where it has
+    one. Raises RunError: Start refuses the script, or the settings changed after it was edited."""
+    spec = with_intervals(spec, draft.counts(draft_id), [one.caption for one in draft.items(draft_id)])
+    spec = env_file.filled(with_own_save_dir(spec), draft.folder(draft_id))
+    return script_editor.adopted(draft_id, spec) if draft.edited_script(draft_id).is_file() else spec
+
+
 def no_import(draft_id: str) -> None:
     """Raise RunError while images are imported into the draft: a run would have only a part of them."""
     if imports.status(draft_id)["waiting"]:
         raise RunError([Fault("images", "Images are still being imported in step 1; wait, or cancel the import")])
 
 
-def create(draft_id: str, spec: "runs.RunSpec") -> tuple[Path, list[str]]:
+def create(draft_id: str, spec: RunSpec) -> tuple[Path, list[str]]:
     """Create a run with the draft's images.
 
     Returns:
@@ -101,7 +111,7 @@ def create(draft_id: str, spec: "runs.RunSpec") -> tuple[Path, list[str]]:
     """
     messages: list[str] = []
     given = draft.digest(draft_id)  # before: what is typed while the images are written is in no run
-    folder = runs.create(spec, draft.sources(draft_id), on_note=messages.append)
+    folder = create_run(spec, draft.sources(draft_id), on_note=messages.append)
     draft.mark_in_a_run(draft_id, given)
     return folder, messages
 
@@ -136,9 +146,9 @@ def start_example() -> tuple[Path, list[str]]:
     with tempfile.TemporaryDirectory() as photos:
         write_examples(Path(photos))
         while True:
-            spec = runs.make({**fields, "name": runs.free_name("first-try")})
+            spec = make({**fields, "name": runs.free_name("first-try")})
             try:
-                folder = runs.create(spec, Path(photos))
+                folder = create_run(spec, Path(photos))
                 break
             except RunError:
                 if runs.free_name("first-try") == spec.name:  # else somebody else took it at the same moment
@@ -146,7 +156,7 @@ def start_example() -> tuple[Path, list[str]]:
     return begin(folder, [SAMPLES])
 
 
-def _store_fault(spec: "runs.RunSpec") -> Fault | None:
+def _store_fault(spec: RunSpec) -> Fault | None:
     """Why the address of a store cannot be used: another kind of address, a secret in it, a library that is missing.
 
     Only asked at Start, because some of those libraries take a second to import.

@@ -9,7 +9,6 @@ import json
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import presets
@@ -18,22 +17,20 @@ from runs import custom_script, env_file, pin
 from runs.files import Fault, RunError, atomic_write, explained
 from runs.folders import with_own_save_dir
 from ui import scripts
-from ui.dataset import bucket_preview, draft
+from ui.dataset import draft
 from ui.dataset.draft import OUT_OF_DATE, Text
 from ui.html import part, pressed
 from ui.new import form
 
-FILE = "script.json"
 STALE = "The settings changed after you edited the script. Open “The script” and choose which of both is used"
 NO_SCRIPT = "There is no script yet: correct the errors in the form first"
 _lock = threading.Lock()
 ERRORS = (RunError, presets.PresetError)
-Stored = dict[str, str]  # script, generated
 
 
-def stored(draft_id: str) -> Stored | None:
-    """The edited script of a draft; None where it is not edited. RunError: the file is damaged."""
-    path = draft.folder(draft_id) / FILE
+def stored(draft_id: str) -> dict[str, str] | None:
+    """The edited script of a draft ("script", "generated"); None where it is not edited. RunError: the file is damaged."""
+    path = draft.edited_script(draft_id)
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         return {key: str(found[key]) for key in ("script", "generated")}
@@ -60,23 +57,19 @@ def save(draft_id: str, text: Text, base: Text = "") -> None:
 
 def _write(draft_id: str, script: str, generated: str) -> None:
     """Store an edited script, its secrets apart."""
+    path = draft.edited_script(draft_id)
     script, apart = env_file.of_script(script)
-    env_file.write(_apart(draft_id), {**env_file.read(_apart(draft_id)), **apart})
+    env_file.write(path, {**env_file.read(path), **apart})
     with explained("store the script"):
-        draft.folder(draft_id).mkdir(parents=True, exist_ok=True)
-        atomic_write(draft.folder(draft_id) / FILE, json.dumps({"script": script, "generated": generated}))
-
-
-def _apart(draft_id: str) -> Path:
-    """What the file with the script's secrets is named after."""
-    return draft.folder(draft_id) / FILE
+        path.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write(path, json.dumps({"script": script, "generated": generated}))
 
 
 def discard(draft_id: str) -> None:
     """Use the generated script again, and forget the secrets of the edited one."""
     with _lock, explained("use the generated script"):
-        (draft.folder(draft_id) / FILE).unlink(missing_ok=True)
-        env_file.forget(_apart(draft_id))
+        draft.edited_script(draft_id).unlink(missing_ok=True)
+        env_file.forget(draft.edited_script(draft_id))
 
 
 def follow(draft_id: str, merge: bool) -> list[str]:
@@ -110,23 +103,19 @@ def copy_from_run(draft_id: str, spec: "runs.RunSpec") -> None:
         _write(draft_id, spec.edited.script, spec.edited.generated)
 
 
-def for_run(draft_id: str, spec: "runs.RunSpec") -> "runs.RunSpec":
-    """The spec of the run that Start creates: with its save and sample intervals, the draft's secrets, and
-    its edited script where it has one.
+def adopted(draft_id: str, spec: "runs.RunSpec") -> "runs.RunSpec":
+    """The spec of a run (run_starts.for_run) with the draft's edited script.
 
     Raises:
         RunError: Start refuses the script, or the settings changed after it was edited.
     """
-    spec = runs.with_intervals(spec, draft.counts(draft_id), [one.caption for one in draft.items(draft_id)])
-    spec = with_own_save_dir(spec)
-    known, spec = stored(draft_id), env_file.filled(spec, draft.folder(draft_id))
-    if known is None:
+    if (known := stored(draft_id)) is None:
         return spec
     folder = runs.outputs_dir() / spec.slug
     now = runs.script(spec, folder)
     if changed_settings(known["generated"], now):
         raise RunError([Fault("script", STALE)])
-    spec = env_file.with_values(spec, env_file.read(_apart(draft_id)))
+    spec = env_file.with_values(spec, env_file.read(draft.edited_script(draft_id)))
     return pin.adopt(spec, custom_script.follow(known["script"], known["generated"], now), folder)
 
 
@@ -144,7 +133,7 @@ def reviewed(draft_id: str, review: form.Review) -> form.Review:
         spec, folder = with_own_save_dir(review.spec), runs.outputs_dir() / review.spec.slug
         text = custom_script.follow(known["script"], known["generated"], runs.script(spec, folder))
         spec = pin.adopt(spec, text, folder).changed(edited=None)
-        return replace(review, spec=spec, buckets=bucket_preview.by_folder(spec, review.items))
+        return replace(review, spec=spec, buckets=form.buckets_of(spec, review.images, review.items))
     except RunError:
         return review
 

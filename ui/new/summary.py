@@ -3,6 +3,7 @@ on the base model and this machine, with the download of its files; and the tabl
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import gradio as gr
@@ -12,7 +13,10 @@ import runs
 from guards import hub
 from monitor.phrases import count
 from presets.estimate import cost, disk, estimate
+from presets.steps import held_out
 from runs import history, weights
+from runs.command import world
+from runs.dataset import shown_per_epoch
 from runs.machine import Machine, free_gb, this_machine
 from runs.manage import size_text
 from runs.paths import CHECKOUTS, START
@@ -21,6 +25,7 @@ from ui import jobs
 from ui.dataset import draft
 from ui.html import duration, esc, hub_link, table
 from ui.new import form, hub_login, script_editor
+from ui.run.readers import latest
 
 GPU = "GPU memory and trainer"
 
@@ -42,13 +47,15 @@ def said(draft_id: str, found: form.Review) -> tuple[Any, ...]:
     """The plan, the button with the proposed length, the model's notes with the download's progress, the choices of
     VRAM and trainer, the title of the GPU's fold, the model's own field, the download button, and the timer that polls
     the download; values and updates as a script of the page can return them to Gradio, too."""
-    planned, values = script_editor.reviewed(draft_id, found), found.values
-    plan = form.plan(planned) + estimates(planned) + form.findings(found)
+    edited, values = draft.edited_script(draft_id).is_file(), found.values
+    planned = script_editor.reviewed(draft_id, found) if edited else found
+    given = form.judged(planned.spec), planned.images, planned.steps
+    shown = latest("plan", None, given, lambda: plan(planned)) + estimates(planned) + findings(found)
     key, model = model_to_fetch(values), presets.models().get(values["model"])
     busy, fetched = fetching(key) if key else (False, "")
     tier, backend = presets.tiers().get(values["tier"]), form.BACKENDS.get(values["backend"])
     return (
-        plan,
+        shown,
         _propose(draft_id, found),
         model_notes(values, found.spec) + fetched,
         *(gr.update(choices=one) for one in gpu_choices(values).values()),
@@ -72,6 +79,38 @@ def _propose(draft_id: str, review: form.Review) -> dict[str, Any]:
     return gr.update(visible=True, value=f"Use proposed: {label} = {found.steps:,} steps")
 
 
+def plan(review: form.Review) -> str:
+    """The number of steps and how it is computed, as HTML."""
+    spec, total = review.spec, sum(review.images.values())
+    if not total:
+        return '<p class="hp-plan">Add images in step 1 to see the number of training steps.</p>'
+    if spec is None:
+        return '<p class="hp-plan">The number of training steps appears here once the errors below are fixed.</p>'
+    held = held_out(review.images, spec.validation_split, spec.backend)
+    left = {name: number - held[name] for name, number in review.images.items()}
+    parts = [count(total, "image")]
+    parts[0] += f", {sum(held.values())} held out" * any(held.values())
+    if not spec.max_train_steps:
+        shown_images = shown_per_epoch(left, spec.repeats)
+        if shown_images == sum(left.values()) * spec.repeats:
+            parts.append(count(spec.repeats, "repeat"))
+        else:  # subsets with their own repeats, images with a weight
+            parts = [f"{parts[0]}, shown {shown_images:,} times an epoch"]
+        parts.append(count(spec.epochs, "epoch"))
+    batch = spec.batch_size * spec.gradient_accumulation * world(spec)
+    size = f"{', ' if spec.max_train_steps else ' ÷ '}batch {batch}" * (batch > 1)
+    equals = ":" if spec.max_train_steps else " ="
+    note = " With one image, the LoRA memorizes that image. Use 10 to 30 images." if total == 1 else ""
+    return f'<p class="hp-plan">{" × ".join(parts)}{size}{equals} <strong>{review.steps:,} steps</strong>.{note}</p>'
+
+
+def findings(review: form.Review) -> str:
+    """What prevents the start, and the warnings, as HTML; "" where there is nothing."""
+    lines = [f'<li class="hp-bad">{esc(form.shown(fault))}</li>' for fault in review.faults]
+    lines += [f'<li class="hp-warn">{esc(form.shown(fault))}</li>' for fault in review.warnings]
+    return f'<div role="status"><ul class="hp-findings">{"".join(lines)}</ul></div>' if lines else ""
+
+
 # Time, GPU memory, disk space and cost, and what each estimate is based on --------------------------------------------
 
 
@@ -79,15 +118,19 @@ def estimates(review: form.Review) -> str:
     """The estimates as HTML; "" without images or with invalid fields."""
     if not sum(review.images.values()) or (spec := review.spec) is None:
         return ""
-    machine = this_machine(spec.backend)
-    seconds, source = history.expected(spec, review.steps)
-    lines = {
-        "Time": _time(spec, seconds, source, machine),
-        "Cost": _cost(spec, seconds),
-        "GPU memory": _memory(spec, machine),
-        "Disk": _disk(spec, review.images),
-        "Samples": _samples(spec),
-    }
+    machine, download = this_machine(spec.backend), weights.to_download(spec)
+
+    def make() -> dict[str, str]:
+        seconds, source = history.expected(spec, review.steps)
+        return {
+            "Time": _time(spec, seconds, source, machine),
+            "Cost": _cost(spec, seconds),
+            "GPU memory": _memory(spec, machine),
+            "Disk": _disk(spec, review.images, machine, *download),
+        }
+
+    given = form.judged(spec, machine), review.steps, review.images, history.earlier(spec.model_dump()), download
+    lines = {**latest("estimates", None, given, make), "Samples": _samples(spec)}
     rows = "".join(f"<div><dt>{name}</dt><dd>{text}</dd></div>" for name, text in lines.items() if text)
     return f'<dl class="hp-estimates" data-testid="estimates">{rows}</dl>'
 
@@ -123,12 +166,11 @@ def _memory(spec: RunSpec, machine: Machine) -> str:
     return f"{text} <span>({esc(found['note'])})</span>"
 
 
-def _disk(spec: RunSpec, images: Mapping[str, int]) -> str:
+def _disk(spec: RunSpec, images: Mapping[str, int], machine: Machine, download: float, folder: Path) -> str:
     written = disk(spec.model_dump(), images)
-    download, folder = weights.to_download(spec)
     parts = {**({"model download": download} if download else {}), **written}
     named = ", ".join(f"{name} {size_text(count)}" for name, count in parts.items())
-    free = free_gb(runs.data_root())
+    free = machine.free_disk_gb
     text = f"about {size_text(sum(parts.values()))} <span>({esc(named)}; {free:.0f} GB free)</span>"
     places = ((runs.data_root(), free, sum(written.values())), (folder, free_gb(folder), download))
     short = [f"{place} has {left:.1f} GB free" for place, left, needed in places if needed / 1e9 > left]
@@ -287,12 +329,24 @@ INTRO = (
 )
 
 
+def model_choices() -> list[tuple[str, str]]:
+    """(label, key) of every base model, by family. The label names the family where the model's name does not."""
+    families, models = presets.families(), presets.models()
+    order = list(families)
+    found = []
+    for key in sorted(models, key=lambda key: order.index(models[key]["family"])):
+        name, family = models[key]["name"], families[models[key]["family"]]["name"]
+        known = any(word in name.casefold() for word in family.casefold().split() if len(word) > 2)
+        found.append((name if known or models[key]["generated"] else f"{name} · {family}", key))
+    return found
+
+
 def table_html(machine: Machine) -> str:
     """The table as HTML; the head of the choice that suits this machine's GPU says so."""
     vram_gb = round(machine.vram_gb or 0)
     own = next((name for name, tier in reversed(presets.tiers().items()) if tier["vram_gb"] <= vram_gb), "")
     tiers = [f"{tier['label']}{' (your GPU)' * (name == own)}" for name, tier in presets.tiers().items()]
-    rows = (row for _, key in form.model_choices() for row in rows_of(key))
+    rows = (row for _, key in model_choices() for row in rows_of(key))
     shown = table("Base models and the GPU memory they use", ["Base model", "Trainer", *tiers, "Licence"], rows)
     return f'<p class="hp-hint">{INTRO}</p><div data-testid="models">{shown}</div>'
 

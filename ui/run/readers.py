@@ -42,7 +42,7 @@ def kept(name: str, key: Path, files: Iterable[Path], make: Callable[[], T], you
     return latest(name, key, stamps, make, fresh)
 
 
-def latest(name: str, key: Path, given: tuple[Any, ...], make: Callable[[], T], fresh: bool = False) -> T:
+def latest(name: str, key: Path | None, given: tuple[Any, ...], make: Callable[[], T], fresh: bool = False) -> T:
     """What `make` returns, made again only when `given`, what it is made of, is another than before, or `fresh`."""
     known = _kept.pop((name, key), None)
     if known is None or fresh or known[0] != given:

@@ -177,7 +177,7 @@ def test_a_certain_cause_is_changed_at_the_first_restart_and_the_spec_stays_the_
     for name, value in env.items():
         monkeypatch.setenv(name, value)
     # The toy takes sd-scripts' flags too; which backend has which needs its checkout.
-    monkeypatch.setattr("runs.flags.check_extra", lambda spec: None)
+    monkeypatch.setattr("runs.folders.check_extra", lambda spec: None)
     made = {"name": "Ladder 1", "trigger": "t", "model": "tiny-flux", "backend": "diffusers", "max_train_steps": 40}
     folder = runs.create(runs.make({**made, "workers": 2}), pictures(tmp_path / "photos", 1))
     # This toy does not wait at the gate: as a standby it would train, and write states of its own.

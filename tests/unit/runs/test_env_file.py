@@ -22,7 +22,7 @@ from launch.store.copies import Copier
 from launch.store.places import open_place
 from monitor.process.spawned import idle
 from monitor.run_folder import RunFolder
-from runs import env_file, manage, sweep
+from runs import env_file, manage, scripts, sweep
 from ui import served
 from ui.api import drafts as api
 from ui.dataset import draft
@@ -340,3 +340,36 @@ def test_the_secrets_among_the_fields_of_a_run_are_variables_and_named():
         ({"environment": {"URL": "s3://me:pw@host", "A": "1"}}, {"environment": {"URL": "s3://me:pw@host", "A": "1"}, "secrets": ["URL"]}),
     ):  # fmt: skip
         assert env_file.moved(fields) == wanted
+
+
+def test_a_run_toml_that_only_names_its_secrets_does_not_expose_them_and_a_flag_is_one_by_its_name():
+    assert env_file.exposed({"environment": {"A_KEY": "x"}, "secrets": ["A_KEY"]})
+    assert not env_file.exposed({"environment": {"A": "1"}, "secrets": ["A_KEY"]})
+    assert all(map(env_file.is_secret_flag, ("wandb_api_key", "my_password", "token")))
+    assert not any(map(env_file.is_secret_flag, ("keep_tokens", "max_token_length", "seed")))
+
+
+def test_the_private_file_is_read_and_shown_as_a_person_may_have_written_it(data):
+    folder = data / "outputs" / "cat"
+    env_file.write(folder, {"MY_KEY": "a b c d e", "SHORT": "abc"})
+    path = env_file.path_of(folder)
+    assert path == data / ".secrets" / "cat.env" != env_file.path_of(data / "cat"), "of a folder that is elsewhere"
+    assert env_file.masking(folder)(b"x a b c d e abc") == b"x (MY_KEY) abc"
+    lines = b"# note\nPLAIN=a 'b'\nexport EMPTY=\nexport 1X=2\nno line\nexport OPEN='x\n# \xff\nexport A='x y' # z\n"
+    path.write_bytes(lines)
+    assert env_file.read(folder) == {"PLAIN": "a 'b'", "EMPTY": "", "A": "x y"}
+    env_file.write(folder, {})
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("platform", ["linux", "win32"])
+def test_the_lines_that_read_the_private_file_stand_once_after_the_comments_at_the_head(data, platform):
+    comment, newline = ("@echo off", "\r\n") if platform == "win32" else ("#!/bin/bash", "\n")
+    lines = scripts.script_lines(["MY_KEY"], data / "outputs" / "100%", platform)
+    assert lines.count("MY_KEY") >= 2 and ("100%%.env" in lines) == (platform == "win32")
+    script = f"{comment}{newline}{newline}# about{newline}cd /x{newline}"
+    found = scripts.with_lines(script, lines)
+    assert found == script.replace("cd /x", lines.replace("\n", newline) + "cd /x")
+    assert scripts.with_lines(found, lines) == found and scripts.with_lines(script, "") == script
+    assert scripts.with_lines(comment + newline, lines).startswith(comment + newline + lines[:3]), "only comments"
+    assert scripts.script_lines([], data, platform) == ""

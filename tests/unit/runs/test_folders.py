@@ -49,7 +49,7 @@ def nothing_made(root: Path) -> bool:
 
 def test_bad_input_and_ctrl_c_in_the_middle_leave_nothing(tmp_path, data, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("runs.pin.write", Mock(side_effect=KeyboardInterrupt))
+        patch.setattr("runs.folders.write", Mock(side_effect=KeyboardInterrupt))
         runs.create(spec(), pictures(tmp_path / "in"))
     assert nothing_made(data)
     text = tmp_path / "words.png"

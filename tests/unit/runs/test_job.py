@@ -12,8 +12,8 @@ import runs
 from monitor.resume import next_attempt
 from monitor.state import spec_edited
 from runs import job as jobs, mitigate
-from runs.pin import pinned, write
-from runs.scripts import rendered
+from runs.pin import pinned
+from runs.scripts import rendered, write
 
 
 @pytest.mark.parametrize(("model", "backend"), [*FAMILIES, ("flux-dev", "diffusers")])

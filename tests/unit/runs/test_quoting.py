@@ -17,7 +17,7 @@ from seeds import examples
 import presets
 import runs
 from runs.command import launch_options, module
-from runs.quoting import quote, quote_cmd
+from runs.scripts import quote, quote_cmd
 
 NASTY = [
     "'", '"', "`id`", "$(touch /tmp/never)", "${HOME}", "$HOME", "\\", "\\\\", "\n", "\r\n", "\t", " ", "  ", "!!",

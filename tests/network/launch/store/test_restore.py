@@ -17,7 +17,7 @@ from launch.store.copies import Copier
 from launch.store.manifest import FILES
 from launch.store.places import StoreError
 from launch.store.restore import restore
-from runs import pin
+from runs import pin, scripts
 from runs.paths import datasets_dir, outputs_dir
 
 
@@ -183,7 +183,7 @@ def test_a_store_that_was_emptied_is_filled_again(run, place, copier, other):
 def test_another_machine_trains_what_the_run_trained_whatever_its_tables_say(run, place, other, own):
     """Also where its own run.toml asks for one process less at a time: only that differs."""
     made = pin.pinned(run)
-    pin.write(run, made.patched({"commands": {"0": {"flags": {"optimizer_type": "older"}}}}))
+    scripts.write(run, made.patched({"commands": {"0": {"flags": {"optimizer_type": "older"}}}}))
     (run / "run.toml").write_text((run / "run.toml").read_text() + "\n# edited, and not made again\n")
     Copier(place, run, held(place)).push()
     here = other() / run.name

@@ -143,7 +143,7 @@ def test_images_that_no_run_contains_are_counted(data, mine, monkeypatch):
     assert draft.images_not_in_a_run(mine) == 1
     create = runs.create
     typed = lambda *given, **more: set_caption(mine, "coffee.png", "typed meanwhile") or create(*given, **more)  # noqa: E731
-    monkeypatch.setattr(runs, "create", typed)
+    monkeypatch.setattr("ui.new.run_starts.create_run", typed)
     create_run(mine, values(name="another"))
     assert draft.images_not_in_a_run(mine) == 1
 

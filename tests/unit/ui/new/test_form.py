@@ -114,20 +114,20 @@ def test_the_memory_that_a_run_under_way_uses_is_free_when_the_next_one_starts(d
 
 
 def test_the_plan_counts_the_steps_and_findings_are_listed_with_labels():
-    assert "<strong>320 steps</strong>" in form.plan(form.review(values(), {"": 2}))
-    assert "<strong>48,000 steps</strong>" in form.plan(form.review(values(), {"": 300}))
-    assert "Add images" in form.plan(form.review(values(), {"": 0}))
-    assert "With one image" in form.plan(form.review(values(), {"": 1}))
-    assert "× 16 epochs = <strong>32" in form.plan(form.review(values(repeats=1), {"": 2}))
+    assert "<strong>320 steps</strong>" in summary.plan(form.review(values(), {"": 2}))
+    assert "<strong>48,000 steps</strong>" in summary.plan(form.review(values(), {"": 300}))
+    assert "Add images" in summary.plan(form.review(values(), {"": 0}))
+    assert "With one image" in summary.plan(form.review(values(), {"": 1}))
+    assert "× 16 epochs = <strong>32" in summary.plan(form.review(values(repeats=1), {"": 2}))
     several = values(batch_size=2, gradient_accumulation=3, validation_split="0.2")
-    shown = form.plan(form.review({**several, "gpus": 2}, {"": 10, "3_cat": 10}))
+    shown = summary.plan(form.review({**several, "gpus": 2}, {"": 10, "3_cat": 10}))
     assert "20 images, 4 held out, shown 104 times an epoch × 16 epochs ÷ batch 12 = <strong>144 steps" in shown
-    shown = form.plan(form.review({**several, "max_train_steps": "70"}, {"": 10}))
+    shown = summary.plan(form.review({**several, "max_train_steps": "70"}, {"": 10}))
     assert "10 images, 2 held out, batch 6: <strong>70 steps" in shown
-    found = form.findings(form.review(values(flags="<i>=1"), {"": 2}, GPU))
+    found = summary.findings(form.review(values(flags="<i>=1"), {"": 2}, GPU))
     assert 'class="hp-bad">Extra trainer options: ' in found and "&lt;i&gt;" in found and "<i>" not in found
-    assert 'class="hp-warn">Learning rate: ' in form.findings(form.review(values(learning_rate="5"), {"": 2}, GPU))
-    assert form.findings(form.review(values(), {"": 2})) == ""
+    assert 'class="hp-warn">Learning rate: ' in summary.findings(form.review(values(learning_rate="5"), {"": 2}, GPU))
+    assert summary.findings(form.review(values(), {"": 2})) == ""
 
 
 def test_a_weight_that_makes_too_many_repeats_is_a_fault_of_the_images_and_the_page_opens(mine, tmp_path):
@@ -141,7 +141,7 @@ def test_a_weight_that_makes_too_many_repeats_is_a_fault_of_the_images_and_the_p
 
 
 def test_every_model_can_be_chosen_and_its_label_names_its_family():
-    choices = form.model_choices()
+    choices = summary.model_choices()
     assert sorted(key for _, key in choices) == sorted(presets.models())
     assert len({label for label, _ in choices}) == len(choices)
     labels = {key: label for label, key in choices}

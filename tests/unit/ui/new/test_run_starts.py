@@ -10,8 +10,8 @@ from draft_helpers import add_photos, create_run, drop, photo, photo_folder
 
 import runs
 from launch import rehearse
-from ui.dataset import draft, imports
-from ui.new import export, form, new_lora, run_starts, script_editor, summary, sweep
+from ui.dataset import captioning, draft, imports
+from ui.new import export, form, new_lora, run_starts, summary, sweep
 
 pytestmark = pytest.mark.usefixtures("no_gpu")
 
@@ -30,7 +30,7 @@ def test_start_asks_once_about_images_that_nothing_describes_and_about_a_failed_
     problem, _ = start()
     assert "2 of 2 images have no caption" in problem and "again to start anyway" in problem
 
-    spec = script_editor.for_run(mine, run_starts.checked(mine)[0])
+    spec = run_starts.for_run(mine, run_starts.checked(mine)[0])
     stages = [{"key": "load", "title": "Load", "state": rehearse.FAILED}]
     failed = {"state": rehearse.FAILED, "digest": rehearse.digest(spec), "stages": stages}
     failed |= {"problem": {"stage": "Load", "title": "No memory."}, "asked": True}  # asked: of old versions
@@ -47,6 +47,7 @@ def test_start_asks_once_about_images_that_nothing_describes_and_about_a_failed_
 
     form.save(mine, {"name": "captioned", "trigger": ""}, typed=True)
     monkeypatch.setattr("ui.dataset.captioning.running", lambda _: True)
+    captioning.begin(mine, {})
     assert "Captions are still being written" in start()[0]
     draft.set_caption(mine, draft.items(mine)[0].id, "written meanwhile")
     assert start() == ("", "captioned"), "one more has a caption, and nothing new is asked"

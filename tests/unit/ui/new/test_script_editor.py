@@ -7,7 +7,7 @@ import runs
 from runs.files import RunError
 from ui.dataset import draft
 from ui.dataset.images import image_action
-from ui.new import form, script_editor
+from ui.new import form, run_starts, script_editor
 
 
 def text_of(draft_id: str = DRAFT) -> str:
@@ -35,11 +35,11 @@ def test_later_settings_do_not_change_it_and_start_asks_which_one(filled):
     script_editor.save(DRAFT, text)
     draft.save_fields(DRAFT, {"max_train_steps": "20"})
     with pytest.raises(RunError, match="settings changed after you edited"):
-        script_editor.for_run(DRAFT, spec_of())
+        run_starts.for_run(DRAFT, spec_of())
     shown = script_editor.shown(DRAFT)
     assert "+  --max_train_steps 20 \\" in shown.changed and shown.text == text
     assert script_editor.follow(DRAFT, merge=False) == []
-    assert text_of() == text and script_editor.for_run(DRAFT, spec_of()).max_train_steps == 12
+    assert text_of() == text and run_starts.for_run(DRAFT, spec_of()).max_train_steps == 12
     draft.save_fields(DRAFT, {"max_train_steps": "24"})
     assert script_editor.follow(DRAFT, merge=True) == []
     assert "--max_train_steps 24" in text_of() and "# mine" in text_of()
@@ -51,10 +51,10 @@ def test_later_settings_do_not_change_it_and_start_asks_which_one(filled):
 
 def test_a_script_that_is_discarded_leaves_no_secret_to_the_next_one(filled):
     script_editor.save(DRAFT, f"{text_of()}\nexport WANDB_API_KEY=0123456789abcdef0123\n")
-    assert script_editor.for_run(DRAFT, spec_of()).environment == {"WANDB_API_KEY": "0123456789abcdef0123"}
+    assert run_starts.for_run(DRAFT, spec_of()).environment == {"WANDB_API_KEY": "0123456789abcdef0123"}
     script_editor.discard(DRAFT)
     script_editor.save(DRAFT, edit(text_of()))
-    assert script_editor.for_run(DRAFT, spec_of()).secrets == []
+    assert run_starts.for_run(DRAFT, spec_of()).secrets == []
 
 
 @pytest.mark.parametrize("edited", [True, False])
@@ -65,7 +65,7 @@ def test_the_name_of_the_run_follows_the_form(filled, edited):
         script_editor.save(DRAFT, text, base)
     draft.save_fields(DRAFT, {"name": "dog"})
     script_editor.save(DRAFT, f"{text}# more\n", base)  # typed before the page showed the new name
-    spec = script_editor.for_run(DRAFT, spec_of())
+    spec = run_starts.for_run(DRAFT, spec_of())
     text = runs.script(spec, runs.outputs_dir() / "dog")
     assert "--output_name dog" in text and "# mine" in text and "# more" in text and "/cat" not in text
 
@@ -89,7 +89,7 @@ def test_problems_come_with_a_line_and_a_fix(filled):
 
 def test_a_run_copied_into_the_form_brings_its_script(filled):
     script_editor.save(DRAFT, edit(text_of()))
-    spec = script_editor.for_run(DRAFT, spec_of())
+    spec = run_starts.for_run(DRAFT, spec_of())
     other = "e" * 24
     script_editor.copy_from_run(other, spec)
     assert "# mine" in script_editor.stored(other)["script"]

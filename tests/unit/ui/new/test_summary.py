@@ -15,15 +15,20 @@ from ui.new import form, summary
 pytestmark = pytest.mark.usefixtures("no_gpu")
 
 
-def test_the_form_is_parsed_once_a_change(mine, monkeypatch, tmp_path):
+def test_a_change_of_the_form_is_parsed_once_and_a_word_is_not_judged_again(mine, monkeypatch, tmp_path):
     add_photos(mine, tmp_path, 2)
-    calls, make, plan = [], form.make, bucket_preview.plan
-    monkeypatch.setattr(form, "make", lambda fields: calls.append("spec") or make(fields))
-    monkeypatch.setattr(bucket_preview, "plan", lambda *given: calls.append("buckets") or plan(*given))
+    calls = []
+    for place, name in ((form, "make"), (bucket_preview, "plan"), (form, "judge")):
+        act = getattr(place, name)
+        monkeypatch.setattr(place, name, lambda *given, name=name, act=act: calls.append(name) or act(*given))
     draft.save_fields(mine, values())
     said = summary.save_settings(mine, {})["said"]
-    assert calls == ["spec", "buckets"] and "320 steps" in said[0] and said[1]["visible"]
+    assert calls == ["make", "judge"] and "320 steps" in said[0] and said[1]["visible"]
     assert json.dumps(said), "a browser gets all of it"
+    summary.save_settings(mine, {"trigger": "another"})
+    assert calls == ["make", "judge", "make"]
+    assert "160 steps" in summary.save_settings(mine, {"batch_size": 2})["said"][0]
+    assert calls[3:] == ["make", "plan", "judge"], "of batches of several images, buckets are counted"
 
 
 def test_cost_time_and_disk_are_beside_memory(data):
@@ -48,7 +53,7 @@ def test_the_notes_and_the_table_say_what_every_tier_needs(data, key, backend):
     for name, row in presets.tiers_of(key, backend).items():
         shown = summary.model_notes({**given, "tier": name}, None)
         assert f"{row['label']}{' is too small' if row['problem'] else ': '}" in shown
-        assert form.esc(row["basis"]) in shown
+        assert summary.esc(row["basis"]) in shown
         needs = "too small" if row["problem"] else f"{row['needs_gb']:g} GB"
         assert choices["tier"][name] == f"{row['label']} · {'' if row['problem'] else 'uses '}{needs}"
         assert cells.pop(2) == needs
@@ -59,6 +64,6 @@ def test_the_notes_and_the_table_say_what_every_tier_needs(data, key, backend):
 
 def test_the_table_has_every_model_and_marks_the_choice_that_suits_the_gpu():
     shown = summary.table_html(GPU)
-    assert all(f">{form.esc(model['name'])}<" in shown for model in presets.models().values())
+    assert all(f">{summary.esc(model['name'])}<" in shown for model in presets.models().values())
     assert "12 GB (your GPU)" in shown and shown.count("(your GPU)") == 1
     assert "(your GPU)" not in summary.table_html(NO_GPU)

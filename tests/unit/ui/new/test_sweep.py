@@ -6,7 +6,7 @@ from draft_helpers import drop, photo
 import runs
 from jobs import queue
 from runs.files import RunError
-from ui.dataset import draft
+from ui.dataset import captioning, draft
 from ui.dataset.draft_store import new_id
 from ui.new import form, sweep as page_sweep
 
@@ -32,6 +32,7 @@ def test_the_page_plans_and_makes_a_sweep_of_the_draft(base, tmp_path, monkeypat
     monkeypatch.setattr(queue, "ensure_worker", lambda: False)  # nothing is trained here
     with monkeypatch.context() as patch, pytest.raises(RunError, match="Captions are still being written"):
         patch.setattr("ui.dataset.captioning.running", lambda _: True)
+        captioning.begin(draft_id, {}, "all", overwrite=True)
         page_sweep.start(draft_id, values)
     assert draft.images_not_in_a_run(draft_id) == 2
     made = page_sweep.start(draft_id, values)
