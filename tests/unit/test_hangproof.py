@@ -18,6 +18,18 @@ def test_on_windows_ctrl_c_is_answered_by_the_command_alone(monkeypatch):
     signal.signal(signal.SIGINT, before)
 
 
+def test_the_window_of_a_double_click_stays_open_after_every_error_and_of_two_starts_one_installs():
+    """As text: cmd is on Windows alone."""
+    start, _, end = (hangproof.ROOT / "start.bat").read_bytes().decode().partition("\r\n:failed\r\n")
+    end, _, set_up = end.partition("\r\n\r\n:installed\r\n")
+    assert "exit /b" not in start and start.endswith('\r\nset "code=%errorlevel%"\r\ngoto end')
+    assert end.endswith('if not "%code%"=="0" if "%~1"=="" pause\r\nexit /b %code%')
+    assert set_up.count("\r\n    exit /b 1\r\n") == set_up.count("if errorlevel 1") == 3
+    assert start.count("call :set_up") == 2 and "if errorlevel 1 goto failed\r\n:run\r\n" in start
+    assert "8>&2 2>nul ( 9>.venv.lock ( call :set_up 2>&8 ) )\r\n" in start
+    assert set_up.partition(":set_up\r\n")[2].startswith('set "mine=1"\r\ncall :installed && exit /b 0\r\n')
+
+
 def test_git_for_windows_keeps_the_ends_of_lines_that_bash_and_cmd_read():
     """A checkout there is what WSL and `docker build` read too."""
     assert (hangproof.ROOT / ".gitattributes").read_text().splitlines()[-1] == "* -text"

@@ -1,10 +1,15 @@
 """A server that describes images: what it is sent, and how it can refuse, lie and hang."""
 
+import json
+
 import pytest
 from caption_server import answering, drip, run, texts
 from draft_helpers import photo
+from hypothesis import given, settings, strategies as st
+from seeds import ANY_VALUE
 
 from captions import endpoint
+from captions.text import NoCaption
 from captions.work import Picture, upright
 from runs.files import RunError
 
@@ -57,6 +62,16 @@ def test_a_server_that_wants_the_newer_name_of_the_limit_is_asked_with_it(images
     body = b'{"error": {"message": "Unsupported parameter: max_tokens. Use max_completion_tokens instead."}}'
     server.answer = lambda number, question: (400, body, {}) if "max_tokens" in question else "a cat"
     assert run(server, images).written == 4 and server.questions[1]["max_completion_tokens"] == endpoint.MOST_TOKENS
+
+
+@settings(max_examples=60)
+@given(st.binary(max_size=99) | ANY_VALUE.map(lambda v: json.dumps({"choices": [{"message": v}], "error": v}).encode()))
+def test_no_answer_of_a_server_is_more_than_unanswered(data):
+    assert isinstance(endpoint._reason(data), str) and "\n" not in endpoint._reason(data)
+    try:
+        assert isinstance(endpoint._text_of(data, "host"), str)
+    except NoCaption as error:
+        assert "host" in str(error)
 
 
 def test_an_image_is_sent_small_upright_turned_and_cropped(tmp_path, server):

@@ -1,8 +1,10 @@
 """An answer becomes a caption: one line of plain text, with its prefix, suffix and trigger."""
 
 import contextlib
+import re
 
 import pytest
+from hypothesis import given, settings, strategies as st
 
 from captions.text import MOST_CHARACTERS, NoCaption, cleaned, framed
 
@@ -23,6 +25,18 @@ def test_an_answer_becomes_one_line_of_plain_text():
     ):
         with contextlib.nullcontext() if caption else pytest.raises(NoCaption):
             assert cleaned(answer) == caption
+
+
+@settings(max_examples=60)
+@given(st.text(max_size=300))
+def test_no_answer_gives_a_caption_with_control_characters_or_several_lines(answer):
+    try:
+        text = cleaned(answer)
+    except NoCaption:
+        return
+    assert text and text == text.strip() and len(text.splitlines()) == 1
+    assert not re.search(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", text)
+    text.encode("utf-8")
 
 
 def test_prefix_suffix_and_trigger():

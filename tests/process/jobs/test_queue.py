@@ -117,6 +117,28 @@ def test_a_damaged_queue_is_an_empty_one(data):
     (data / "outputs" / queue.FILE).rmdir()
 
 
+@pytest.mark.slow
+def test_what_was_started_before_a_kill_is_not_started_again(data):
+    (run,) = made(data, "run")
+    queue.insert(run)
+    assert queue._take() == "run"
+    assert queue._start(run) == ""
+    wait_for(lambda: ended(run), what="the run")
+    (run / "run.safetensors").unlink()  # so that a second start would train again
+    command("queue", "work")  # the process that took it was killed here
+    assert not queue.read().entries and len(starts(run)) == 1
+    # Taken, and not started, by a process that was killed or, with its lock, is left from before an update: it is now.
+    (other,) = made(data, "other")
+    queue.insert(other)
+    assert queue._take() == "other"
+    older = Lock(data / "outputs" / ".queue-worker.lock")
+    assert older.acquire()
+    command("queue", "work")
+    older.release()
+    wait_for(lambda: ended(other), what="the other run")
+    assert len(starts(other)) == 1
+
+
 def test_a_run_waits_for_those_on_its_own_gpu_and_now_pauses_no_other(data, monkeypatch):
     here, there, waits = made(data, "here", "there", "waits")
     held = [Lock(folder / LOCK) for folder in (here, there)]

@@ -70,6 +70,32 @@ def patched_module(init):
     return module
 
 
+@pytest.mark.parametrize("fault", ["hangs", "fails"])
+def test_a_tracker_that_does_not_start_is_started_once_more_offline_or_left_out(monkeypatch, capsys, fault):
+    monkeypatch.setenv("HANGPROOF_TRACKER_TIMEOUT_S", "0.3")
+    monkeypatch.setenv("WANDB_MODE", "")  # so that what is set here is removed again
+    monkeypatch.delenv("WANDB_MODE")
+
+    goes_on, late = threading.Event(), threading.Event()
+
+    def init(accelerator, args, name):
+        online = os.environ.get("WANDB_MODE") != "offline"
+        if fault == "hangs" and online:
+            goes_on.wait(30)
+        accelerator.trackers.append(Tracker())
+        late.set() if online else None
+        if fault == "fails":
+            raise ConnectionError("no route")
+
+    names = ["wandb"] if fault == "hangs" else ["tensorboard"]
+    made = SimpleNamespace(log_with=names, trackers=[], is_main_process=True)
+    patched_module(init).init_trackers(made, None, "run")
+    goes_on.set()
+    assert late.wait(30) and len(made.trackers) == (fault == "hangs"), "also when the first one starts after all"
+    reason = "waited 0.3 s for trackers to start (wandb)" if fault == "hangs" else "ConnectionError: no route"
+    assert f"{reason}; the run continues offline" in capsys.readouterr().err
+
+
 def test_a_tracker_that_does_not_start_is_started_once_more_offline(monkeypatch, capsys):
     """That the run goes on without one that cannot: tests/upstream/test_sd_scripts.py."""
     monkeypatch.setenv("HANGPROOF_TRACKER_TIMEOUT_S", "0.3")

@@ -41,6 +41,21 @@ def newest(folder):
     return checkpoint.newest_valid(folder, deep=True)
 
 
+def test_a_kill_at_whichever_write_of_a_save_leaves_a_state_that_is_valid_and_correct(work):
+    """At each fsync in turn: the LoRA, its folder, the state's three files, its guard, its folder, the output."""
+    common = {"max_train_steps": 2, "save_every_n_steps": 1, "optimizer_type": "adamw"}
+    undisturbed = trained(work, "saved", **common)
+    found = []
+    for number in range(1, 9):
+        folder, done = train(work, f"saved-{number}", f"save@2+{number}", **common)
+        assert done.returncode == -9, done.stderr[-2000:]
+        state = newest(folder)
+        found.append(checkpoint.guard_of(state)["step"])
+        for file in ("model.safetensors", "optimizer.bin", "train_state.json"):
+            assert sha(state / file) == sha(undisturbed / state.name / file), f"killed at fsync {number}"
+    assert found == [1] * 7 + [2], "the last write comes after the rename that makes the state count"
+
+
 @pytest.mark.journey
 def test_a_stop_and_a_kill_among_samples_lose_neither_a_lora_nor_an_image(work, undisturbed, samples):
     """Stopped at step 6, which saves and samples; killed in the samples of step 12; asked to stop at the last step."""
@@ -82,6 +97,22 @@ def test_a_kill_in_the_last_samples_costs_no_lora_and_a_longer_run_draws_none_of
     for steps in (6, 8):
         done = good(train(work, "last", resume=folder / "tiny-state", **common | {"max_train_steps": steps})[1])
         assert len(images(folder)) == 2 and ("the run has 8 steps instead of 6" in done.stdout) == (steps == 8)
+
+
+@pytest.mark.journey
+def test_accumulation_and_workers_resume_in_the_middle_of_an_epoch(work):
+    """10 batches an epoch, 3 a step: the fourth step of each epoch has one. Killed in it, resumed with workers."""
+    common = {"max_train_epochs": 2, "gradient_accumulation_steps": 3, "optimizer_type": "adafactor"}
+    common["optimizer_args"] = ["relative_step=False", "scale_parameter=False", "warmup_init=False"]
+    undisturbed = trained(work, "accumulated", **common)
+    killed, done = train(work, "accumulated-killed", "kill@6+0.01", save_every_n_steps=1, **common)
+    assert done.returncode == -9
+    state = newest(killed)
+    assert checkpoint.guard_of(state)["step"] in (5, 6, 7)
+    workers = {"max_data_loader_n_workers": 2, "persistent_data_loader_workers": True}
+    done = good(train(work, "accumulated-killed", resume=state, save_every_n_steps=1, **common, **workers)[1])
+    assert "epoch 2/2" in done.stdout and "epoch 1/2" not in done.stdout
+    assert sha(killed / "tiny.safetensors") == sha(undisturbed / "tiny.safetensors")
 
 
 def test_old_states_go_by_the_flags_but_never_the_last_good_one(tmp_path, monkeypatch):

@@ -1,7 +1,9 @@
 """SkyPilot: the job that is written for a run, and what is submitted."""
 
+import json
 import os
 import subprocess
+from pathlib import Path
 
 import pytest
 import yaml
@@ -60,6 +62,19 @@ def test_the_job_waits_for_a_store_that_does_not_answer_and_not_for_ever(tmp_pat
     trains = (tmp_path / "asked").read_text().splitlines()[-1] == "-m monitor run cat"
     assert trains == (code == 0)
     assert code or config.load(tmp_path / "data" / "limits.toml").store.flush_s == 4 * 3600
+
+
+def test_skypilot_itself_takes_the_job_of_every_choice(tmp_path):
+    venv = Path(os.environ.get("SKYPILOT_VENV", "/nowhere"))
+    if not (venv / "bin" / "python").exists():
+        pytest.skip("SKYPILOT_VENV names no environment with SkyPilot (pip install skypilot==0.14.1)")
+    jobs = [skypilot.document(a_spec(choice), arguments(skypilot, "--gpu", "L4,RTX4090")) for choice in CHOICES]
+    jobs.append(skypilot.document(a_spec(nodes=2), arguments(skypilot, "--image", "me/h:1", "--gpu", "L4")))
+    read = "import json, sys; from sky import Task; print(len([*map(Task.from_yaml_config, json.load(sys.stdin))]))"
+    env = {**os.environ, "HOME": str(tmp_path), "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
+    command, text = [str(venv / "bin" / "python"), "-c", read], json.dumps(jobs)
+    done = subprocess.run(command, input=text, env=env, capture_output=True, text=True, timeout=500)
+    assert done.stdout.split()[-1:] == [str(len(jobs))], done.stderr[-3000:]
 
 
 SKY = """#!/usr/bin/env bash

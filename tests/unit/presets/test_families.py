@@ -13,7 +13,7 @@ import pytest
 import tiny_musubi
 import tiny_sd_scripts
 from families import BY_FILE, FAMILIES, MODELS, PLATFORMS, fitting, made
-from runs_helpers import executable, picture, pictures, run_script, spec
+from runs_helpers import PROJECT, executable, picture, pictures, run_script, spec
 
 import presets
 import runs
@@ -45,6 +45,13 @@ def started(text: str, platform: str) -> list[tuple[str, list[str]]]:
             assert None not in words[at:], words
             found.append((Path(words[at]).name, words[at + 1 :]))
     return found
+
+
+def test_no_code_names_a_family():
+    names = {*presets.families(), *presets.models()}
+    for path in [*(PROJECT / "presets").glob("*.py"), *(PROJECT / "runs").glob("*.py")]:
+        quoted = set(re.findall(r'["\']([\w-]+)["\']', path.read_text(encoding="utf-8")))
+        assert not quoted & names, (path.name, quoted & names)
 
 
 @pytest.mark.parametrize(("model", "backend"), MODELS)

@@ -1,10 +1,54 @@
 """Scripts are read as bash reads them; what cannot be known is not guessed."""
 
+import shlex
+
 import pytest
+from hypothesis import given, settings, strategies as st
 from lint_corpus import run, stand_ins
+from seeds import examples
 
 from presets import PresetError, shell
 from presets.training import commands
+
+PIECES = [
+    "plain", "--flag", "--flag=value", "a b", "it's", 'say "x"', "back\\slash", "$HOME", "`id`", "$(id)", "*", "#", "",
+    "é🦊", "new\nline", "tab\t", "!", "~", "{a,b}", "&", ";", "|", "<", ">", "(", ")", "=", "x=1", "-1", "\\", "'",
+    '"', "\\\n", "$",
+]  # fmt: skip
+
+
+def double(value: str) -> str:
+    return '"' + "".join(f"\\{c}" if c in '\\"$`' else c for c in value) + '"'
+
+
+def ansi(value: str) -> str:
+    return "$'" + "".join(f"\\x{b:02x}" if b < 128 else chr(b) for b in value.encode("ascii", "ignore")) + "'"
+
+
+values = st.sampled_from(PIECES) | st.text(st.characters(codec="utf-8", exclude_characters="\0\r"), max_size=6)
+
+
+spelled = values.flatmap(
+    lambda v: st.sampled_from([shlex.quote(v), double(v)] + ([ansi(v)] if v.isascii() else [])).map(lambda s: (v, s))
+)
+
+
+gaps = st.sampled_from([" ", "  ", "\t", " \\\n", " \\\n    ", "\\\n "])
+
+
+@settings(max_examples=examples(50), deadline=None)
+@given(
+    words=st.lists(st.tuples(spelled, gaps), min_size=1, max_size=6),
+    end=st.sampled_from(["\n", "", " # note\n", " ; true\n"]),
+)
+def test_words_and_their_places_are_what_was_written(words, end):
+    source = "program"
+    for (_, written), gap in words:
+        source += gap + written
+    found = commands(source + end, "sh")[0]
+    assert [w.value for w in found.words] == ["program", *(value for (value, _), _ in words)]
+    assert [source[w.start : w.end] for w in found.words] == ["program", *(written for (_, written), _ in words)]
+
 
 SCRIPT = r"""#!/bin/bash
 # a comment 'with an open quote

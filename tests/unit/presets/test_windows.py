@@ -1,5 +1,7 @@
 """Batch files and PowerShell scripts are read as their interpreters read them."""
 
+import time
+
 import pytest
 from lint_corpus import SUPPORTED, corpus_text, lint, parsed
 
@@ -30,6 +32,23 @@ call program --model %MODEL% --name "%NAME%" ^\r
   --quoted "C:\\out dir\\x" > log.txt 2>&1\r
 if exist x (program second) & program third\r
 """
+
+
+def test_batch_files_are_read_and_a_long_line_in_a_moment():
+    assert dialect("train.bat", "") == dialect("x", BATCH) == "cmd" and dialect("train.sh", "program") == "sh"
+    found = [[w.value for w in c.words] for c in commands(BATCH, "cmd")]
+    first = next(words for words in found if words[0] == "call")
+    assert first[1:] == [
+        "program", "--model", "C:\\models\\flux.sft", "--name", "my lora", "--args", "a b", "c=1", "--gone", None,
+        "--percent", "50%", "--quoted", "C:\\out dir\\x",
+    ]  # fmt: skip
+    assert ["program", "second"] in found and ["program", "third"] in found
+    places = next(c for c in commands(BATCH, "cmd") if c.words[0].value == "call").words
+    assert BATCH[places[5].start : places[5].end] == '"%NAME%"'
+    for long in ("a " * 9000, " " * 18_000, "\\" * 30_000):
+        started_s = time.process_time()
+        commands(long, "cmd")
+        assert time.process_time() - started_s < 1.5
 
 
 def test_batch_files_are_read_as_cmd_reads_them():

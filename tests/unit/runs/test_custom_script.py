@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import tomllib
+from hypothesis import given, settings, strategies as st
 from runs_helpers import pictures
 
 import runs
@@ -146,3 +147,26 @@ def test_bash_reads_a_script_and_executes_nothing_of_it(tmp_path, monkeypatch):
     monkeypatch.setenv("BASH_ENV", str(tmp_path / "rc"))
     text = f"touch {flag}\n$(touch {flag})\n" + generated(spec_of())
     assert not of_level(text, "error") and not flag.exists()
+
+
+VALUE = st.text(st.characters(blacklist_categories=("Cs",), blacklist_characters="\0"), max_size=12)
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 60), VALUE), max_size=6))
+def test_no_edit_is_worse_than_a_clear_message_and_an_accepted_one_stays(tmp_path_factory, edits):
+    spec = spec_of()
+    lines = generated(spec).splitlines(keepends=True)
+    for at, text in edits:
+        lines.insert(min(at, len(lines)), text + "\n")
+    text = "".join(lines)
+    try:
+        after = pin.adopt(spec, text, folder_of(spec))
+    except RunError as error:
+        assert str(error).strip()
+        return
+    assert generated(after) == text
+    assert runs.make(tomllib.loads(dumps(after))) == after
+    resumed = runs.script(after, folder_of(spec), folder_of(spec) / "cat-step000050-state")
+    kept = [line for line in text.splitlines() if not line.rstrip().endswith("\\")][:5]
+    assert all(line in resumed for line in kept) and "cat-step000050-state" in resumed

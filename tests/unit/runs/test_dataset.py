@@ -46,6 +46,15 @@ def test_images_are_decoded_at_the_same_time_and_messages_and_names_keep_their_o
     assert len(notes) == 12 and [note.partition(": ")[2][:7] for note in notes[:2]] == ["rotated", "no capt"]
 
 
+def test_all_bad_files_are_named_at_once(tmp_path):
+    good, cut, text = (tmp_path / name for name in ("good.png", "cut.jpg", "notes.png"))
+    picture(good), picture(cut, size=(200, 200)), text.write_text("these are words")
+    cut.write_bytes(cut.read_bytes()[:900])
+    words, damaged = refused([text, good, cut]).splitlines()
+    assert words == "notes.png: Not a readable image. Export it as JPEG or PNG."
+    assert damaged.startswith("cut.jpg: the image is damaged")
+
+
 def test_transparency_is_white_an_animation_gives_its_first_frame_and_a_plain_picture_keeps_its_bytes(tmp_path):
     image = Image.new("RGBA", (40, 40), (255, 0, 0, 0))
     image.paste((0, 0, 255, 255), (0, 0, 20, 40))

@@ -333,6 +333,15 @@ def test_the_private_files_stay_out_of_version_control_and_of_the_image():
         assert line in (presets.tables.ROOT / name).read_text().splitlines()
 
 
+def test_option_lines_keep_the_names_of_their_secrets_and_leave_the_values():
+    lines = f'rank=8\n--wandb-api-key={VALUE}\nHF_TOKEN={OTHER}\nsecrets=["A_KEY"]\nwandb_api_key\n'
+    text, values = env_file.of_lines(lines)
+    assert values == {"WANDB_API_KEY": VALUE, "HF_TOKEN": OTHER}
+    assert text == 'rank=8\nwandb_api_key\nsecrets=["A_KEY", "HF_TOKEN", "WANDB_API_KEY"]\n'
+    assert env_file.of_lines("rank=8\nHF_TOKEN=") == ("rank=8\nHF_TOKEN=", {})
+    assert env_file.named_in("rank=8\nsecrets = A_KEY, B_KEY\n") == ["A_KEY", "B_KEY"]
+
+
 def test_the_secrets_among_the_fields_of_a_run_are_variables_and_named():
     for fields, wanted in (
         ({"rank": 8}, {"rank": 8}),

@@ -4,6 +4,8 @@ import ctypes
 import os
 import shutil
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -115,6 +117,22 @@ def test_runs_that_are_given_one_save_dir_have_a_folder_each(tmp_path, data, mon
     (fast / "c" / "c-state").mkdir(parents=True)  # of a run that was deleted
     with pytest.raises(runs.RunError, match="c has files already"):
         runs.create(spec(name="c", save_dir=str(fast)), images)
+
+
+def test_of_two_that_make_the_same_name_at_once_one_wins_whole(tmp_path, data):
+    images = pictures(tmp_path / "in", 8)
+    barrier = threading.Barrier(4)
+
+    def make(rank: int) -> Path:
+        barrier.wait(timeout=200)
+        return runs.create(spec(name="race", rank=rank), images)
+
+    with ThreadPoolExecutor(4) as pool:
+        futures = [pool.submit(make, rank) for rank in (4, 8, 16, 32)]
+    (won,) = (future.result() for future in futures if not future.exception())
+    assert all("exists" in str(future.exception() or "exists") for future in futures)
+    assert len(runs.read_captions("race")) == 8
+    assert runs.render(won) and not list(data.rglob(".new-*"))
 
 
 def test_a_full_disk_is_an_error_and_leaves_nothing(tmp_path, monkeypatch):

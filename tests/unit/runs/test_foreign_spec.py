@@ -1,13 +1,22 @@
 """A foreign configuration becomes a run: every setting has one row, and what hangs is dropped."""
 
+import contextlib
+import json
+
 import pytest
 import tomlkit
-from foreign_helpers import example, imported, row
+from foreign_helpers import GUI, example, imported, row
+from hypothesis import given, settings, strategies as st
 from lint_corpus import fluxgym
 from runs_helpers import spec as make
+from seeds import ANY_VALUE
+from tomlkit.exceptions import TOMLKitError
 
 import presets
 import runs
+from runs.files import RunError
+from runs.foreign import CHECKBOXES, read
+from runs.foreign_spec import convert
 from runs.paths import START
 
 
@@ -68,3 +77,44 @@ def test_a_file_for_a_trainer_that_is_not_here_says_how_to_get_it(tmp_path, monk
     first = "sd-scripts is not on this machine yet, so its options are not checked: before you press Start, run "
     notes = imported(("train.sh", fluxgym("20G"))).notes
     assert f"{first}{START} sd-scripts, or choose another trainer." in notes
+
+
+def toml(table: dict) -> str:
+    with contextlib.suppress(TOMLKitError, ValueError, TypeError, AttributeError):
+        return tomlkit.dumps({key: value for key, value in table.items() if value is not None})
+    return ""
+
+
+LORA, NAME = {"LoRA_type": "Standard"}, st.text(max_size=12)
+
+
+OPTIONS = NAME | st.sampled_from(["network_dim", "seed", "resolution", "resume", "optimizer_args", "datasets"])
+
+
+KEYS = NAME | st.sampled_from([*GUI, *CHECKBOXES, "conv_dim", "max_grad_norm", "lr_scheduler_args", "vae", "resume"])
+
+
+FLAGS = st.lists(st.builds(" \\\n --{} {}".format, OPTIONS, st.text(max_size=40)), max_size=12).map("".join)
+
+
+TABLES = st.dictionaries(OPTIONS, ANY_VALUE, max_size=6).map(toml)
+
+
+FILES = st.one_of(
+    st.dictionaries(KEYS, ANY_VALUE, max_size=25).map(lambda t: [("x.json", json.dumps({**LORA, **t}))]),
+    st.lists(st.tuples(NAME, st.text(max_size=200)), max_size=4),
+    FLAGS.map(lambda flags: [("train.sh", f"python flux_train_network.py{flags}")]),
+    TABLES.map(lambda text: [("dataset.toml", text), ("t.sh", fluxgym("20G"))]),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(FILES)
+def test_no_file_is_worse_than_a_clear_message(files):
+    try:
+        one = convert(read(files))
+    except RunError as error:
+        assert str(error).strip()
+        return
+    runs.make({"name": "x", "model": "flux-dev", **one.fields})
+    assert all(r.text and len(r.value) <= 200 for r in one.rows)

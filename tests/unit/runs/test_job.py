@@ -9,6 +9,7 @@ from hypothesis import given, settings, strategies as st
 from runs_helpers import call, contents, folder_of, spec
 
 import runs
+from launch import bundle
 from monitor.resume import next_attempt
 from monitor.state import spec_edited
 from runs import job as jobs, mitigate
@@ -69,6 +70,23 @@ def test_neither_an_update_nor_an_edit_changes_an_attempt_until_the_run_is_made_
     assert all(f"changed: {line} \\\n" in said for line in ("-  --network_dim 4", "+  --network_dim 64"))
     assert "changed: -  --optimizer_type older \\\n" in said
     assert "--network_dim 64" in (folder / "train.sh").read_text() and not spec_edited(folder)
+
+
+def test_a_bundle_trains_what_the_run_trained(tmp_path, data, monkeypatch):
+    folder = folder_of(tmp_path, save_dir="/fast disk", store="/mnt/store")
+    old_tables(folder)
+    packed = dict(bundle.entries(runs.load(folder), None, models=False))
+    there = tmp_path / "there" / "outputs" / folder.name
+    there.mkdir(parents=True)
+    for name in ("run.toml", "job.json"):
+        content = packed[f"outputs/{folder.name}/{name}"]
+        assert isinstance(content, bytes) and str(tmp_path).encode() not in content and b"/mnt" not in content
+        (there / name).write_bytes(content)
+    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path / "there"))
+    job = pinned(there)
+    assert job.flags["optimizer_type"] == "older" and job.flags["output_dir"] == str(there)
+    assert job.dataset["datasets"][0]["subsets"][0]["image_dir"] == f"{tmp_path}/there/datasets/{folder.name}"
+    assert "--optimizer_type older" in (there / "train.sh").read_text() and not spec_edited(there)
 
 
 def test_a_longer_training_and_a_mitigation_start_from_the_job_and_touch_nothing_else(tmp_path, data):

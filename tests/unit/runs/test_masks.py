@@ -90,6 +90,13 @@ def test_a_mask_turns_and_is_cropped_with_its_image(tmp_path, turn):
     assert (upright[:, :20, 3] == 255).all() and (upright[:, 28:, 3] == 0).all()
 
 
+def test_a_mask_that_is_gone_is_an_error_with_the_name_of_its_image(tmp_path):
+    sources = [Source(gradient(tmp_path / "a.png"), "a.png", "c", mask=tmp_path / "gone.png")]
+    with pytest.raises(runs.RunError, match=r"a\.png: the mask cannot be read .*; draw it again or clear it"):
+        written(tmp_path, *sources)
+    assert not list((tmp_path / "data").iterdir())
+
+
 def test_images_with_a_weight_get_a_subset_with_more_repeats(tmp_path):
     given = [("", 1), ("", 3), ("10_cat", 1), ("10_cat", 2), ("dogs", 10), ("", 3), ("weight-3", 1), ("weight-3", 3)]
     shots = [photo(tmp_path / f"{n}.png", n) for n in range(len(given))]

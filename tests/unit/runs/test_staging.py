@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from runs_helpers import pictures, spec
@@ -50,6 +52,13 @@ def test_a_later_run_of_the_same_name_does_not_see_the_files_of_the_first(data, 
     assert not first.exists(), "what a run that is gone left behind is removed"
     manage.delete("cat", idle)
     assert not second.parent.exists(), "as by deleting the run"
+
+
+def test_a_run_on_a_stick_without_hard_links_can_use_the_local_folder(data, place, monkeypatch):
+    monkeypatch.setattr(os, "link", mock.Mock(side_effect=PermissionError(errno.EPERM, "Operation not permitted")))
+    folder = made(data)
+    assert staging.identity(folder) == staging.identity(folder) and not [*folder.glob(".run-id.*")]
+    assert locally(folder).name == staging.FILES
 
 
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="owners of files")

@@ -3,8 +3,10 @@
 import errno
 import itertools
 import json
+from pathlib import Path
 
 import pytest
+from hypothesis import given, settings, strategies as st
 from runs_helpers import pictures
 from sweep_helpers import FIELDS, make
 
@@ -59,6 +61,18 @@ def test_a_change_that_an_edited_script_has_no_place_for_is_refused(data):
     with pytest.raises(RunError, match="--max_train_steps is not written"):
         runs.train_longer(base, 2 * spec.max_train_steps)
     assert runs.load(base) == spec
+
+
+@settings(max_examples=25)
+@given(st.lists(st.text(max_size=30), max_size=4), st.text(min_size=1, max_size=100))
+def test_hostile_values_and_names_make_a_message_or_names_that_stay_in_the_folder(texts, name):
+    try:
+        base = runs.make({"name": name, **FIELDS})
+        specs = sweep.combinations(base, sweep.parse([*texts, "rank=4,8"]))
+    except RunError:
+        return
+    assert 2 <= len(specs) <= sweep.MOST
+    assert all(Path(spec.slug).name == spec.slug and spec.slug[0] != "." and len(spec.slug) <= 80 for spec in specs)
 
 
 def test_the_runs_share_the_images_and_one_can_be_deleted_alone(base):

@@ -31,6 +31,17 @@ def test_statements_are_inserted_beside_the_one_that_is_found():
     assert ast.unparse(tree) == REWRITTEN
 
 
+def test_what_is_not_there_exactly_once_is_refused():
+    tree = ast.parse(SOURCE + "total += 1\n")
+    with pytest.raises(Incompatible, match=r"the statement 'total \+= 1': expected exactly one, found 2"):
+        ast_utils.find_statement(tree, ast.AugAssign, "total += 1")
+    with pytest.raises(Incompatible, match=r"a call of save\(\): expected exactly one, found 0"):
+        ast_utils.find_call(tree, "save", owner="module")
+    train = ast.parse("def train(args):\n    step = 1").body[0]
+    with pytest.raises(Incompatible, match=r"train\(\) has no variable epoch, loss"):
+        ast_utils.require_variables(train, ("args", "step", "loss", "epoch"))
+
+
 def test_a_call_of_another_owner_is_not_there_and_is_refused():
     tree = ast.parse(SOURCE)
     with pytest.raises(Incompatible, match=r"a call of save\(\): expected exactly one, found 0"):

@@ -30,6 +30,15 @@ def test_a_text_cache_that_a_kill_left_with_one_of_two_encoders_is_renamed_and_i
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"{half.name}.corrupt", whole.name]
 
 
+@pytest.mark.parametrize("of", [lambda path: {"video_paths": [path]}, lambda path: {"data": [{"video_path": path}]}])
+def test_a_video_on_a_disk_that_does_not_answer_is_named(tmp_path, monkeypatch, of):
+    monkeypatch.setenv("HANGPROOF_IMAGE_TIMEOUT_S", "0.5")
+    os.mkfifo(tmp_path / "a.mp4")
+    (video,) = {target.make for target in caches.PATCH.targets if target.name.endswith("get_video_data")}
+    with pytest.raises(TimeoutError, match=r"waited 0.5 s for video \S+a.mp4"):
+        video(lambda source, idx: None)(SimpleNamespace(**of(tmp_path / "a.mp4")), 0)
+
+
 def target(name):
     """The wrapper of a function of musubi-tuner's."""
     (make,) = {target.make for target in caches.PATCH.targets if target.name == name}

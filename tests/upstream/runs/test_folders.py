@@ -13,6 +13,7 @@ import tomlkit
 from draft_helpers import item
 from PIL import Image
 from trainer_helpers import flags
+from upstream_code import musubi_buckets
 
 import runs
 from runs import command
@@ -96,3 +97,18 @@ def test_sd_scripts_trains_as_many_steps_as_the_page_shows(data, tmp_path):
         # train_network.py: max_train_epochs × ceil(len(train_dataloader) / num_processes / gradient_accumulation_steps)
         steps = spec.epochs * -(-batches // (spec.gpus * spec.gradient_accumulation))
         assert shown(spec, folders) == steps, (spec, folders, held)
+
+
+def test_musubi_tuner_trains_as_many_steps_as_the_page_shows(data):
+    theirs = musubi_buckets("BucketBatchManager")
+    selector = theirs["BucketSelector"]((128, 128), True, False, theirs["ARCHITECTURE_Z_IMAGE"])
+    for spec, folders in cases("musubi", (0.0,)):
+        batches = 0
+        for name, sizes in folders.items():
+            repeats = {"": spec.repeats, "3_dog": 3, "weight-2": 2 * spec.repeats}[name]
+            buckets: dict = {}
+            for size in sizes:
+                buckets.setdefault(tuple(selector.get_bucket_resolution(size)), []).extend([None] * repeats)
+            batches += len(theirs["BucketBatchManager"](buckets, spec.batch_size))
+        steps = spec.epochs * -(-batches // (spec.gpus * spec.gradient_accumulation))
+        assert shown(spec, folders) == steps, (spec, folders)

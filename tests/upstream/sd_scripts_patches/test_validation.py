@@ -1,8 +1,11 @@
 """Held-out images with sd-scripts are never trained on."""
 
+import json
 from pathlib import Path
 
 import pytest
+import resume_helpers
+import tiny_sd_scripts as tiny
 from hypothesis import given, strategies as st
 from upstream_code import code_of
 
@@ -23,3 +26,16 @@ def test_sd_scripts_never_trains_on_an_image_that_it_validates(real_split, count
     held, _ = guarded(paths, sizes, False, share, seed)
     assert not set(train) & set(held) and len(train) + len(held) == count
     assert train_sizes == [(int(path[:-4]),) * 2 for path in train]
+
+
+def test_sd_scripts_measures_at_fixed_noise_and_the_metrics_have_it(work, tmp_path):
+    """With a learning rate that changes nothing. Its own average is that of all validations of the first epoch;
+    ours is that of each one."""
+    more = ["--validation_split", "0.25", "--validation_seed", "3", "--validate_every_n_steps", "3"]
+    more += ["--validate_every_n_epochs", "1000000", "--learning_rate", "1e-30"]
+    images = str(tiny.copy_of(work, tmp_path))
+    resume_helpers.train(work, tmp_path, *more, train_data_dir=images, max_train_steps="9")
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    found = {one["step"]: one["val_loss"] for one in lines if one["kind"] == "validation"}
+    assert list(found) == [3, 6, 9] and len(set(found.values())) == 1
+    assert {one["items"] for one in lines if one["kind"] == "validation"} == {8}  # 2 of 10 images, at 4 noise levels

@@ -5,18 +5,20 @@ import hashlib
 import json
 import os
 import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
 from unittest.mock import Mock
 
 import pytest
 from runs_helpers import contents as files_of
-from store_helpers import QUICK, add_state, belonging, held, log, make_run
+from store_helpers import QUICK, acquired, add_state, belonging, held, log, make_run
 
 from guards import checkpoint
 from launch.store import copies
 from launch.store.copies import Copier, NotHeld, each_manifest, manifest_names, newest_manifest
-from launch.store.lease import this_owner
+from launch.store.lease import Lease, this_owner
 from launch.store.manifest import FILES, Memory
-from launch.store.places import Limits, Refused, StoreError, open_place
+from launch.store.places import Limits, Place, Refused, StoreError, open_place
 from launch.store.restore import restore
 from runs.paths import datasets_dir, outputs_dir
 
@@ -313,6 +315,29 @@ def test_a_store_that_drops_what_it_confirmed_keeps_the_last_good_manifest(run, 
         copier.push()
     assert newest_manifest(place, run.name).step == 10
     assert copier.push().manifest.step == 20 and dropped
+
+
+@pytest.mark.slow
+def test_of_three_machines_at_once_one_holds_and_the_others_say_who(server):
+    """On every kind of store, and on an S3 server that ignores conditions: there the last claim in settle_s counts."""
+    one_of_three_holds(server.place(QUICK).under("conditional"))
+    if server.s3:
+        server.s3.conditional = False
+        one_of_three_holds(server.place(QUICK).under("unconditional"))
+
+
+def one_of_three_holds(place: Place) -> None:
+    leases = [Lease(place, period_s=60.0, settle_s=4.0, dead=lambda owner: False) for _ in range(3)]
+    end = time.monotonic() + 240
+
+    def contend(one: Lease) -> None:
+        while not any(lease.valid() for lease in leases) and time.monotonic() < end:
+            acquired(one, 1)
+
+    with ThreadPoolExecutor() as pool:
+        [*pool.map(contend, leases)]
+    (winner,) = [one for one in leases if one.valid()]
+    assert [(one.poll(), one.holder) for one in leases if one is not winner] == [("waiting", winner.owner.text())] * 2
 
 
 def test_hashes_are_not_trusted_for_a_file_that_was_just_written(tmp_path):

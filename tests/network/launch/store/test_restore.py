@@ -171,6 +171,45 @@ def test_the_same_spec_takes_the_stores_checkpoint_and_another_run_of_its_name_i
         restore(place, run.name)
 
 
+def test_a_store_that_was_emptied_is_filled_again_and_one_that_another_run_took_then_is_not_mixed_in(
+    run, place, copier, other, tmp_path
+):
+    shutil.rmtree(place.prefix)  # while the run trains
+    add_state(run, 20)
+    copier.push()
+    other("third")
+    assert restore(place, run.name).step == 20
+    other()
+    mine = make_run(tmp_path / "second", rank=3)
+    for number in range(3):
+        Image.new("RGB", (8, 8), (number, 0, 9)).save(datasets_dir() / run.name / f"{number}.png")
+    add_state(mine, 30)
+    shutil.rmtree(place.prefix)
+    Copier(place, mine, held(place)).push()
+    other("home")
+    before = contents(run)
+    with pytest.raises(StoreError, match="holds another run of this name: rank differ"):
+        restore(place, run.name)
+    assert contents(run) == before
+
+
+def test_a_restore_beside_a_machine_that_trains_takes_what_that_wrote_meanwhile(run, place, copier, other, monkeypatch):
+    get = place.get
+
+    def late(*given):
+        monkeypatch.setattr(place, "get", get)
+        other("home")
+        for step in (20, 30, 40):
+            shutil.rmtree(run / f"{run.name}-step{step - 10:08}-state")
+            add_state(run, step), copier.push(), copier.prune()
+        other()
+        return get(*given)
+
+    other()
+    monkeypatch.setattr(place, "get", late)
+    assert restore(place, run.name).step == 40
+
+
 def test_a_store_that_was_emptied_is_filled_again(run, place, copier, other):
     shutil.rmtree(place.prefix)  # while the run trains
     add_state(run, 20)

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import socket
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +21,7 @@ from store_helpers import QUICK, add_state, held, make_run
 import runs
 from launch.store import agent, copies
 from launch.store.lease import HELD, LOST, UNREACHABLE, WAITING, current
-from launch.store.places import NotFound, Refused, Unavailable, open_place
+from launch.store.places import NotFound, Refused, StoreError, Unavailable, open_place
 from monitor import config, store
 from monitor.cli.commands import line
 from monitor.run_folder import STATUS, STOP
@@ -212,6 +213,25 @@ def values(one: agent.Agent) -> dict:
     return json.loads((one.folder / store.STORE).read_text())
 
 
+@pytest.mark.parametrize("final", [False, True])
+def test_a_copy_that_fails_is_reported_and_the_error_goes_with_the_next_one_that_succeeds(one, monkeypatch, final):
+    seen = []
+
+    def push(progress):
+        seen.append(values(one)["error"])
+        if len(seen) == 1:
+            raise StoreError("the store is full")
+        one.final = True  # the end of the run
+        return SimpleNamespace(notes=["it changed while it was sent", "not copied: a:b.png"], manifest=None)
+
+    monkeypatch.setattr(agent, "Copier", lambda *_: SimpleNamespace(last=None, push=push))
+    one.adopted, one.final = True, final
+    one.held.set()
+    one.copy()
+    assert seen[:2] == ([""] if final else ["", "the store is full"])
+    assert values(one)["error"] == ("the store is full" if final else "not copied: a:b.png"), "the last is not repeated"
+
+
 @pytest.mark.parametrize(
     ("state", "more", "lease", "said"),
     [
@@ -236,6 +256,27 @@ def test_what_is_said_of_the_lease(one, state, more, lease, said):
     assert found["reachable"] == (lease in ("held", "waiting") or "holder" in more)
     assert found["error"] == more.get("error", "") and found["holder"] in ("", one.lease.holder)
     assert one.held.is_set() == bool(one.place.list()) == (state == HELD), "the status is copied"
+
+
+def test_the_first_copy_waits_for_the_lease_and_the_last_gives_it_back(one, monkeypatch):
+    thread = Mock(join=lambda limit_s: (add_state(one.folder, 5), one.held.set(), one.copy()))
+    (one.folder / STATUS).write_text('{"state": "completed"}')
+    one.lease = held(one.place)
+    one.release(thread, 0.0)
+    found = values(one)
+    assert (found["lease"], found["message"]) == ("connecting", "the lease was given back") and one.released.is_set()
+    assert not one.lease.valid() and one.place.read(STATUS) == b'{"state": "completed"}'
+    assert (found["ready"], found["step"], found["pending"], found["pending_bytes"]) == (False, None, "", 0)
+    one.final, one.released = False, threading.Event()
+    one.lease = held(one.place)
+    wait = lambda seconds: setattr(one, "final", values(one)["step"] == 5)  # noqa: E731
+    monkeypatch.setattr(one, "wake", Mock(wait=wait))
+    one.copy()
+    found = values(one)
+    assert (found["ready"], found["step"], found["pending"]) == (True, 5, "") and one.copier.last.step == 5
+    one.lease, one.final = Mock(state=LOST, valid=lambda: False, holder=""), False
+    one.copy()
+    assert values(one)["error"] == "", "the one who took the lease is reported elsewhere"
 
 
 @pytest.mark.parametrize("sent, now", [(b'{"now": true}', True), (b'{"now": 1}', False), (b"[", False), (b"[]", False)])
