@@ -285,6 +285,13 @@ def write_incident(folder: Path, number: str = "0001", report: str = "# Hang", *
     return path
 
 
+def metrics_line(step: int, loss: float | None = 0.5, attempt: int = 1, second: float = 0.0) -> str:
+    """A line of metrics.jsonl."""
+    t = f"2026-11-22T12:{int(second) // 60:02d}:{second % 60:06.3f}Z"
+    values = {"kind": "step", "t": t, "attempt": attempt, "step": step, "loss": loss, "lr": 1e-4, "step_s": 1.0}
+    return json.dumps(values) + "\n"
+
+
 PACED = {"HANGPROOF_INJECT": "benchmarks.injector:fire", "HANGPROOF_PACE_S": "0.75"}  # a slow training
 
 

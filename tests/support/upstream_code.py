@@ -28,10 +28,10 @@ def code_of(paths: list[Path], *names: str) -> dict[str, Any]:
     return found
 
 
-def musubi_buckets() -> dict[str, Any]:
-    """What musubi-tuner sorts images into buckets by. Skips without a checkout."""
+def musubi_buckets(*names: str) -> dict[str, Any]:
+    """What musubi-tuner sorts images into buckets by, and these names of the same files. Skips without a checkout."""
     if not CHECKOUTS["musubi"].installed():
         pytest.skip("no checkout of musubi-tuner (MUSUBI_DIR)")
     folder = CHECKOUTS["musubi"].path() / "src" / "musubi_tuner" / "dataset"
     files = [folder / name for name in ("architectures.py", "media_utils.py", "bucket.py", "image_video_dataset.py")]
-    return code_of(files, "BucketSelector", "divisible_by")
+    return code_of(files, "BucketSelector", "divisible_by", *names)

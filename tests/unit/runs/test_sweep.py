@@ -12,7 +12,7 @@ from sweep_helpers import FIELDS, make
 
 import runs
 from monitor.process.spawned import idle
-from runs import dataset, manage, pin, sweep
+from runs import dataset, folders, manage, pin, sweep
 from runs.files import RunError
 
 
@@ -93,7 +93,7 @@ def test_the_runs_share_the_images_and_one_can_be_deleted_alone(base):
 
 
 @pytest.mark.parametrize(
-    ("module", "name", "at"), [(pin, "write", 2), (sweep, "link_tree", 2), (sweep, "atomic_write", 1)]
+    ("module", "name", "at"), [(folders, "write", 2), (sweep, "link_tree", 2), (sweep, "atomic_write", 1)]
 )
 def test_a_sweep_is_made_completely_or_not_at_all(base, monkeypatch, module, name, at):
     calls, original, before = itertools.count(1), getattr(module, name), runs.list_runs()

@@ -37,18 +37,6 @@ def bits(model):
     return {name: tensor.view(torch.uint8).tolist() for name, tensor in model.state_dict().items()}
 
 
-def test_the_copy_is_what_the_trainer_casts_and_without_fp8_base_nothing_changes(loader):
-    assert loader.load(str(loader.path), torch.bfloat16, "cpu")[1].dtype == torch.bfloat16
-    assert copies(loader.path.parent) == []
-    loader.read.clear()
-    first = loader.load(str(loader.path), None, "cpu", disable_mmap=True)[1]
-    (copy,) = copies(loader.path.parent)
-    second = loader.load(str(loader.path), None, "cpu")[1]
-    assert loader.read == [str(loader.path), str(copy)]
-    assert first.dtype == second.dtype == torch.float8_e4m3fn and bits(first) == bits(second)
-    assert bits(first) == bits(first.to(torch.float8_e4m3fn)), "the trainer's own cast changes nothing any more"
-
-
 @pytest.mark.parametrize("damage", ["lacks a tensor", "truncated"])
 def test_a_copy_that_cannot_be_used_is_made_again(loader, capsys, damage):
     loader.load(str(loader.path), torch.bfloat16, "cpu")

@@ -25,7 +25,7 @@ from PIL import Image
 from seeds import examples
 
 import runs
-from runs import archives, dataset
+from runs import archives, dataset, pictures
 from ui.dataset import draft, draft_images, images
 from ui.new import new_lora
 
@@ -57,10 +57,11 @@ def sandbox() -> Iterator[Path]:
 
 
 @functools.cache
-def picture(number: int) -> bytes:
+def picture(number: int, kind: str = "PNG") -> bytes:
     """A small image, unlike that of any other number."""
+    pictures.add_heif()
     buffer = io.BytesIO()
-    Image.frombytes("RGB", (4, 4), random.Random(number).randbytes(48)).resize((24, 16)).save(buffer, "PNG")
+    Image.frombytes("RGB", (4, 4), random.Random(number).randbytes(48)).resize((24, 16)).save(buffer, kind)
     return buffer.getvalue()
 
 
