@@ -30,7 +30,7 @@ from presets import lint, terminal
 from runs.files import RunError
 from runs.machine import ask, this_machine
 from runs.paths import ROOT, START, data_root, datasets_dir, models_dir, outputs_dir, venv_program
-from runs.scripts import quote
+from runs.quoting import quote
 from sd_scripts_patches import install, versions
 from sd_scripts_patches.trainers import CUDA, CUDA_INDEX, TRAINERS, Trainer
 

@@ -127,7 +127,7 @@ def ask(url: str, read_s: float, method: str = "GET", **headers: str) -> Iterato
         raise DownloadError("server", f"{url}: {error}; check HF_ENDPOINT") from error
     except httpx.RequestError as error:
         proxy = urllib.request.getproxies().get(urllib.parse.urlsplit(url).scheme, "").rpartition("@")[2]  # no password
-        through = f"; the environment names the proxy {proxy}" * bool(proxy)
+        through = f"; the environment names the proxy {proxy}" if proxy else ""
         raise ConnectionError(f"{str(error) or type(error).__name__}{through}") from error
 
 

@@ -18,7 +18,7 @@ import runs
 from launch import common, travel
 from launch.common import LaunchError
 from runs.paths import data_root, datasets_dir, models_dir
-from runs.scripts import quote
+from runs.quoting import quote
 from runs.spec import RunSpec
 
 FILE = "docker.yaml"

@@ -24,7 +24,7 @@ from launch import common, travel
 from launch.common import LaunchError, fill
 from monitor.state import EXIT_AGAIN, EXIT_PREEMPTED
 from runs.paths import CHECKOUTS, ROOT
-from runs.scripts import quote
+from runs.quoting import quote
 from runs.spec import RunSpec
 
 FILE = "skypilot.yaml"

@@ -25,7 +25,7 @@ from monitor.process.platform import LOCK, is_held
 from monitor.run_folder import find
 from runs.files import atomic_write, explained
 from runs.paths import PLACES, ROOT
-from runs.scripts import quote
+from runs.quoting import quote
 from runs.spec import RunSpec, load
 
 SCRIPT = "train.sbatch"

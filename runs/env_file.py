@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from runs.files import RunError, atomic_write, explained, private_folder
 from runs.paths import data_root, outputs_dir
+from runs.quoting import quote
 
 if TYPE_CHECKING:
     from runs.spec import RunSpec
@@ -93,7 +94,7 @@ def write(folder: Path, values: Mapping[str, str]) -> None:
     if wrong := [name for name, value in values.items() if re.search(r"[\x00-\x1f\x7f]", value)]:
         raise RunError(f"{wrong[0]}: the value has a line break or control character, which no key has; correct it")
     line = "{}={}\n" if sys.platform == "win32" else "export {}={}\n"
-    shown = (value if sys.platform == "win32" else shlex.quote(value) for value in values.values())
+    shown = (value if sys.platform == "win32" else quote(value) for value in values.values())
     with explained("keep the secrets of the run"):
         path.parent.parent.mkdir(parents=True, exist_ok=True)
         try:

@@ -75,7 +75,7 @@ def start_problems(folder: RunFolder, timeout_s: float, pause: Pause) -> list[st
 def with_state(text: str, folder: Path, state: Path | None) -> str:
     """A prepared script with this state in place of the stand-in, each as a word of the shell.
 
-    A folder whose word has another form in the script (`runs/scripts.py`) is not found: nothing is replaced.
+    A folder whose word has another form in the script (`runs/quoting.py`) is not found: nothing is replaced.
     """
     return text.replace(shlex.quote(str(folder / STAND_IN)), shlex.quote(str(state)))
 

@@ -17,7 +17,7 @@ from seeds import examples
 import presets
 import runs
 from runs.command import launch_options, module
-from runs.scripts import quote, quote_cmd
+from runs.quoting import quote, quote_cmd
 
 NASTY = [
     "'", '"', "`id`", "$(touch /tmp/never)", "${HOME}", "$HOME", "\\", "\\\\", "\n", "\r\n", "\t", " ", "  ", "!!",
@@ -110,6 +110,12 @@ def test_what_is_named_is_started_else_what_the_environment_has_else_path(tmp_pa
         (bare / tool).symlink_to(shutil.which(tool))
     without = run_script(script, None, PATH=str(bare))
     assert without.returncode == 127 and b"./start.sh sd-scripts" in without.stderr
+    if gpus == 1:  # a named launcher has the interpreter beside it, or none: another environment is not used silently
+        launcher, beside = (executable(tmp_path / "other" / one, named.read_text()) for one in ("accelerate", "python"))
+        assert started(ACCELERATE=str(launcher))[0] == str(beside)
+        beside.unlink()
+        lacks = run_script(script, None, ACCELERATE=str(launcher))
+        assert lacks.returncode == 127 and b"other/python" in lacks.stderr
 
 
 @pytest.mark.slow

@@ -6,7 +6,8 @@ import pytest
 from runs_helpers import arguments_of, pictures, run_script, spec, stub
 
 import runs
-from runs.scripts import Variable, quote, script
+from runs.quoting import Variable, quote
+from runs.scripts import script
 
 NODE = {"HANGPROOF_NODE": "1", "HANGPROOF_MAIN_ADDRESS": "10.0.0.7", "HANGPROOF_MAIN_PORT": "29400"}
 
