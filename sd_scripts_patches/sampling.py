@@ -124,10 +124,15 @@ def _drawn(args: tuple[Any, ...], prompts: list[dict[str, Any]]) -> bool:
     if session.run is None or options is None or not prompts:
         return False
     place = next(
-        i for i, a in enumerate(args) if a is prompts[0] or (isinstance(a, list) and a[:1] and a[0] is prompts[0])
+        (i for i, a in enumerate(args) if a is prompts[0] or (isinstance(a, list) and a[:1] and a[0] is prompts[0])), 0
     )
-    epoch, step = args[place + 1 : place + 3]
-    when = f"{step:06d}" if epoch is None else f"e{epoch:06d}"
+    match args[place + 1 : place + 3]:
+        case (None, int(step)):
+            when = f"{step:06d}"
+        case (int(epoch), _):
+            when = f"e{epoch:06d}"
+        case _:
+            return False
     found = [session.run.samples(options, f"{when}_{prompt['enum']:02d}") for prompt in prompts]
     since_s = session.run.since_s
     return all(any(p.stat().st_mtime > since_s and p.read_bytes().endswith(PNG_END) for p in f) for f in found)

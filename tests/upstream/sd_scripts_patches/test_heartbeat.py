@@ -65,3 +65,10 @@ def test_every_step_has_its_line_of_metrics(runs):
     assert lines[0]["lr"] == 1e-3 and lines[-1]["lr"] < 1e-4  # a cosine
     assert [line["epoch"] for line in lines] == sorted(line["epoch"] for line in lines)
     assert all(0 < line["step_s"] < 30 for line in lines)
+
+
+@pytest.mark.parametrize("name", ["sdxl", "lumina"])
+def test_a_family_of_sd_scripts_trains_the_same_and_is_followed(newest, name, tmp_path):
+    """SDXL samples in a pipeline, Lumina makes several images in one loop of its own. Z-Image: musubi/test_heartbeat;
+    all other families: tests/campaigns/test_runs_families.py."""
+    helpers.same_family(name, tmp_path)
