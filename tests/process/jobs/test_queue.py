@@ -139,6 +139,18 @@ def test_what_was_started_before_a_kill_is_not_started_again(data):
     assert len(starts(other)) == 1
 
 
+def test_a_look_at_a_busy_gpu_keeps_the_note_of_what_is_being_started(data):
+    run, other = made(data, "run", "other")
+    queue.insert(run)
+    assert queue._take() == "run"  # the process that took it was killed here, before the monitor had its lock
+    lock = Lock(other / LOCK)
+    assert lock.acquire()
+    assert queue._take() == "" and queue.read().taken == "run"
+    (run / "status.json").write_text("{}")  # the monitor's first act
+    lock.release()
+    assert queue._take() == "" and queue.read() == queue.Queue()
+
+
 def test_a_run_waits_for_those_on_its_own_gpu_and_now_pauses_no_other(data, monkeypatch):
     here, there, waits = made(data, "here", "there", "waits")
     held = [Lock(folder / LOCK) for folder in (here, there)]

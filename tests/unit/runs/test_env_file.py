@@ -345,8 +345,15 @@ def test_option_lines_keep_the_names_of_their_secrets_and_leave_the_values():
 def test_the_secrets_among_the_fields_of_a_run_are_variables_and_named():
     for fields, wanted in (
         ({"rank": 8}, {"rank": 8}),
+        ({"extra": {"wandb_api_key": " k "}}, {"environment": {"WANDB_API_KEY": "k"}, "extra": {}, "secrets": ["WANDB_API_KEY"]}),
         ({"extra": {"MY_KEY": 5, "seed": 1}}, {"environment": {"MY_KEY": "5"}, "extra": {"seed": 1}, "secrets": ["MY_KEY"]}),
+        ({"extra": {"MY_KEY": ""}, "secrets": ["B"]}, {"extra": {}, "secrets": ["B"]}),
+        ({"extra": {"huggingface_token": True}}, {"extra": {"huggingface_token": True}}),
         ({"environment": {"URL": "s3://me:pw@host", "A": "1"}}, {"environment": {"URL": "s3://me:pw@host", "A": "1"}, "secrets": ["URL"]}),
+        ({"edited": {"script": "A_KEY=one", "generated": "x"}, "environment": {"A_KEY": "two"}},
+         {"environment": {"A_KEY": "two"}, "edited": {"script": 'A_KEY="${A_KEY:-}"', "generated": "x"}, "secrets": ["A_KEY"]}),
+        ({"secrets": "B, C"}, {"secrets": ["B", "C"]}),
+        ({"secrets": 3, "environment": {"A_KEY": "x"}}, {"secrets": 3, "environment": {"A_KEY": "x"}}),
     ):  # fmt: skip
         assert env_file.moved(fields) == wanted
 
