@@ -76,18 +76,18 @@ def test_the_built_in_trainer_trains_as_many_steps_as_the_page_shows(data):
     assert compared > 100
 
 
-def test_sd_scripts_trains_as_many_steps_as_the_page_shows(data):
+def test_sd_scripts_trains_as_many_steps_as_the_page_shows(data, tmp_path):
     tiny_sd_scripts.need()
     known = list(cases("sd-scripts", (0.0, 0.1, 0.25, 0.5)))[::3]
     asked = []
     for spec, folders in known:
         split = ["--validation_split", str(spec.validation_split), "--validation_seed", "7"]
         asked.append({"config": str(written(spec, folders)), "flags": split if spec.validation_split else []})
-    work = tiny_sd_scripts.site()
+    tiny_sd_scripts.write_site(tmp_path)
     program = [str(tiny_sd_scripts.python()), str(ROOT / "tests/support/count_sd_scripts.py")]
     done = subprocess.run(
         [*program, str(tiny_sd_scripts.checkout())], input=json.dumps(asked), cwd=tiny_sd_scripts.checkout(),
-        env=tiny_sd_scripts.environment(work), capture_output=True, text=True, timeout=600, check=False,
+        env=tiny_sd_scripts.environment(tmp_path), capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     for (spec, folders), (batches, held) in zip(known, json.loads(done.stdout.splitlines()[-1]), strict=True):
