@@ -42,7 +42,7 @@ PIECE_BYTES = 32 << 20  # 11 s of a disk that writes 3 MB a second
 _WAIT_WRITE_WAIT = 1 | 2 | 4  # SYNC_FILE_RANGE_*, linux/fs.h
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 _NUMBER = r"(-step\d{8}|-\d{6})?"
-_OUTSIDE = re.compile(r"^[/\\]|\.\.|[:\0\ud800-\udc7f\udd00-\udfff]")  # no name of a file in it
+_OUTSIDE = re.compile(r"^[/\\]|\.\.|[:\0\ud800-\udc7f\udd00-\udfff]")  # in no name of a state's file
 
 
 def fsync_path(path: Path) -> None:

@@ -322,7 +322,8 @@ def incident(one: Incident) -> tuple[object, ...]:
     changed = f.get("changed")
     changed = "; ".join(map(str, changed)) if isinstance(changed, list) else str(changed or "")
     recovered, report = number_of(f, "recover_s") is not None, Markup(local_times(markdown(one.report)))
-    said = f.get("explanation"), isinstance(known := f.get("diagnosis"), dict) and known.get("advice")
+    known = f.get("diagnosis")
+    said = f.get("explanation"), known.get("advice") if isinstance(known, dict) else ""
     why = " ".join(map(str, filter(None, said)))
     return one.number, title[:1].upper() + title[1:], f"{what} {where}", why, changed, recovered, costs(f), report
 
