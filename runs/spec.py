@@ -343,7 +343,8 @@ def may_be_none(key: str) -> bool:
 
 
 ALIASES: dict[str, str] = {about(key)["flag"]: key for key in RunSpec.model_fields if about(key).get("flag")}
-"""Flags of sd-scripts that are fields with another name: `--set network_dim=8` sets rank. MEANT: what people try."""
+"""Flags of sd-scripts that are fields with another name: `--set network_dim=8` sets rank."""
+# Names that people try instead of a field's; the error for one names the field.
 MEANT = {"lr": "learning_rate", "steps": "max_train_steps", "dim": "rank", "batch": "batch_size"}
 
 

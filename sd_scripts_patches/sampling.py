@@ -123,9 +123,8 @@ def _drawn(args: tuple[Any, ...], prompts: list[dict[str, Any]]) -> bool:
     options = next((a for a in args if hasattr(a, "output_name")), None)
     if session.run is None or options is None or not prompts:
         return False
-    place = next(
-        (i for i, a in enumerate(args) if a is prompts[0] or (isinstance(a, list) and a[:1] and a[0] is prompts[0])), 0
-    )
+    holds = [any(one is prompts[0] for one in (a if isinstance(a, (list, tuple)) else [a])) for a in args]
+    place = holds.index(True)
     match args[place + 1 : place + 3]:
         case (None, int(step)):
             when = f"{step:06d}"
@@ -133,9 +132,12 @@ def _drawn(args: tuple[Any, ...], prompts: list[dict[str, Any]]) -> bool:
             when = f"e{epoch:06d}"
         case _:
             return False
-    found = [session.run.samples(options, f"{when}_{prompt['enum']:02d}") for prompt in prompts]
-    since_s = session.run.since_s
-    return all(any(p.stat().st_mtime > since_s and p.read_bytes().endswith(PNG_END) for p in f) for f in found)
+    for prompt in prompts:
+        files = session.run.samples(options, f"{when}_{prompt['enum']:02d}")
+        newer = [path for path in files if path.stat().st_mtime > session.run.since_s]
+        if not any(path.read_bytes().endswith(PNG_END) for path in newer):
+            return False
+    return True
 
 
 def _restore_models(args: tuple[Any, ...], devices: list[tuple[Any, Any]], modes: list[tuple[Any, bool]]) -> None:

@@ -40,17 +40,6 @@ def test_a_server_uses_little_memory_no_proxy_and_ends_with_ctrl_c(tmp_path):
         assert "Runs that were started continue" in server.log.read_text()
 
 
-@pytest.mark.slow
-def test_a_server_uses_no_proxy_and_ends_with_ctrl_c(tmp_path):
-    dead = f"http://127.0.0.1:{free_port()}"
-    with serving(tmp_path / "data", HTTP_PROXY=dead, http_proxy=dead, HTTPS_PROXY=dead, ALL_PROXY=dead) as server:
-        status, page = server.get("/")
-        assert status == 200 and b"Hangproof" in page
-        server.process.send_signal(2)
-        assert server.process.wait(PATIENCE_S) == 0
-        assert "Runs that were started continue" in server.log.read_text()
-
-
 def test_the_config_that_each_visit_downloads_is_small(server):
     status, config = server.get("/config")
     assert status == 200 and len(config) <= CONFIG_KB * 1000, f"{len(config)} bytes"

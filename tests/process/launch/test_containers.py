@@ -52,11 +52,3 @@ def test_the_compose_file_gives_a_run_time_to_save_a_gpu_and_a_volume():
     (device,) = service["deploy"]["resources"]["reservations"]["devices"]
     assert device["driver"] == "nvidia" and device["capabilities"] == ["gpu"]
     assert service["environment"]["HANGPROOF_AUTH"].startswith("${HANGPROOF_AUTH:?"), "no page without a password"
-
-
-def test_the_compose_file_gives_a_run_time_to_save_and_a_volume_and_listens_here_alone():
-    (service,) = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"].values()
-    grace_s = int(service["stop_grace_period"].removesuffix("s"))
-    assert grace_s >= config.load(environ={}).end.preempt_total_s + 10
-    assert service["volumes"] == ["data:/data"] and service["ports"] == ["127.0.0.1:7860:7860"]
-    assert service["environment"]["HANGPROOF_AUTH"].startswith("${HANGPROOF_AUTH:?"), "no page without a password"

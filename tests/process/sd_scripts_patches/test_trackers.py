@@ -96,28 +96,6 @@ def test_a_tracker_that_does_not_start_is_started_once_more_offline_or_left_out(
     assert f"{reason}; the run continues offline" in capsys.readouterr().err
 
 
-def test_a_tracker_that_does_not_start_is_started_once_more_offline(monkeypatch, capsys):
-    """That the run goes on without one that cannot: tests/upstream/test_sd_scripts.py."""
-    monkeypatch.setenv("HANGPROOF_TRACKER_TIMEOUT_S", "0.3")
-    monkeypatch.setenv("WANDB_MODE", "")  # so that what is set here is removed again
-    monkeypatch.delenv("WANDB_MODE")
-    goes_on, late = threading.Event(), threading.Event()
-
-    def init(accelerator, args, name):
-        online = os.environ.get("WANDB_MODE") != "offline"
-        if online:
-            goes_on.wait(30)
-        accelerator.trackers.append(Tracker())
-        if online:
-            late.set()
-
-    made = SimpleNamespace(log_with=["wandb"], trackers=[], is_main_process=True)
-    patched_module(init).init_trackers(made, None, "run")
-    goes_on.set()
-    assert late.wait(30) and len(made.trackers) == 1, "also when the first one starts after all"
-    assert "waited 0.3 s for trackers to start (wandb); the run continues offline" in capsys.readouterr().err
-
-
 def test_only_rank_0_tracks_and_the_key_goes_to_wandb_without_a_login(monkeypatch):
     module = patched_module(lambda *a: None)
     monkeypatch.delenv("WANDB_API_KEY", raising=False)

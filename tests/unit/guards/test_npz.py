@@ -87,15 +87,6 @@ def test_every_single_flipped_byte_is_harmless_or_damage_and_a_truncated_file_is
             assert content in flipped and (list(loaded) != ["x"] or loaded["x"].tolist() == [0, 1, 2, 3, 4, 5])
 
 
-def test_a_machine_without_threads_damages_no_cache(cache, monkeypatch):
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(int).result()  # its thread is there
-        monkeypatch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
-        with pytest.raises(RuntimeError, match="can't start new thread"):
-            pool.submit(npz.load, cache).result()
-    assert cache.exists()
-
-
 def test_a_machine_without_memory_or_threads_damages_no_cache(cache, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(MemoryError, match=r"'latents' of .*a_flux\.npz: Unable"):
         patch.setattr(numpy.lib.format, "read_array", Mock(side_effect=MemoryError("Unable to allocate 3.64 TiB")))

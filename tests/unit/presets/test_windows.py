@@ -49,16 +49,3 @@ def test_batch_files_are_read_and_a_long_line_in_a_moment():
         started_s = time.process_time()
         commands(long, "cmd")
         assert time.process_time() - started_s < 1.5
-
-
-def test_batch_files_are_read_as_cmd_reads_them():
-    assert dialect("train.bat", "") == dialect("x", BATCH) == "cmd" and dialect("train.sh", "program") == "sh"
-    found = [[w.value for w in c.words] for c in commands(BATCH, "cmd")]
-    first = next(words for words in found if words[0] == "call")
-    assert first[1:] == [
-        "program", "--model", "C:\\models\\flux.sft", "--name", "my lora", "--args", "a b", "c=1", "--gone", None,
-        "--percent", "50%", "--quoted", "C:\\out dir\\x",
-    ]  # fmt: skip
-    assert ["program", "second"] in found and ["program", "third"] in found
-    places = next(c for c in commands(BATCH, "cmd") if c.words[0].value == "call").words
-    assert BATCH[places[5].start : places[5].end] == '"%NAME%"'

@@ -40,9 +40,3 @@ def test_what_is_not_there_exactly_once_is_refused():
     train = ast.parse("def train(args):\n    step = 1").body[0]
     with pytest.raises(Incompatible, match=r"train\(\) has no variable epoch, loss"):
         ast_utils.require_variables(train, ("args", "step", "loss", "epoch"))
-
-
-def test_a_call_of_another_owner_is_not_there_and_is_refused():
-    tree = ast.parse(SOURCE)
-    with pytest.raises(Incompatible, match=r"a call of save\(\): expected exactly one, found 0"):
-        ast_utils.find_call(tree, "save", owner="module")

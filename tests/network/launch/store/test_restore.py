@@ -210,14 +210,6 @@ def test_a_restore_beside_a_machine_that_trains_takes_what_that_wrote_meanwhile(
     assert restore(place, run.name).step == 40
 
 
-def test_a_store_that_was_emptied_is_filled_again(run, place, copier, other):
-    shutil.rmtree(place.prefix)  # while the run trains
-    add_state(run, 20)
-    copier.push()
-    other("third")
-    assert restore(place, run.name).step == 20
-
-
 @pytest.mark.parametrize("own", [False, True])
 def test_another_machine_trains_what_the_run_trained_whatever_its_tables_say(run, place, other, own):
     """Also where its own run.toml asks for one process less at a time: only that differs."""

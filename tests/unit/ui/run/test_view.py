@@ -173,25 +173,6 @@ def test_thousands_of_samples_are_drawn_and_looked_up_again_only_after_a_change(
     assert "2 LoRAs" in shown and shown.count("<li") == 1 and f"1 older: in {folder}" in shown and "r.zip" in shown
 
 
-def test_markup_is_made_again_only_after_a_change_and_of_very_many_loras_the_newest_are_shown(data, monkeypatch):
-    """The page asks every second: with 400 LoRAs and 2,000 samples, all of its time went into the same markup."""
-    folder, made = write_run(data, "r", state="stopped"), []
-    lora_file(folder / "r-step00000100.safetensors", 100)
-    drawn = sample(folder, "r_000100_00_20260101120000_42.png")
-    monkeypatch.setattr(cards, "CARD", lambda name, *more, card=cards.CARD: made.append(name) or card(name, *more))
-    monkeypatch.setattr(served, "find", lambda text, find=served.find: made.append("find") or find(text))
-    for _ in range(3):
-        assert "picked" not in lora_cards(folder) and len(samples.pictures(view.evolution(folder))) == 1
-    assert made == ["loras", "find"]
-    drawn.unlink()
-    assert samples.pictures(view.evolution(folder)) == []
-    assert "picked" in cards.loras(folder, view.loras(folder), view.evolution(folder), 100)
-    monkeypatch.setattr(cards, "NEWEST", 1)  # the markup of 5,000 LoRAs is 3.8 MB, and each new one sends all of it
-    lora_file(folder / "r-step00000200.safetensors", 200)
-    shown = lora_cards(folder)
-    assert "2 LoRAs" in shown and shown.count("<li") == 1 and f"1 older: in {folder}" in shown and "r.zip" in shown
-
-
 def test_a_name_that_is_not_utf_8_is_left_out(data):
     """As an old ZIP leaves it. The browser cannot be sent it, and the rest of the page would not arrive either."""
     folder = write_run(data, "cat", state="completed")
