@@ -34,12 +34,13 @@ def _group(name: str) -> tuple[Field, ...]:
 
 (CONTROL,) = _group("control")
 LENGTH, SAMPLES, MORE, MACHINES = map(_group, ("length", "samples", "more", "machines"))
+SUBJECTS = presets.read_table("templates.toml")["subject"]
 SUBJECT = Field(
     "subject",
     "What do you train?",
     "choice",
     "Sets the rank and the number of steps, until you change them",
-    tuple((one["name"], one["key"]) for one in presets.read_table("templates.toml")["subject"]),
+    tuple((one["name"], one["key"]) for one in SUBJECTS),
 )
 FLAGS = Field(
     "flags", "Extra trainer options, one per line", "lines", "Use the trainer's names, e.g. noise_offset=0.05"

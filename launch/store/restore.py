@@ -189,7 +189,7 @@ class Restored:
             )
         for name, member in todo.items():
             if name in (SPEC, JOB, MONITOR) and member.size > SPEC_BYTES:  # they are read as a whole
-                raise StoreError(f"{self.place.address}: {name} has {member.size} bytes; it is not used")
+                raise StoreError(f"{self.place.address}: {name} has {member.size} bytes; put an intact copy there")
             self.on_progress(done, total)
             path = self.staging / name
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -24,7 +24,7 @@ from presets.steps import Images
 from runs import env_file, flags, weights
 from runs.command import samples
 from runs.dataset import shown_per_epoch, too_often
-from runs.fields import EMPTY, HEAD, KEYS, LABELS, LENGTH, MACHINES, MORE, SAMPLES, SUBJECT
+from runs.fields import EMPTY, HEAD, KEYS, LABELS, LENGTH, MACHINES, MORE, SAMPLES, SUBJECT, SUBJECTS
 from runs.files import Fault, RunError
 from runs.folders import name_fault, planned_steps, problems, with_intervals, with_own_save_dir
 from runs.machine import Machine, this_machine, tier_for
@@ -297,7 +297,7 @@ def script_of(review: Review) -> tuple[str, bool]:
 
 def subject_of(key: str) -> dict[str, Any]:
     """A row of presets/templates.toml: what is trained, with its rank and steps."""
-    return next(one for one in presets.read_table("templates.toml")["subject"] if one["key"] == key)
+    return next(one for one in SUBJECTS if one["key"] == key)
 
 
 def model_values(key: str, backend: str, subject: str, machine: Machine | None = None) -> dict[str, Any]:

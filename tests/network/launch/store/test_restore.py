@@ -51,7 +51,7 @@ def test_damaged_files_of_the_monitor_and_the_spec_keep_no_checkpoint_from_comin
     assert json.loads((outputs / run.name / "monitor.json").read_text()) == {"state": "opening"}
     shutil.rmtree(outputs / run.name)
     monkeypatch.setattr("launch.store.restore.SPEC_BYTES", 9)
-    with pytest.raises(StoreError, match=r"run/\w+\.\w+ has \d+ bytes; it is not used"):
+    with pytest.raises(StoreError, match=r"run/\w+\.\w+ has \d+ bytes; put an intact copy there"):
         restore(place, run.name)
 
 
