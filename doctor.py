@@ -22,12 +22,10 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from guards import loader
 from monitor.process import platform, spawned
 from presets import lint, terminal
-from runs.files import RunError
 from runs.machine import ask, this_machine
 from runs.paths import ROOT, START, data_root, datasets_dir, models_dir, outputs_dir, venv_program
 from runs.quoting import quote
@@ -77,7 +75,6 @@ except OSError as error:
 """
 PACKAGES = ("accelerate", "diffusers", "transformers", "peft", "xformers", "bitsandbytes")
 CHECK_S = 120
-END_S = 10.0
 
 
 def findings(quick: bool) -> Iterator[Finding]:
@@ -94,55 +91,14 @@ def findings(quick: bool) -> Iterator[Finding]:
 def left_over() -> Iterator[Finding]:
     """Trainers that nobody watches."""
     try:
-        found = orphans()
+        found = spawned.orphans()
     except OSError as error:
         yield Finding("left-over trainers", NOTE, f"the processes could not be listed: {error.strerror}")
         return
     if not found:
         yield Finding("left-over trainers", OK, "no trainer runs without a monitor")
-    for one in found:
-        text = f"{one['name']} (pid {one['pid']}) of the run {one['run']}, {one['age_s'] / 60:.0f} min old, {one['memory_bytes'] / 1e9:.1f} GB"
-        run = quote(one["run"])
-        fix = f"Watch the run again: python -m monitor start {run}. Or end it: python -m monitor stop {run}."
-        yield Finding("left-over trainers", NOTE, text, fix)
-
-
-def orphans() -> list[dict[str, Any]]:
-    """The trainers of ours that run although no monitor watches them, oldest first.
-
-    Returns:
-        [{"pid", "start", "name", "run": as commands take it: its name, or its folder where that is in another data
-        folder (also a rehearsal's), "age_s", "memory_bytes"}]; [] where nothing is left over.
-    """
-    boot_s = platform.now().boot_s
-    found: list[dict[str, Any]] = []
-    for process, folder in spawned.unwatched():
-        started_s = (
-            process.start / os.sysconf("SC_CLK_TCK") if platform.LINUX else process.start - time.time() + boot_s
-        )  # since boot
-        found.append({
-            "pid": process.pid, "start": process.start, "name": process.name,
-            "run": folder.name if folder.parent == outputs_dir() else str(folder),
-            "age_s": round(max(0.0, boot_s - started_s), 1), "memory_bytes": platform.private_bytes(process.pid),
-        })  # fmt: skip
-    return sorted(found, key=lambda one: (-one["age_s"], one["pid"]))
-
-
-def end_orphan(pid: object, start: object) -> str:
-    """End one process that `orphans` lists, with those that it started; returns what came of it.
-
-    Raises RunError: it is none of them (any more).
-    """
-    listed = [(one, folder) for one, folder in spawned.unwatched() if (one.pid, one.start) == (pid, start)]
-    if not listed:
-        raise RunError("This process has ended, or a monitor watches it; look again")
-    ((process, folder),) = listed
-    left = spawned.kill(spawned.Tree("", members={process.pid: process}), END_S / 2, END_S / 2).survivors
-    if left:
-        raise RunError(
-            f"Process {left[0].pid} does not end: it is stuck in the kernel. Restart the machine to remove it"
-        )
-    return f"Process {process.pid} ({process.name} of {folder.name}) was ended"
+    for sentence in found:
+        yield Finding("left-over trainers", NOTE, sentence)
 
 
 def installed(trainer: Trainer, quick: bool) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""The tab "Doctor": is this machine ready, what is left over, what does a process wait for, does a script hang?
+"""The tab "Doctor": is this machine ready, what does a process wait for, does a script hang?
 
 Each part shows what a command of ours prints, so the page and a terminal say the same. The examination runs in the
 background (ui/jobs.py): the server imports no torch, waits for no driver, and a reload shows what was found. The
@@ -6,7 +6,6 @@ components are made when the tab is opened and not with the page, so that they c
 """
 
 import functools
-import json
 import re
 import tempfile
 import time
@@ -15,7 +14,6 @@ from typing import Any
 
 import gradio as gr
 
-import doctor
 from monitor.cli.explain import checked
 from monitor.process.spawned import Subjob, python
 from monitor.run_folder import MonitorError
@@ -155,47 +153,6 @@ def _machine() -> None:
     fold.job(go, examine, look, lambda: jobs.cancel(_folder(), JOB), "doctor", [full])
 
 
-def _left() -> list[tuple[str, str]]:
-    """(label, value) of each trainer that is left over."""
-    return [
-        (
-            f"{one['name']}, process {one['pid']}: run {one['run']}, {duration(one['age_s'])} old, "
-            f"{one['memory_bytes'] / 1e6:.0f} MB of memory",
-            json.dumps([one["pid"], one["start"]]),
-        )
-        for one in doctor.orphans()
-    ]
-
-
-def _left_over() -> None:
-    def draw(said: str = "") -> list[Any]:
-        choices = _left()
-        text = said if choices else f"{said} None. Every trainer that runs is watched."
-        radio = gr.update(choices=choices, value=None, visible=bool(choices))
-        return [radio, gr.update(visible=bool(choices)), gr.update(visible=False), fold.note(text.strip())]
-
-    def ask(value: str | None) -> list[Any]:
-        return [gr.update(visible=bool(value)), fold.note("" if value else "Choose a process first.")]
-
-    def kill(value: str) -> list[Any]:
-        try:
-            return draw(f"{doctor.end_orphan(*json.loads(value))}.")
-        except RunError as error:
-            return draw(f"{error}.")
-
-    choices = _left()
-    chosen = gr.Radio(choices, label="Process to end", visible=bool(choices), interactive=True)
-    with gr.Row(elem_classes="hp-actions"):
-        again, end = _button("Look again"), _button("End the process", visible=bool(choices))
-        sure = _button(
-            "End it now? Steps since its last checkpoint are lost", width=420, visible=False, elem_classes="hp-danger"
-        )
-    outputs = [chosen, end, sure, _html(draw()[-1])]
-    again.click(draw, None, outputs, **QUIET)
-    end.click(ask, chosen, outputs[2:], **QUIET)
-    sure.click(kill, chosen, outputs, **QUIET)
-
-
 def _explain() -> None:
     pid = fold.line("Process number (pid)", "As nvidia-smi, top or ps shows it", max_length=20)
     with gr.Row(elem_classes="hp-actions"):
@@ -260,7 +217,6 @@ def look_at_drill() -> tuple[bool, str]:
 
 PARTS = (
     ("machine", "This machine", "Python, PyTorch, GPU, disks, memory and the trainers", _machine),
-    ("orphans", "Left-over trainers", "Trainers of Hangproof that no monitor watches any more", _left_over),
     ("explain", "Explain a process", "What it does and waits for, and the stack of every thread", _explain),
     ("lint", "Check a training script", "What hangs or fails in scripts of kohya's trainers and FluxGym", _lint),
     ("drill", "Hang drill", "Watch a demo run freeze and recover, in about a minute", _drill),

@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from shlex import quote
 from typing import IO, Any
 
 from guards.reading import json_object, moved_bytes
@@ -130,8 +131,8 @@ def orphans() -> list[str]:
         found.setdefault(str(folder), []).append(process)
     return [
         f"unwatched: {count(len(processes), 'process')} of {folder} "
-        f"({', '.join(f'{p.name} {p.pid}' for p in processes[:5])}); run `python -m monitor start {folder}` to watch "
-        f"the run again, or `python -m monitor stop {folder}` to kill it"
+        f"({', '.join(f'{p.name} {p.pid}' for p in processes[:5])}); run `python -m monitor start {quote(folder)}` to "
+        f"watch the run again, or `python -m monitor stop {quote(folder)}` to kill it"
         for folder, processes in sorted(found.items())
     ]
 

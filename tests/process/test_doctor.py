@@ -1,17 +1,12 @@
 """`./start.sh doctor` says what is ready, what is not, and what to do; each of kohya's trainers is started."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
 
 import pytest
 from runs_helpers import call
 
-from doctor import end_orphan, left_over, orphans
-from monitor.process import platform, spawned
-from runs.files import RunError
+from doctor import NOTE, left_over
+from monitor.process import spawned
 
 
 def doctor(*flags: str, **environment: str) -> tuple[int, dict[str, dict], str]:
@@ -22,26 +17,11 @@ def doctor(*flags: str, **environment: str) -> tuple[int, dict[str, dict], str]:
     return done.returncode, {one["name"]: one for one in result["findings"]}, done.stderr
 
 
-def test_an_orphan_is_listed_and_ended_with_what_it_started(data, monkeypatch):
-    (data / "outputs" / "gone").mkdir(parents=True)
-    code = "import subprocess; p = subprocess.Popen(['sleep', '60'], stdout=-3); print(p.pid, flush=True); p.wait()"
-    env = {**os.environ, spawned.RUN: str(data / "outputs" / "gone"), spawned.TOKEN: "0" * 32}
-    process = subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, text=True)
-    try:
-        child = int(process.stdout.readline())
-        found = {one["pid"]: one for one in orphans()}
-        assert {found[process.pid]["run"], found[child]["run"]} == {"gone"}
-        with monkeypatch.context() as elsewhere:
-            elsewhere.setenv("HANGPROOF_DATA", str(data / "another"))
-            left = [one.action for one in left_over() if f"pid {process.pid})" in one.text]
-            assert left[0].endswith(f"python -m monitor stop {data / 'outputs' / 'gone'}."), "also a killed rehearsal's"
-        with pytest.raises(RunError, match="has ended, or a monitor watches it"):
-            end_orphan(process.pid, found[process.pid]["start"] + 1)
-        assert "was ended" in end_orphan(process.pid, found[process.pid]["start"])
-        assert process.wait(10) == -signal.SIGTERM and not platform.alive(child, found[child]["start"])
-    finally:
-        process.kill()
-        process.wait(10)
+def test_a_trainer_that_no_monitor_watches_is_a_line_with_what_to_do(data, spawn):
+    run = data / "outputs" / "gone"
+    process = spawn(**{spawned.RUN: str(run), spawned.TOKEN: "0" * 32})
+    (found,) = [one for one in left_over() if f"(sleep {process.pid})" in one.text]
+    assert found.status == NOTE and f"python -m monitor stop {run}`" in found.text
 
 
 @pytest.mark.slow

@@ -105,8 +105,8 @@ def test_orphans_are_named_with_what_to_do(tmp_path, spawn, monkeypatch):
     assert lock.acquire()
     assert not [s for s in spawned.orphans() if str(tmp_path) in s], "it has a monitor"
     lock.release()
-    spawn(**{spawned.RUN: str(tmp_path / "gone"), spawned.TOKEN: "0" * 32})
-    assert any("gone" in s for s in spawned.orphans())
+    spawn(**{spawned.RUN: str(tmp_path / "is gone"), spawned.TOKEN: "0" * 32})
+    assert any(f"monitor stop '{tmp_path / 'is gone'}'" in s for s in spawned.orphans())
     with monkeypatch.context() as patched:
         patched.setattr(platform, "namespace", lambda pid="self": str(pid))
         assert not [s for s in spawned.orphans() if "gone" in s], "a container's, whose folder has another path"
