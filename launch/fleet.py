@@ -4,8 +4,8 @@ Decision: of each run in a store two small files are read: its status, and the c
 lease; its checkpoints are not even listed. All that comes from a store is hostile until it has been checked: sizes are
 bounded, and only known values are taken over.
 
-The stores are those of the runs on this machine, and those in `stores.json` of the data folder; addresses hold no
-secret. All are read at the same time, and a store gets one call to answer: whoever looks again asks again.
+The stores are those of the runs on this machine. All are read at the same time, and a store gets one call to answer:
+whoever looks again asks again.
 """
 
 import argparse
@@ -23,11 +23,9 @@ from monitor.phrases import count, duration
 from monitor.process import platform
 from monitor.run_folder import read_spec
 from monitor.state import FINAL, State
-from runs.files import atomic_write, explained
-from runs.paths import MAX_SLUG, data_root, list_runs
+from runs.paths import MAX_SLUG, list_runs
 
 LIMITS = Limits(call_s=10.0, tries=1)
-STORES = "stores.json"
 MOST_RUNS = 100  # of one store, the newest
 MOST_STORES = 50
 THREADS = 8  # calls to one store at the same time
@@ -38,47 +36,10 @@ NUMBERS = ("step", "planned_steps", "epoch", "loss", "step_s", "eta_s", "restart
 
 
 def stores() -> list[str]:
-    """The addresses of all known stores: of the runs on this machine, then those that were added."""
+    """The addresses of the stores of the runs on this machine."""
     own = (read_spec(folder).get("store") for folder in list_runs())
     addresses = [address.strip() for address in own if isinstance(address, str)]
-    return [*dict.fromkeys(filter(None, [*addresses, *added()]))][:MOST_STORES]
-
-
-def added() -> list[str]:
-    """The addresses in stores.json; none where it is missing or damaged."""
-    try:
-        values = json.loads((data_root() / STORES).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return []
-    return [text for text in values if isinstance(text, str)][:MOST_STORES] if isinstance(values, list) else []
-
-
-def add(address: str) -> str:
-    """Keep the address of a store; that of a folder does not depend on the folder that you are in. Returns it.
-
-    Raises LaunchError: it is not valid, holds a secret, or its library is missing; or there are too many.
-    """
-    address, known = open_place(address).address, added()
-    if len({*known, address}) > MOST_STORES:
-        raise LaunchError(f"{MOST_STORES} stores are known already; remove one first")
-    _write([*dict.fromkeys([*known, address])])
-    return address
-
-
-def remove(address: str) -> None:
-    """Forget the address of a store that was added; nothing in the store changes. LaunchError: it was not added."""
-    written, known = {address.strip()}, added()
-    with contextlib.suppress(LaunchError):  # its library may be gone
-        written.add(open_place(address).address)
-    if not written & {*known}:
-        raise LaunchError(f"{address} was not added; a run's own store is shown as long as its run.toml names it")
-    _write([one for one in known if one not in written])
-
-
-def _write(addresses: list[str]) -> None:
-    with explained("keep the list of stores"):
-        data_root().mkdir(parents=True, exist_ok=True)
-        atomic_write(data_root() / STORES, json.dumps(addresses, indent=1, ensure_ascii=False) + "\n")
+    return [*dict.fromkeys(filter(None, addresses))][:MOST_STORES]
 
 
 def read_store(address: str) -> list[dict[str, Any]]:
@@ -172,8 +133,6 @@ def describe(run: dict[str, Any], now: datetime) -> str:
 
 OPTIONS: tuple[Option, ...] = (
     ("--store ADDRESS", [], "read this store only"),
-    ("--add ADDRESS", None, "keep the address of a store"),
-    ("--remove ADDRESS", None, "forget the address of a store; nothing in it changes"),
     ("--stop RUN", None, "with --store: ask the machine that trains this run to stop it"),
     ("--now", False, "with --stop: do not wait for a checkpoint"),
 )
@@ -187,10 +146,6 @@ def run(args: argparse.Namespace) -> int:
         request_stop(args.store[0], args.stop, args.now)
         text = f"{args.stop}: stop requested; the machine that trains it reads the request within a minute"
         return report(args, text, {"store": args.store[0], "run": args.stop, "requested": True})
-    if args.add:
-        add(args.add)
-    if args.remove:
-        remove(args.remove)
     found = read_all(args.store or stores())
     for one in found:
         print(f"{one['store']}: {one['error'] or count(len(one['runs']), 'run')}")
@@ -199,6 +154,6 @@ def run(args: argparse.Namespace) -> int:
         if len(one["runs"]) == MOST_RUNS:
             print(f"  The store may have older runs: the {MOST_RUNS} newest are shown.")
     if not found:
-        print("no store is known; set `store` in a run.toml, or add one: python -m launch fleet --add ADDRESS")
+        print("no store is known; set `store` in a run.toml, or name one: python -m launch fleet --store ADDRESS")
     report(args, "", found)
     return 1 if found and all(one["error"] for one in found) else 0

@@ -52,6 +52,13 @@ def a_run(root: Path, **fields) -> Path:
     return runs.create(a_spec(**fields), pictures(root / "photos"))
 
 
+def run_with_store(data: Path, name: str, store: str) -> None:
+    """A run on this machine whose store the fleet reads."""
+    folder = data / "outputs" / name
+    folder.mkdir(parents=True)
+    (folder / "run.toml").write_text(f'name = "{name}"\nstore = "{store}"\n')
+
+
 def put_run(store: Path, slug: str = "far-cat", **status) -> Path:
     """A run in a store that is a folder, as its agent writes it."""
     folder = store / slug

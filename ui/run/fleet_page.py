@@ -27,7 +27,6 @@ TICK_S = 2.0
 REFRESH_S = 20.0  # between two readings
 READ_S = 90.0  # for one reading; the process has shorter limits of its own
 STOP_S = 60.0
-MOST_ADDRESS = 500  # characters
 
 
 @dataclass
@@ -67,20 +66,11 @@ class Fleet:
         """Request a stop through the store. RunError: the store is not in the list."""
         with self._lock:
             if address not in self.stores:
-                raise RunError(f"The store {address[:200]!r} is not in the list. Add it, then try again")
+                raise RunError(f"The store {address[:200]!r} is not in the list")
             stops = self.stores[address].stops
             if slug not in stops or stops[slug].done():
                 words = python("launch", "fleet", f"--store={address}", f"--stop={slug}", "--json")
                 stops[slug] = Subjob(words, STOP_S)
-
-    def changed(self, address: str, kept: bool) -> None:
-        """A store was added or removed: read at the next look. A reading under way has the list from before."""
-        with self._lock:
-            if self.reading is not None:
-                self.reading.kill()
-            self.reading = self.read_s = None
-            store = self.stores.pop(address, None) or Store()
-            self.stores |= {address: store} if kept else {}
 
     def _take(self, job: Subjob) -> None:
         """Keep the answer of a process that has ended; the runs that were read before stay when a store failed."""
@@ -108,46 +98,25 @@ def _reason(job: Subjob) -> str:
 FLEET = Fleet()
 
 
-def change(do: str, address: str = "", run: str = "") -> None:
-    """Do what a button says, and read the stores again. RunError, LaunchError: it cannot be done."""
-    from launch import fleet
-
-    if do == "stop":
-        FLEET.stop(address, run)
-        return
-    if do == "remove":
-        fleet.remove(address)
-        FLEET.changed(address, False)
-    elif do == "add":
-        if not address.strip():
-            raise RunError("Enter the address of a store, such as s3://bucket/runs")
-        if len(address) > MOST_ADDRESS or not address.isprintable():
-            raise RunError("This is not the address of a store")
-        FLEET.changed(fleet.add(address), True)
-    else:
-        FLEET.read_s = None
-
-
 # The tab --------------------------------------------------------------------------------------------------------------
 
 STALE_S = 180.0  # a machine that trains writes its status every 15 s
-HINT = "Runs on rented machines and clusters, read from their stores. The stores of your own runs are included."
-NOTHING = '<div class="hp-empty"><strong>No store is known</strong><p>Add one above, or give a run a store.</p></div>'
+HINT = "Runs on rented machines and clusters, read from the stores of your runs."
+NOTHING = '<div class="hp-empty"><strong>No store is known</strong><p>Give a run a store to see it here.</p></div>'
 
 
 def html() -> str:
     """Each store with its runs. All text is another machine's."""
-    from launch.fleet import MOST_RUNS, added
+    from launch.fleet import MOST_RUNS
 
-    own, stores = added(), FLEET.look()
-    shown = "".join(_store(address, store, address in own, MOST_RUNS) for address, store in stores.items())
+    shown = "".join(_store(address, store, MOST_RUNS) for address, store in FLEET.look().items())
     return fold.note(FLEET.error, True) + shown or (fold.note("Reading…") if FLEET.read_s is None else NOTHING)
 
 
-def _store(address: str, store: Store, added: bool, most: int) -> str:
+def _store(address: str, store: Store, most: int) -> str:
     when = cards.local_time(datetime.fromisoformat(store.read_at)) if store.read_at else ""
     runs = [_run(one, store.stops.get(one["slug"])) for one in store.runs]
-    return part("run/fleet.html", "store", address, store, added, when, runs, most)
+    return part("run/fleet.html", "store", address, store, when, runs, most)
 
 
 def _run(run: dict[str, Any], stop: Subjob | None) -> tuple[object, ...]:
@@ -170,34 +139,25 @@ def _run(run: dict[str, Any], stop: Subjob | None) -> tuple[object, ...]:
     return run, colour, state, facts, lines, "" if ended else "Stop requested" if asked else "Stop"
 
 
-def _on_press(do: str, *values: str) -> list[str]:
-    """The stores after a press of a button, and why it could not be done."""
+def _on_act(event: gr.EventData) -> list[str]:
+    """The stores after a press of a run's Stop, and why it could not be done."""
     try:
-        change(do, *values)
-    except fold.ERRORS as error:
+        FLEET.stop(pressed(event, "store"), pressed(event, "run"))
+    except RunError as error:
         return [html(), fold.note(error, True)]
     return [html(), ""]
 
 
-def _on_act(event: gr.EventData) -> list[str]:
-    return _on_press(*(pressed(event, key) for key in ("do", "store", "run")))
-
-
-def _on_add(address: str) -> list[Any]:
-    shown, problem = _on_press("add", address)
-    return [shown, problem, gr.skip() if problem else ""]
+def _on_refresh() -> list[str]:
+    FLEET.read_s = None
+    return [html(), ""]
 
 
 def build() -> gr.Timer:
     """The tab. Returns the timer that reads what is shown; it is active while the tab is selected."""
     with gr.Column(elem_id="fleet", elem_classes="hp-fleet"):
         gr.HTML(f'<h3 class="hp-title">Other machines</h3><p class="hp-hint">{HINT}</p>', apply_default_css=False)
-        with gr.Row(elem_classes="hp-stores"):
-            example = "s3://bucket/runs, hf://buckets/me/runs, sftp://host/folder"
-            more: dict[str, Any] = {"max_length": MOST_ADDRESS, "elem_id": "store-address", "scale": 3}
-            address = fold.line("Address of a store", placeholder=example, **more)
-            add = gr.Button("Add store", elem_id="store-add", scale=0, min_width=140)
-            again = gr.Button("Refresh", elem_id="store-refresh", scale=0, min_width=110)
+        again = gr.Button("Refresh", elem_id="store-refresh", scale=0, min_width=110)
         problem = gr.HTML(apply_default_css=False)
         shown = scripts.drawn("fleet-stores")
         timer, drawn = gr.Timer(TICK_S, active=False), gr.State("")
@@ -207,7 +167,6 @@ def build() -> gr.Timer:
         return [gr.skip()] * 2 if now == before else [now, now]
 
     timer.tick(on_tick, drawn, [shown, drawn], **QUIET)
-    gr.on([add.click, address.submit], _on_add, address, [shown, problem, address], **QUIET)
-    again.click(lambda: _on_press("refresh"), None, [shown, problem], **QUIET)
+    again.click(_on_refresh, None, [shown, problem], **QUIET)
     shown.act(_on_act, None, [shown, problem], **QUIET)
     return timer

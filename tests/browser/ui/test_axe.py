@@ -13,7 +13,7 @@ from ui.run import cards
 
 AUTH = ("--auth", "me:a-long-secret")
 VIEWS = [(390, "dark"), (1024, "light"), (1440, "dark")]
-TABS = {"Other machines": "#store-address", "Doctor": "#job-doctor pre"}  # and what shows that it is ready
+TABS = {"Other machines": "#store-refresh", "Doctor": "#job-doctor pre"}  # and what shows that it is ready
 STATES = ("running", "failed")
 
 

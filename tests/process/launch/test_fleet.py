@@ -5,7 +5,7 @@ import socket
 from datetime import UTC, datetime
 
 import pytest
-from launch_helpers import put_run
+from launch_helpers import put_run, run_with_store
 from monitor_helpers import wait_for
 from runs_helpers import call
 
@@ -69,27 +69,9 @@ def test_names_that_leave_the_store_are_no_runs(data, tmp_path):
     assert not list(store.glob("**/requests"))
 
 
-def test_the_stores_are_those_of_the_runs_and_those_that_were_added(data, monkeypatch):
+def test_the_stores_are_those_of_the_runs(data):
     for name, store in (("one", "/far/one"), ("two", ""), ("three", "/far/one")):
-        folder = data / "outputs" / name
-        folder.mkdir(parents=True)
-        (folder / "run.toml").write_text(f'name = "{name}"\nstore = "{store}"\n')
-    assert fleet.stores() == ["/far/one"]
-    fleet.add("/far/two")
-    fleet.add("/far/two")
-    assert fleet.stores() == ["/far/one", "/far/two"]
-    for secret in ("s3://key:password@bucket/x", "https://x?token=1", "sftp://me:secret@host/x", ""):
-        with pytest.raises(LaunchError):
-            fleet.add(secret)
-    assert "password" not in (data / fleet.STORES).read_text() and "secret" not in (data / fleet.STORES).read_text()
-    fleet.remove("/far/two")
-    monkeypatch.chdir(data)
-    assert fleet.add("near/") == f"{data}/near" == fleet.added()[0], "read from every folder"
-    fleet.remove("near")
-    for given in ("s3://bucket/runs/", "s3://bucket/runs"):
-        fleet.add("s3://bucket/runs"), fleet.remove(given)
-        assert fleet.added() == []
-    (data / fleet.STORES).write_text("{broken")
+        run_with_store(data, name, store)
     assert fleet.stores() == ["/far/one"]
 
 

@@ -2,17 +2,16 @@
 
 import json
 import socket
-import sys
 import time
 
 import pytest
-from launch_helpers import put_run
+from launch_helpers import put_run, run_with_store
 from monitor_helpers import wait_for
 from ui_page import until
 
 from launch import fleet
 from runs.files import RunError
-from ui.run import fleet_page, fold
+from ui.run import fleet_page
 
 pytestmark = pytest.mark.slow
 
@@ -23,8 +22,8 @@ def test_a_store_that_hangs_or_fails_delays_nobody(data, tmp_path, request):
     silent_server = f"sftp://nobody@127.0.0.1:{listening.getsockname()[1]}/runs"
     put_run(tmp_path / "store")
     answering = str(tmp_path / "store")
-    for address in (silent_server, answering):
-        fleet.add(address)
+    for name, address in (("silent", silent_server), ("cat", answering)):
+        run_with_store(data, name, address)
     one = fleet_page.Fleet()
 
     def shown() -> dict[str, fleet_page.Store]:
@@ -46,33 +45,10 @@ def test_a_store_that_hangs_or_fails_delays_nobody(data, tmp_path, request):
         one.reading.kill()
 
 
-def test_a_store_that_is_added_or_removed_during_a_reading_stays_so(data, tmp_path, monkeypatch):
-    before, added, answer = str(tmp_path / "before"), str(tmp_path / "added"), tmp_path / "answer"
-    fleet.add(before)
-    slow = (
-        "import pathlib, sys, time\nwhile not pathlib.Path(sys.argv[1]).exists(): time.sleep(0.01)\nprint(sys.argv[2])"
-    )
-    lists = iter([before, added])
-
-    def reading(*_: str) -> list[str]:
-        found = [{"store": next(lists), "runs": [], "error": ""}]
-        return [sys.executable, "-c", slow, str(answer), json.dumps(found)]
-
-    monkeypatch.setattr(fleet_page, "python", reading)
-    monkeypatch.setattr(fleet_page, "FLEET", one := fleet_page.Fleet())
-    one.look()
-    fleet_page.change("add", added)
-    fleet_page.change("remove", before)
-    assert list(one.look()) == [added]
-    answer.touch()
-    until(lambda: one.look() and one.read_s is not None, "the next answer")
-    assert list(one.stores) == [added]
-
-
 def test_a_run_that_was_stopped_here_and_trains_again_can_be_stopped_again(data, tmp_path, monkeypatch):
     store, shown = str(tmp_path / "store"), []
     put_run(tmp_path / "store")
-    fleet.add(store)
+    run_with_store(data, "far-cat", store)
     monkeypatch.setattr(fleet_page, "FLEET", one := fleet_page.Fleet())
     for state in ("running", "stopped", "running"):
         (tmp_path / "store" / "far-cat" / "status.json").write_text(json.dumps({"state": state}))
@@ -80,19 +56,15 @@ def test_a_run_that_was_stopped_here_and_trains_again_can_be_stopped_again(data,
         until(lambda: one.look() and one.read_s is not None, "the next answer")
         shown.append("Stop" if ">Stop<" in fleet_page.html() else "")
         if len(shown) == 1:
-            fleet_page.change("stop", store, "far-cat")
+            one.stop(store, "far-cat")
             until(one.stores[store].stops["far-cat"].done, "the request")
             (tmp_path / "store" / "far-cat" / "requests" / "stop.json").unlink()
     assert shown == ["Stop", "", "Stop"]
 
 
-@pytest.mark.parametrize("address", ["", " ", "a" * 501, "a\nb", "s3://me:password@bucket"])
-def test_addresses_that_are_none_change_nothing(data, address):
-    with pytest.raises(fold.ERRORS):
-        fleet_page.change("add", address)
+def test_a_store_that_is_not_in_the_list_gets_no_request(data):
     with pytest.raises(RunError, match="not in the list"):
-        fleet_page.change("stop", address, "x")
-    assert not (data / fleet.STORES).exists()
+        fleet_page.Fleet().stop("s3://me:password@bucket", "x")
 
 
 def test_text_of_another_machine_is_text(data, tmp_path, monkeypatch):
