@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import runs
 from jobs import queue
@@ -171,9 +171,8 @@ def run_charts(run: str) -> dict[str, Any]:
     return {"revision": found["revision"], "lines": found.get("lines", []), "marks": found.get("marks", [])}
 
 
-def run_log(run: str, text: str = "", level: Literal["", "warning", "error"] = "", lines: int = 200) -> list[str]:
-    """The last lines of the log; with `text` or a `level`, those that it finds."""
+def run_log(run: str, text: str = "", lines: int = 200) -> list[str]:
+    """The last lines of the log; with `text`, those that have it."""
     folder = view.folder_of(run)
-    found = log_view.find(folder, text, level)[0] if text or level else log_view.tail(folder)
-    shown = [line for _, line in found]
+    shown = log_view.find(folder, text)[0] if text else log_view.tail(folder)
     return shown[-max(1, min(lines, MOST_LINES)) :]

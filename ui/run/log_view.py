@@ -1,4 +1,4 @@
-"""The part "Log" of a run: its end as it grows, and the lines near the end that have a text or a level.
+"""The part "Log" of a run: its end as it grows, and the lines near the end that have a text.
 
 A log can have a gigabyte. So no call reads all of it: the end is read again when it has grown, a search reads the last
 SEARCHED_BYTES, and whoever wants more downloads the file.
@@ -36,12 +36,6 @@ LONGEST_QUERY = 200
 LONGEST_LINE = 4000  # characters of a line that are shown and searched
 ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 COLOUR = re.compile(r"(\x1b\[[0-9;]{0,40}m)")
-# Without a word's beginning: a terminal's colour code can stand before it.
-ERROR = re.compile(r"(?i)error\b|exception\b|traceback|fatal\b|critical\b|out of memory|killed\b|nan loss")
-WARNING = re.compile(r"(?i)warn(?:ing)?\b|deprecat")
-KINDS = {"": ("", "warning", "error"), "warning": ("warning", "error"), "error": ("error",)}
-
-Line = tuple[str, str]  # its level, its text with a terminal's colours
 
 
 def styled(line: bytes) -> str:
@@ -57,33 +51,25 @@ def styled(line: bytes) -> str:
     return text[:LONGEST_LINE]
 
 
-def level_of(line: str) -> str:
-    """The level of a line: "error", "warning" or ""."""
-    return "error" if ERROR.search(line) else "warning" if WARNING.search(line) else ""
-
-
-def tail(folder: Path) -> list[Line]:
+def tail(folder: Path) -> list[str]:
     """The end of the log without the values of secrets; the same object until the log changes."""
 
-    def made() -> list[Line]:
+    def made() -> list[str]:
         data = end_of(folder / TRAINING_LOG, LOG_BYTES)
         shown = masked_end(folder, data, len(data) == LOG_BYTES).rstrip().split(b"\n")
         lines = [styled(line) for line in shown[-SHOWN:]]
-        return [(level_of(line), line) for line in lines] if any(lines) else []
+        return lines if any(lines) else []
 
     return kept("log", folder, [folder / TRAINING_LOG], made)
 
 
-def find(folder: Path, text: str, level: str = "") -> tuple[list[Line], float]:
-    """The last MOST_FOUND lines with a text and of a level, and the share of the log that was searched, from its end.
-
-    Args:
-        level: "", "warning" (errors too) or "error".
+def find(folder: Path, text: str) -> tuple[list[str], float]:
+    """The last MOST_FOUND lines with a text, and the share of the log that was searched, from its end.
 
     Raises:
         RunError: the log cannot be read.
     """
-    if level not in KINDS or len(text) > LONGEST_QUERY:
+    if len(text) > LONGEST_QUERY:
         raise RunError(OUT_OF_DATE)
     try:
         with (folder / TRAINING_LOG).open("rb") as file:
@@ -94,28 +80,23 @@ def find(folder: Path, text: str, level: str = "") -> tuple[list[Line], float]:
     except OSError as error:
         raise RunError(f"{TRAINING_LOG} cannot be read: {error.strerror}") from error
 
-    def backwards() -> Iterator[Line]:
+    def backwards() -> Iterator[str]:
         for line in map(styled, reversed(data.split(b"\n"))):
             seen = COLOUR.sub("", line)
-            if seen and text.casefold() in seen.casefold() and (kind := level_of(seen)) in KINDS[level]:
-                yield kind, line
+            if seen and text.casefold() in seen.casefold():
+                yield line
 
     return [*itertools.islice(backwards(), MOST_FOUND)][::-1], searched / size if size else 1.0
 
 
 # The part of the page -------------------------------------------------------------------------------------------------
 
-CHOICES = [("All lines", ""), ("Warnings and errors", "warning"), ("Errors", "error")]
 EMPTY = '<p class="hp-none">The log is empty.</p>'
 
 
-def markup(lines: list[Line]) -> str:
+def markup(lines: list[str]) -> str:
     """Lines as markup."""
-    out = [
-        f'<span class="hp-log-line{f" hp-log-{level}" if level else ""}">{_coloured(text)}\n</span>'
-        for level, text in lines
-    ]
-    return region("Training log", "".join(out), "hp-log") or EMPTY
+    return region("Training log", "".join(f"{_coloured(line)}\n" for line in lines), "hp-log") or EMPTY
 
 
 def _coloured(line: str) -> str:
@@ -139,9 +120,7 @@ def _coloured(line: str) -> str:
 
 def draw(folder: Path) -> None:
     """Make the components of the part."""
-    with gr.Row(elem_classes="hp-log-bar"):
-        query = fold.line("Search the log", max_length=LONGEST_QUERY, elem_id="log-query", scale=3)
-        level = gr.Dropdown(CHOICES, value="", label="Lines", interactive=True, elem_id="log-level")
+    query = fold.line("Search the log", max_length=LONGEST_QUERY, elem_id="log-query")
     with gr.Row(elem_classes="hp-log-bar"):
         follow = gr.Checkbox(True, label="Follow the end", interactive=True, elem_id="log-follow")
         file = gr.HTML(_link(folder), apply_default_css=False)
@@ -153,8 +132,8 @@ def draw(folder: Path) -> None:
     drawn, timer = gr.State(shown), gr.Timer(TICK_S)
     outputs = [pane, status, follow, timer, drawn]
 
-    def on_tick(drawn: list[Line] | None) -> list[Any]:
-        if drawn is None or (now := tail(folder)) == [tuple(line) for line in drawn]:
+    def on_tick(drawn: list[str] | None) -> list[Any]:
+        if drawn is None or (now := tail(folder)) == drawn:
             return [gr.skip()] * 3
         return [markup(now), now, _link(folder)]
 
@@ -164,11 +143,11 @@ def draw(folder: Path) -> None:
         now = tail(folder)
         return [markup(now), "", True, gr.Timer(active=True), now]
 
-    def on_search(text: str, level: str | None) -> list[Any]:
-        if not text and not level:
+    def on_search(text: str) -> list[Any]:
+        if not text:
             return on_follow(True)
         try:
-            lines, share = find(folder, text, level or "")
+            lines, share = find(folder, text)
         except RunError as error:
             return [gr.skip(), fold.note(error, True), *[gr.skip()] * 3]
         said = f"{'the last ' * (len(lines) == MOST_FOUND)}{count(len(lines), 'line')} found"
@@ -177,7 +156,7 @@ def draw(folder: Path) -> None:
         return [markup(lines), fold.note(said), False, gr.Timer(active=False), None]
 
     timer.tick(on_tick, drawn, [pane, drawn, file], key="log-tick", **QUIET)
-    gr.on([query.change, level.input], on_search, [query, level], outputs, trigger_mode="always_last", **QUIET)
+    query.change(on_search, query, outputs, trigger_mode="always_last", **QUIET)
     follow.input(on_follow, follow, outputs, trigger_mode="always_last", **QUIET)
     pane.act(lambda: [False, gr.Timer(active=False), None], None, [follow, timer, drawn], **QUIET)
 
