@@ -4,7 +4,7 @@ The port and the data folders are checked before Gradio is imported, which takes
 once. The server listens on loopback, and its page needs a token (ui/token.py), because anyone who can open the page can
 start programs. Other machines need a password. `ui/security.py` decides which requests reach the page. The server is
 uvicorn, started here and not by Gradio, because in Gradio's own server nothing can stand in front of its answers to
-other origins. The address is printed only after the page has responded. Never imports torch.
+other origins. The address is printed only after the server accepts connections. Never imports torch.
 """
 
 import argparse
@@ -20,7 +20,6 @@ import sys
 import tempfile
 import threading
 import time
-import urllib.request
 from collections.abc import Iterator
 from importlib import metadata, util
 from pathlib import Path
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
 M_ARENA_MAX = -8  # malloc.h
-RESPONSE_S = 30  # seconds until the page must respond
+START_S = 30  # seconds until the server must accept connections
 WAIT_SLICE_S = 0.25  # Windows delivers Ctrl-C only between two waits
 GRADIO_ENV = {
     "GRADIO_ANALYTICS_ENABLED": "False",
@@ -190,7 +189,7 @@ def token_of(args: argparse.Namespace, auth: tuple[str, str] | None) -> str | No
 
 
 def serve(args: argparse.Namespace) -> str:
-    """Check, build and launch the page; returns the address to open after the page has responded.
+    """Check, build and launch the page; returns the address to open once it accepts connections.
 
     Raises:
         RunError, PresetError: the page cannot be served.
@@ -215,7 +214,6 @@ def serve(args: argparse.Namespace) -> str:
         gc.freeze()
         gc.enable()
         _listen(page, host, args.port)
-    check_response(args.port, token)
     # A password is for people who do not have the token; the page then asks for it.
     return f"http://127.0.0.1:{args.port}" + (f"/?token={token}" if token and auth is None else "")
 
@@ -267,27 +265,9 @@ def _listen(app: "ASGIApp", host: str, port: int) -> None:
     thread.start()
     began = time.monotonic()
     while not server.started:
-        if not thread.is_alive() or time.monotonic() - began > RESPONSE_S:
+        if not thread.is_alive() or time.monotonic() - began > START_S:
             raise RunError(f"the page cannot be served on port {port}; use another port: --port {port + 1}")
         time.sleep(0.001)
-
-
-def check_response(port: int, token: str | None) -> None:
-    """Request the page once.
-
-    Raises:
-        RunError: it does not respond within RESPONSE_S seconds.
-    """
-    from ui.token import bearer
-
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    page = urllib.request.Request(f"http://127.0.0.1:{port}/", headers=bearer(token))
-    try:
-        with opener.open(page, timeout=RESPONSE_S) as reply:
-            reply.read()
-    except OSError as error:
-        why = f"the page does not respond on port {port} ({error}); use another port: --port {port + 1}"
-        raise RunError(why) from error
 
 
 def shown(address: str) -> str:
