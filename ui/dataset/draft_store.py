@@ -49,22 +49,11 @@ FIELDS: dict[str, Any] = {"crop": None, "mask": None, "weight": 1, "caption_by":
 # What a user sees of an image. A change of other fields, such as where it came from, is stored without a step.
 SHOWN = {"caption", "turn", "file", "folder", "crop", "mask", "weight", "position"}
 VERSION = 3
-# A new file, and two that are converted: one with its steps as rows of `content`, and one with a table for each part.
-# Their steps are dropped, all else is kept.
-OLDER = (0, 2, 1)
 SCHEMA = f"""
 CREATE TABLE IF NOT EXISTS content (part TEXT, key TEXT, value TEXT NOT NULL, PRIMARY KEY (part, key));
 CREATE TABLE IF NOT EXISTS steps (number INTEGER PRIMARY KEY, label TEXT, merge TEXT, at REAL);
 CREATE TABLE IF NOT EXISTS undo (step INTEGER, part TEXT, key TEXT, value TEXT NOT NULL, PRIMARY KEY (step, part, key));
-DELETE FROM content WHERE part = 'history';
 PRAGMA user_version = {VERSION};
-"""
-FROM_1 = f"""
-DROP TABLE steps; {SCHEMA}
-INSERT INTO content SELECT 'images', key, json_set(value, '$.position', position) FROM images;
-INSERT INTO content SELECT 'texts', key, json_set(value, '$.position', position) FROM texts;
-INSERT INTO content SELECT 'meta', key, value FROM meta WHERE key IN ('form', 'kept', 'refused');
-DROP TABLE images; DROP TABLE texts; DROP TABLE meta;
 """
 OUT_OF_DATE = "This page is out of date; reload it"
 MAX_CAPTION = 20_000  # characters
@@ -99,10 +88,10 @@ class DraftFile:
             self.sql("PRAGMA synchronous=FULL")
             ((found,),) = self.sql("PRAGMA user_version")
             with self.explained():
-                if found not in (*OLDER, VERSION):
+                if found not in (0, VERSION):  # 0: a new file
                     raise sqlite3.DatabaseError("another version of Hangproof wrote it")
-                if found in OLDER:
-                    self.db.executescript(f"BEGIN IMMEDIATE; {FROM_1 if found == 1 else SCHEMA} COMMIT;")
+                if not found:
+                    self.db.executescript(f"BEGIN IMMEDIATE; {SCHEMA} COMMIT;")
             self.inode = path.stat().st_ino
             self.refresh()
         except BaseException:
@@ -116,7 +105,8 @@ class DraftFile:
             yield
         except (sqlite3.Error, ValueError) as error:  # ValueError: a row is no JSON
             code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-            said = f"{self.path} cannot be read ({error}); move it to another folder, then reload the page"
+            said = f"{self.path} cannot be read ({error}); its images are in {self.path.parent / 'images'}. "
+            said += f"Move {self.path.parent} to another place, reload the page, and add them again"
             if code == sqlite3.SQLITE_FULL:
                 said = f"cannot store your changes ({self.path}): {REASONS[28]}"
             elif code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):

@@ -210,9 +210,9 @@ def load(draft_id: str | None) -> tuple[Any, ...]:
     """What a newly opened page shows: this browser's draft, or a new one, with all that is said of it: what came later
     would move what the user is about to press."""
     draft_id = draft_id if draft.is_id(draft_id) else draft.new_id()
+    draft.touch(draft_id)
     try:
         stored, shown, problem = draft.form(draft_id), images.listing(draft_id), ""
-        draft.touch(draft_id)
     except runs.RunError as error:
         draft_id = draft.new_id()
         stored, shown, problem = {}, images.listing(draft_id), problem_html(str(error), "Your draft could not be read")

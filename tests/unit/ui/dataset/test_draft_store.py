@@ -1,6 +1,7 @@
 """A draft's file: what was stored is there after a kill, and two processes lose nothing."""
 
 import contextlib
+import os
 import random
 import sqlite3
 import subprocess
@@ -11,9 +12,9 @@ import pytest
 from draft_helpers import filled, texts
 from hypothesis import given, settings, strategies as st
 
-from runs.files import RunError
 from ui.dataset import bulk, doctor, draft, draft_store
 from ui.dataset.draft_store import applied, difference, placed
+from ui.new import new_lora
 
 WRITER = """
 import sys
@@ -83,40 +84,20 @@ def test_ten_thousand_images_are_changed_in_a_moment(mine):
     assert len(draft.items(mine)) == 9999
 
 
-def test_a_draft_of_another_version_is_refused_and_stays(mine):
-    path = draft.folder(mine) / draft_store.NAME
-    path.parent.mkdir(parents=True)
-    with contextlib.closing(sqlite3.connect(path)) as file:
-        file.execute("PRAGMA user_version = 99")
-    with pytest.raises(RunError, match="another version of Hangproof wrote it"):
-        draft.items(mine)
-
-
-OF_VERSION = {  # what makes a file of that version of one of now
-    1: """DROP TABLE undo; DROP TABLE steps; CREATE TABLE steps (n INTEGER PRIMARY KEY, label TEXT, step BLOB);
-    CREATE TABLE images (key TEXT, position REAL, revision INTEGER, value TEXT); CREATE TABLE meta (key TEXT, value TEXT);
-    CREATE TABLE texts (key TEXT, position REAL, revision INTEGER, value TEXT);
-    INSERT INTO images SELECT key, value ->> 'position', 1, json_remove(value, '$.position') FROM content
-        WHERE part = 'images';
-    INSERT INTO meta SELECT key, value FROM content WHERE part = 'meta';
-    INSERT INTO meta VALUES ('revision', '7');
-    DROP TABLE content; PRAGMA user_version = 1;""",
-    2: """DROP TABLE steps; DROP TABLE undo; PRAGMA user_version = 2;
-    INSERT INTO content VALUES ('history', '1', '{"position": 1, "label": "x", "step": "eJw="}');""",
-}
-
-
-@pytest.mark.parametrize("version", OF_VERSION)
-def test_a_draft_of_an_older_version_keeps_its_images_captions_and_settings(mine, version):
-    ids = filled(mine, "a", "b")
-    draft.save_fields(mine, {"name": "x"})
-    path = draft.folder(mine) / draft_store.NAME
+@pytest.mark.parametrize("version", [1, 2, 99])
+def test_a_draft_of_another_version_is_refused_with_the_folder_of_its_images_and_stays(mine, version):
+    filled(mine, "a")
+    path, image = draft.folder(mine) / draft_store.NAME, draft_store.images_dir(mine) / "a.png"
     draft_store.close(path)
+    image.parent.mkdir()
+    image.touch()
     with contextlib.closing(sqlite3.connect(path)) as file:
-        file.executescript(OF_VERSION[version])
-    assert texts(mine) == ["a", "b"] and draft.history(mine) == ("", "") and draft.form(mine) == {"name": "x"}
-    draft.set_caption(mine, ids[0], "new")
-    assert draft.undo(mine) == "Undone: caption of 00000.png." and texts(mine) == ["a", "b"]
+        file.execute(f"PRAGMA user_version = {version}")
+    os.utime(path, (0, 0))
+    note = new_lora.load(mine)[2]
+    assert "another version of Hangproof wrote it" in note and f"its images are in {image.parent}." in note
+    draft.delete_expired()
+    assert image.exists() and path.exists(), "it expires 60 days after the refusal"
 
 
 def test_a_draft_on_a_network_drive_has_no_mapped_file_once_nobody_else_has_it_open(mine, monkeypatch):
