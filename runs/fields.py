@@ -34,7 +34,7 @@ def _group(name: str) -> tuple[Field, ...]:
 
 (CONTROL,) = _group("control")
 LENGTH, SAMPLES, MORE, MACHINES = map(_group, ("length", "samples", "more", "machines"))
-SUBJECTS = presets.read_table("templates.toml")["subject"]
+SUBJECTS = presets.read_table("subjects.toml")["subject"]
 SUBJECT = Field(
     "subject",
     "What do you train?",

@@ -296,7 +296,7 @@ def script_of(review: Review) -> tuple[str, bool]:
 
 
 def subject_of(key: str) -> dict[str, Any]:
-    """A row of presets/templates.toml: what is trained, with its rank and steps."""
+    """A row of presets/subjects.toml: what is trained, with its rank and steps."""
     return next(one for one in SUBJECTS if one["key"] == key)
 
 

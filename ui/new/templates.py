@@ -2,9 +2,9 @@
 
 Nothing changes before "Use these settings". They are then stored as if they were typed, and the page shows them.
 
-A template is the form's settings under a name, without images, name and trigger word. Built-in ones are in
-presets/templates.toml; the others are one file each in the data folder's `templates/`, named by a digest of the
-template's name, so that no name is a path. A template replaces another one only on purpose.
+A template is the form's settings under a name, without images, name and trigger word. Each is a file in the data
+folder's `templates/`, named by a digest of the template's name, so that no name is a path. A template replaces another
+one only on purpose.
 """
 
 import functools
@@ -47,20 +47,15 @@ def folder() -> Path:
 
 
 def listing() -> list[dict[str, Any]]:
-    """All templates, the user's by name, then the built-in ones: {key, name, about, own}."""
+    """All templates by name: {key, name, about}."""
     found = []
     for path in sorted(folder().glob("*.json"))[:MAX_TEMPLATES]:
         try:
             one = _read(path)
-            found.append({"key": path.stem, "name": one["name"], "about": _about(one), "own": True})
+            found.append({"key": path.stem, "name": one["name"], "about": _about(one)})
         except RunError as error:
-            found.append({"key": path.stem, "name": path.name, "about": str(error), "own": True})
-    return [*sorted(found, key=lambda one: str(one["name"]).casefold()), *_built_in()]
-
-
-def _built_in() -> list[dict[str, Any]]:
-    """The rows of presets/templates.toml, each with its values."""
-    return [{**one, "own": False} for one in presets.read_table("templates.toml")["template"]]
+            found.append({"key": path.stem, "name": path.name, "about": str(error)})
+    return sorted(found, key=lambda one: str(one["name"]).casefold())
 
 
 def _about(one: Mapping[str, Any]) -> str:
@@ -141,25 +136,11 @@ def delete_template(key: object) -> None:
         path.unlink(missing_ok=True)
 
 
-def values_of(key: object, current: Mapping[str, Any]) -> dict[str, Any]:
-    """The form's values that a template sets, by field.
-
-    Args:
-        current: the form's values; the trigger word is filled into prompts.
-
-    Raises:
-        RunError: there is no such template.
-    """
-    built_in = next((one for one in _built_in() if one["key"] == key), None)
-    if built_in is None:
-        values: dict[str, Any] = _read(_of_key(key))["values"]
-        known = form.restored(values)  # without a choice that no longer exists, such as a removed base model
-        return {name: known[name] for name in values}
-    values = dict(built_in["values"])
-    if "prompts" in values:
-        word = " ".join(str(current.get("trigger") or "").split()) or "your trigger word"
-        values["prompts"] = values["prompts"].strip().replace("{trigger}", word)
-    return values
+def values_of(key: object) -> dict[str, Any]:
+    """The form's values that a template sets, by field. RunError: there is no such template."""
+    values: dict[str, Any] = _read(_of_key(key))["values"]
+    known = form.restored(values)  # without a choice that no longer exists, such as a removed base model
+    return {name: known[name] for name in values}
 
 
 # Changes and imports --------------------------------------------------------------------------------------------------
@@ -243,7 +224,7 @@ def draw(draft_id: str) -> None:
     """Make the components of the fold."""
 
     def choices() -> list[tuple[str, str]]:
-        return [(f"{one['name']} · {one['about']}{'' if one['own'] else ' Built in'}", one["key"]) for one in listing()]
+        return [(f"{one['name']} · {one['about']}", one["key"]) for one in listing()]
 
     fold.say("A template holds all settings of this form except the name, the trigger word and the images.")
     template = gr.Dropdown(choices(), value=None, label="Template", interactive=True, elem_id="template")
@@ -300,10 +281,10 @@ def draw(draft_id: str) -> None:
         return handler
 
     def on_template(key: str | None) -> list[Any]:
-        return of_changes("What the template sets", values_of(key, form.current(draft_id)), []) if key else nothing()
+        return of_changes("What the template sets", values_of(key), []) if key else nothing()
 
     def on_choice(key: str | None) -> dict[str, Any]:
-        return gr.update(value=DELETE, visible=any(one["key"] == key and one["own"] for one in listing()))
+        return gr.update(value=DELETE, visible=bool(key))
 
     def on_save(name: str, replace: bool) -> list[Any]:
         try:

@@ -17,15 +17,11 @@ VALUES = {**form.defaults(), "rank": 24, "prompts": "a cat\na dog", "name": "sec
 pytestmark = pytest.mark.usefixtures("data")
 
 
-def own():
-    return [one for one in templates.listing() if one["own"]]
-
-
 def test_a_template_keeps_all_settings_but_name_trigger_and_images():
     saved = templates.save_template("My portraits", VALUES)
-    (one,) = own()
+    (one,) = templates.listing()
     assert (one["key"], one["name"]) == (saved["key"], "My portraits")
-    values = templates.values_of(saved["key"], form.defaults())
+    values = templates.values_of(saved["key"])
     assert values["rank"] == 24 and values["prompts"] == "a cat\na dog"
     assert not {"name", "trigger", "control_dir"} & values.keys() and values.keys() <= set(form.KEYS)
 
@@ -34,9 +30,9 @@ def test_a_name_that_is_taken_is_replaced_only_on_purpose():
     first = templates.save_template("A", VALUES)
     with pytest.raises(RunError, match="exists already"):
         templates.save_template("  a ", {**VALUES, "rank": 1})
-    assert templates.values_of(first["key"], {})["rank"] == 24
-    assert templates.save_template("A", {**VALUES, "rank": 2}, replace=True) == first and len(own()) == 1
-    assert templates.values_of(first["key"], {})["rank"] == 2
+    assert templates.values_of(first["key"])["rank"] == 24
+    assert templates.save_template("A", {**VALUES, "rank": 2}, replace=True) == first and len(templates.listing()) == 1
+    assert templates.values_of(first["key"])["rank"] == 2
 
 
 def test_a_template_that_a_full_disk_does_not_take_leaves_its_name_free(monkeypatch):
@@ -46,7 +42,7 @@ def test_a_template_that_a_full_disk_does_not_take_leaves_its_name_free(monkeypa
     with monkeypatch.context() as patch, pytest.raises(RunError, match="cannot save the template: the disk is full"):
         patch.setattr(templates, "atomic_write", full)
         templates.save_template("A", VALUES)
-    assert own() == [] and templates.save_template("A", VALUES)["name"] == "A"
+    assert templates.listing() == [] and templates.save_template("A", VALUES)["name"] == "A"
 
 
 def test_a_template_of_another_model_also_sets_what_the_form_shows_already(mine):
@@ -65,10 +61,10 @@ def test_a_damaged_template_is_listed_with_its_file_and_can_be_deleted():
     of_a_time, of_half = '{"name": "x", "values": {}, "saved_at": 5}', r'{"name": "\ud83d", "values": {}}'
     for text in ("", "[]", '{"name": 1, "values": {}}', '{"name": "x"}', "\x00", of_a_time, of_half):
         path.write_text(text)
-        (one,) = own()
+        (one,) = templates.listing()
         assert str(path) in one["about"]
     templates.delete_template(key)
-    assert not own()
+    assert not templates.listing()
 
 
 def test_what_no_longer_exists_is_left_out():
@@ -77,19 +73,9 @@ def test_what_no_longer_exists_is_left_out():
     table = json.loads(path.read_text())
     table["values"] |= {"model": "gone", "unheard": 1, "rank": [1]}
     path.write_text(json.dumps(table))
-    values = templates.values_of(key, {})
+    values = templates.values_of(key)
     assert values["model"] == form.defaults()["model"] and values["tier"] == "12G" and "unheard" not in values
     assert "rank" not in values
-
-
-def test_built_in_templates_have_words_and_make_valid_runs():
-    built_in = [one for one in templates.listing() if not one["own"]]
-    assert {one["key"] for one in built_in} >= {"person", "style", "object"}
-    for one in built_in:
-        assert one["about"].endswith(".")
-        values = templates.values_of(one["key"], {"trigger": " ohwx  cat "})
-        assert "{trigger}" not in str(values) and ("prompts" not in values or "ohwx cat" in values["prompts"])
-        form.spec_of({**form.defaults(), "name": "x", "trigger": "ohwx", **values})
 
 
 @pytest.mark.parametrize("name", ["", "  ", "\0", "x" * 81, None, 7, ["a"]])
@@ -100,9 +86,9 @@ def test_a_name_must_be_one_line(name):
 
 @pytest.mark.parametrize("key", ["../x", "", None, "a" * 25, "/etc/passwd", "A" * 24, 3])
 def test_a_key_is_never_a_path(key):
-    for act, *more in ((templates.delete_template,), (templates.values_of, {})):
+    for act in (templates.delete_template, templates.values_of):
         with pytest.raises(RunError, match="no such template"):
-            act(key, *more)
+            act(key)
 
 
 @settings(max_examples=40, suppress_health_check=list(HealthCheck))
@@ -116,7 +102,7 @@ def test_any_name_and_values_stay_inside_the_folder(name, values):
     except RunError:
         return
     assert {path.name for path in templates.folder().parent.iterdir()} == {"templates"}
-    assert [one["name"] for one in own()] == [saved["name"]]
+    assert [one["name"] for one in templates.listing()] == [saved["name"]]
     templates.delete_template(saved["key"])
 
 
