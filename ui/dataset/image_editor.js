@@ -162,7 +162,7 @@ function makeEditor() {
   }
   function take() {
     item = state().items[index()];
-    place = state().page * (state().size || 12) + index();
+    place = state().page * state().size + index();
   }
   function open(wanted) {
     id = wanted;
@@ -185,7 +185,7 @@ function makeEditor() {
   async function beside(step) {
     await hangproof.send();
     const { items, page, pages, size } = state();
-    const at = index() < 0 ? Math.min(place % (size || 12), items.length) - (step > 0 ? 1 : 0) : index(); // it left the filter
+    const at = index() < 0 ? Math.min(place % size, items.length) - (step > 0 ? 1 : 0) : index(); // it left the filter
     let next = items[at + step];
     if (!next && page + step >= 0 && page + step < pages) {
       await go({ page: page + step });

@@ -17,7 +17,6 @@ const COMPARISONS = {
   tag: "Has the tag",
   no_tag: "Does not have the tag",
 };
-const SIZES = { 12: "12 a page", 48: "48 a page", 120: "120 a page" };
 const many = (number, what) => `${number.toLocaleString("en")} ${what}${number === 1 ? "" : "s"}`;
 const query = () => state().query || { kind: "", how: "contains", text: "", folder: null };
 const isFiltered = () => Boolean(query().kind || query().text || query().folder !== null);
@@ -44,14 +43,9 @@ searchText.addEventListener("input", () => {
 });
 /** Show the images that fit. */
 const search = (wanted) => go({ query: { ...query(), ...wanted }, page: 0 });
-const pageSize = chooseFrom("Images a page", SIZES, (value) => {
-  localStorage["hangproof-page-size"] = value;
-  go({ size: Number(value), page: 0 });
-});
 function drawFilters() {
-  const { subsets = [], size } = state();
+  const { subsets = [] } = state();
   filter.value = query().kind;
-  pageSize.value = String(size || 12);
   const named = ({ name, folder, images }) => `${name || folder || "No subset"} (${images.toLocaleString("en")})`;
   setOptions(subsetFilter, [["null", "All subsets"], ...subsets.map((one) => [JSON.stringify(one.folder), named(one)])]);
   subsetFilter.value = JSON.stringify(query().folder);

@@ -4,7 +4,7 @@ const ANSWER_MS = 60_000;
 const DROP_HINT = "Drop images or folders here, or click to choose files";
 const TYPES = "image/*,.heic,.heif,.avif,.zip,.txt,.caption";
 const state = () =>
-  props.value || { draft: "", items: [], total: 0, found: 0, page: 0, pages: 1, waiting: [], texts: 0, history: [] };
+  props.value || { draft: "", items: [], total: 0, found: 0, size: 12, page: 0, pages: 1, waiting: [], texts: 0, history: [] };
 
 const picker = make("input", "", { type: "file", multiple: true, hidden: true, accept: TYPES, onchange: chosen });
 picker.dataset.testid = "image-picker";
@@ -47,8 +47,8 @@ function showProgress(text, part) {
 
 // Server ------------------------------------------------------------------------------------------------------------
 const view = () => {
-  const { draft, page, query, size } = state();
-  return { draft, page, query, size };
+  const { draft, page, query } = state();
+  return { draft, page, query };
 };
 let answers = 0; // how many have said what the server has of the images
 /** The server's answer: {ok: true, …} or {ok: false, error}; null for none: nothing was stored. */
@@ -157,7 +157,7 @@ let going = 0;
 const back = button("‹ Previous", "hp-quiet", () => go({ page: state().page - 1 }));
 const next = button("Next ›", "hp-quiet", () => go({ page: state().page + 1 }));
 const where = make("span", "");
-pager.append(back, where, next, pageSize);
+pager.append(back, where, next);
 
 // Drawing -----------------------------------------------------------------------------------------------------------
 function draw() {
@@ -187,7 +187,7 @@ function draw() {
   if (texts) parts.push(`${many(texts, "caption")} without a matching image`);
   count.textContent = parts.join(" · ");
   count.title = names.join(", ");
-  pager.hidden = found <= 12;
+  pager.hidden = pages < 2;
   where.textContent = `Page ${page + 1} of ${pages}`;
   back.disabled = page === 0;
   next.disabled = page + 1 >= pages;
@@ -203,8 +203,6 @@ function draw() {
   }
   if (draft && draft !== adopted) {
     adopted = draft;
-    const size = localStorage["hangproof-page-size"];
-    if (size in SIZES && Number(size) !== state().size) go({ size: Number(size) });
     hangproof.flush();
   }
 }

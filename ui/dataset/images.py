@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     import gradio as gr
 
 PAGE_SIZE = 12
-PAGE_SIZES = (12, 48, 120)  # to choose from
 MAX_SUBSETS = 200  # that a page gets
 MAX_SEARCH = 1_000  # characters of the text to search for
 NAMED = 20  # names of captions without an image that a page gets
@@ -90,25 +89,25 @@ def query_of(data: Mapping[str, Any]) -> Query:
 # What a page shows ----------------------------------------------------------------------------------------------------
 
 
-def listing(draft_id: str, page: int = 0, query: Query | None = None, size: int = PAGE_SIZE) -> dict[str, Any]:
+def listing(draft_id: str, page: int = 0, query: Query | None = None) -> dict[str, Any]:
     """One page of images for the cards, with its page number and the number of pages.
 
     Args:
-        query: which images to show; by default all. size: images of a page.
+        query: which images to show; by default all.
     """
     query = query or Query()
     images = draft.items(draft_id)
     found = query.found(images)
-    pages = max(1, -(-len(found) // size))
+    pages = max(1, -(-len(found) // PAGE_SIZE))
     page = min(max(page, 0), pages - 1)
-    shown = found[page * size : (page + 1) * size]
+    shown = found[page * PAGE_SIZE : (page + 1) * PAGE_SIZE]
     texts = draft.waiting(draft_id)
     return {
         "draft": draft_id,
         "total": len(images),
         "found": len(found),
         "query": vars(query),
-        "size": size,
+        "size": PAGE_SIZE,
         "page": page,
         "pages": pages,
         "waiting": texts[:NAMED],
@@ -143,12 +142,7 @@ def listed_again(draft_id: str, shown: object) -> dict[str, Any]:
     """The page of images that a browser shows, `shown` as `listing` gave it, read again."""
     data = shown if isinstance(shown, dict) else {}
     page = data.get("page")
-    return listing(draft_id, page if type(page) is int else 0, query_of(data), _size_of(data))
-
-
-def _size_of(data: dict[str, Any]) -> int:
-    size = data.get("size")
-    return size if isinstance(size, int) and size in PAGE_SIZES else PAGE_SIZE
+    return listing(draft_id, page if type(page) is int else 0, query_of(data))
 
 
 def _cards(draft_id: str, images: list[draft.Item], shown: list[draft.Item]) -> list[dict[str, Any]]:
@@ -207,9 +201,9 @@ def save_caption(draft_id: str, id: str, text: Text) -> dict[str, Any]:
     return {"history": draft.history(draft_id)}
 
 
-def move_image(draft_id: str, id: str, data: dict, step: int) -> dict[str, Any]:
+def move_image(draft_id: str, id: str, step: int) -> dict[str, Any]:
     """Move an image by `step` places; shows the page it is then on."""
-    return {"page": draft.move(draft_id, id, step) // _size_of(data)}
+    return {"page": draft.move(draft_id, id, step) // PAGE_SIZE}
 
 
 def undo(draft_id: str, back: bool = True) -> str | None:

@@ -24,7 +24,7 @@ from ui.run.view import folder_of
 HOSTILE = st.text(st.sampled_from("ab(){}[]*+?|^$\\.,<>&/\n\0é\ud83d💥 1"), max_size=12)
 KEYS = (
     "run draft id ids first kind which options do to action from text pattern level before at incident edit"
-    " between path name repeats folder query filter size page bucket all overwrite job store add remove paths uploads"
+    " between path name repeats folder query filter page bucket all overwrite job store add remove paths uploads"
     " names drop more word code bytes beside file script draft_id image images settings files preview which"
     " turns turn crop weight png"
 )
@@ -118,7 +118,7 @@ def test_only_the_name_of_a_run_names_its_folder(place, name):
         folder_of(name)
 
 
-def test_images_are_found_by_caption_tag_subset_and_warning(mine):
+def test_images_are_found_by_caption_tag_subset_and_warning(mine, monkeypatch):
     ids = filled(mine, "1girl, red hair, solo", "a girl with Red Hair", "", "solo")
     subsets.move(mine, ids[3:], "extra", 5)
     items = draft.items(mine)
@@ -135,7 +135,8 @@ def test_images_are_found_by_caption_tag_subset_and_warning(mine):
     assert image_action({**sent, "query": {"how": "lacks", "text": "o"}, "between": None})["ids"] == ids[1:3]
     refused = image_action({**sent, "query": {"text": "solo"}, "between": [ids[1], ids[3]]})
     assert "no longer shown" in refused["error"]
-    assert [images.listing(mine, page, size=3)["page"] for page in (-1, 99)] == [0, 1]
+    monkeypatch.setattr(images, "PAGE_SIZE", 3)
+    assert [images.listing(mine, page)["page"] for page in (-1, 99)] == [0, 1]
     one, other = item("a", 64, 64, warnings=["near"]), item("b", 64, 64, warnings=[])
     assert Query(kind="near").found([one, other]) == [one] == Query(kind="warned").found([other, one])
 
