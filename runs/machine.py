@@ -42,7 +42,6 @@ class Machine:
     gpu_name: str
     vram_gb: float | None
     cuda: bool
-    ram_gb: float
     free_disk_gb: float
     note: str = ""
     vram_free_gb: float | None = None
@@ -57,8 +56,6 @@ _gpu: tuple[float, Gpu] | None = None  # when it was read, and the answer
 def this_machine(backend: str = "diffusers") -> Machine:
     """This machine for a backend. The GPU is read again after ten minutes; the free disk space is always current."""
     global _gpu
-    import psutil
-
     with _lock:
         fresh_s = FREE_FRESH_S if _gpu is not None and _gpu[1]["vram_gb"] is not None else FRESH_S
         if _gpu is None or time.monotonic() - _gpu[0] > fresh_s:
@@ -67,8 +64,7 @@ def this_machine(backend: str = "diffusers") -> Machine:
                 found = {**NO_GPU, "note": f"the NVIDIA driver could not be read: {found}; restart the machine"}
             _gpu = (time.monotonic(), found)
         gpu = _gpu[1]
-    ram_gb = psutil.virtual_memory().total / GIB
-    return Machine(**gpu, cuda=cuda_build(backend), ram_gb=ram_gb, free_disk_gb=free_gb(data_root()))
+    return Machine(**gpu, cuda=cuda_build(backend), free_disk_gb=free_gb(data_root()))
 
 
 def free_gb(folder: Path) -> float:

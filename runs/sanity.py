@@ -5,8 +5,7 @@ that is not known (no images yet, no answer about the machine) is left out, and 
 explains and lets the run start; an impossible value does not start, because it would fail or never end.
 """
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -33,19 +32,13 @@ class Finding(Fault):
     severity: str
 
 
-def judge(
-    spec: "RunSpec",
-    images: Images,
-    machine: "Machine | None",
-    sizes: Sequence[tuple[int, int]] = (),
-) -> list[Finding]:
+def judge(spec: "RunSpec", images: Images, machine: "Machine | None") -> list[Finding]:
     """What makes no sense in a run; impossible values first.
 
     Args:
         images: as in runs.folders.planned_steps. machine: None when it is not known.
-        sizes: width and height of the images, where they are known.
     """
-    known = facts(spec, images, machine, sizes)
+    known = facts(spec, images, machine)
     found: dict[str, Finding] = {}
     for rule in presets.read_table("sanity.toml")["rule"]:
         field = rule["field"]
@@ -63,18 +56,14 @@ def holds(rule: Mapping[str, Any], known: Mapping[str, Any]) -> bool:
     )
 
 
-def facts(spec: "RunSpec", images: Images, machine: "Machine | None", sizes: Sequence[tuple[int, int]] = ()) -> Facts:
+def facts(spec: "RunSpec", images: Images, machine: "Machine | None") -> Facts:
     """What the rules are about, by name; numbers, and true or false for `is`."""
-    settings = presets.models()[spec.model]["settings"]
     known: Facts = {
         **{name: value for name, value in spec.model_dump().items() if isinstance(value, int | float | str)},
-        "fp16_chosen": spec.mixed_precision == "fp16" and settings.get("mixed_precision") != "fp16",
         "generated": presets.models()[spec.model]["generated"],
         "needless_warmup": _needless_warmup(spec),
-        "other_captions": spec.extra.get("caption_extension", ".txt") != ".txt",
-        "swaps_blocks": spec.backend != "musubi" and bool(number(spec.extra.get("blocks_to_swap"))),
     }
-    known |= _rate(spec) | _length(spec, images, sizes) | _memory(spec, machine)
+    known |= _rate(spec) | _length(spec, images) | _memory(spec, machine)
     if "disk_gb" in known and "free_disk_gb" in known:
         known["disk_share"] = known["disk_gb"] / max(0.001, known["free_disk_gb"])
     return known
@@ -98,13 +87,14 @@ def _rate(spec: "RunSpec") -> Facts:
         return {}  # Adafactor finds its own
     optimizer = str(flags.get("optimizer_type") or "adamw").lower()
     rate = number(spec.extra.get("unet_lr", spec.learning_rate), spec.learning_rate)
-    rates = presets.read_table("sanity.toml")["rates"]
-    usual = rates.get(optimizer, rates["adamw"])
+    usual = presets.read_table("sanity.toml")["rates"].get(optimizer)
+    if usual is None:
+        return {}
     return {"optimizer": optimizer, "rate": rate, "usual_rate": usual, "rate_share": rate / usual}
 
 
-def _length(spec: "RunSpec", images: Images, sizes: Sequence[tuple[int, int]]) -> Facts:
-    """Steps, how often each image is used, what is saved, and the size of the images."""
+def _length(spec: "RunSpec", images: Images) -> Facts:
+    """Steps, how often each image is used, and what is saved."""
     counts = {name: found if isinstance(found, int) else len(found) for name, found in images.items()}
     count = sum(counts.values())
     if not count:
@@ -122,10 +112,6 @@ def _length(spec: "RunSpec", images: Images, sizes: Sequence[tuple[int, int]]) -
         or (spec.save_every_n_steps == 0 and not spec.save_every_n_epochs),
         "held_out": sum(held_out(counts, spec.validation_split, spec.backend).values()),
     }
-    if sizes:
-        width, height = max(sizes, key=lambda size: size[0] * size[1])
-        known |= {"largest_width": width, "largest_height": height}
-        known["enlarged"] = spec.resolution / max(1.0, math.sqrt(width * height))
     return known | {"disk_gb": sum(disk(fields, counts).values()) / GB}
 
 
@@ -134,8 +120,7 @@ def _memory(spec: "RunSpec", machine: "Machine | None") -> Facts:
     needed, tier = estimate(spec.model_dump())["peak_gb"], presets.tiers()[spec.tier]["vram_gb"]
     known: Facts = {"memory_gb": needed, "limit_text": f"the {tier} GB of this choice", "memory_share": needed / tier}
     if machine is not None:
-        known |= {"ram_gb": machine.ram_gb, "free_disk_gb": machine.free_disk_gb}
-        known["cuda"] = machine.cuda and machine.vram_gb is not None
+        known |= {"free_disk_gb": machine.free_disk_gb, "cuda": machine.cuda and machine.vram_gb is not None}
         if machine.vram_gb is not None:
             gpu = machine.vram_gb
             known |= {

@@ -14,8 +14,8 @@ DRAFT = "d" * 24
 FORM = {"name": "cat", "trigger": "ohwx", "model": "tiny-flux", "backend": "diffusers", "tier": "16G", "resolution": 64}
 FORM |= {"mixed_precision": "no", "max_train_steps": "12", "save_every_n_steps": "6", "sample_every_n_steps": "0"}
 FORM |= {"workers": 0, "repeats": 1}
-GPU = Machine("NVIDIA GeForce RTX 3060", 12.0, True, 31.2, 220.0)
-NO_GPU = Machine("", None, False, 31.2, 220.0)
+GPU = Machine("NVIDIA GeForce RTX 3060", 12.0, True, 220.0)
+NO_GPU = Machine("", None, False, 220.0)
 PAIRS = [(key, backend) for key in presets.models() for backend in presets.backends_of(key)]
 
 

@@ -25,7 +25,7 @@ def test_what_is_not_installed_is_a_note_and_what_is_half_installed_a_failure_wi
 
 
 def test_the_cpu_build_of_pytorch_beside_a_gpu_is_a_failure_with_the_command_that_replaces_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(doctor, "this_machine", lambda: Machine("RTX 4070", 12.0, False, 16.0, 100.0))
+    monkeypatch.setattr(doctor, "this_machine", lambda: Machine("RTX 4070", 12.0, False, 100.0))
     found = {"python": "3.12.1", "start": "spawn", "torch": "2.13.0+cpu", "cuda_build": "", "cuda": False}
     python = executable(tmp_path / "python", f"#!/bin/sh\necho '{json.dumps(found)}'\n")
     _, pytorch, _ = python_versions("Hangproof", python, "Delete it.")
@@ -35,7 +35,7 @@ def test_the_cpu_build_of_pytorch_beside_a_gpu_is_a_failure_with_the_command_tha
 
 
 def test_what_a_machine_without_an_nvidia_gpu_can_train(monkeypatch):
-    monkeypatch.setattr(doctor, "this_machine", lambda: Machine("", None, False, 16.0, 100.0))
+    monkeypatch.setattr(doctor, "this_machine", lambda: Machine("", None, False, 100.0))
     for system, text in (("linux", "only the toy model can be trained"), ("darwin", "an Apple GPU (MPS)")):
         monkeypatch.setattr(sys, "platform", system)
         assert [text in one.text for one in gpu()] == [True]

@@ -116,14 +116,13 @@ def review(
     values: dict[str, Any],
     images: Mapping[str, int],
     machine: Machine | None = None,
-    sizes: Sequence[tuple[int, int]] = (),
     ask: bool = False,
     items: Sequence[draft.Item] = (),
 ) -> Review:
     """Parse and judge the form's values. Start uses this function too: what it allows, starts.
 
     Args:
-        images: their number by folder. machine, sizes: as in runs.sanity.judge; by default those of `items`.
+        images: their number by folder. machine: as in runs.sanity.judge.
         ask: as in runs.folders.problems. items: the images themselves, whose masks not every trainer uses.
     """
     missing: list[Fault] = []
@@ -138,9 +137,8 @@ def review(
         faults.append(Fault("images", many))
     if spec is not None:
         refused = any(fault.field == "extra" for fault in faults)
-        sizes = sizes or [item.trained_size for item in items]
-        given = *judged(spec, machine), buckets, sizes
-        found_now = latest("findings", None, given, functools.partial(judge, spec, buckets, machine, sizes))
+        given = *judged(spec, machine), buckets
+        found_now = latest("findings", None, given, functools.partial(judge, spec, buckets, machine))
         findings = [one for one in found_now if not (refused and one.field == "extra")]
         taken = None if any(fault.field == "name" for fault in missing) else name_fault(spec)
         found = [*([taken] if taken else []), *problems(spec, ask=ask, with_data=False)]

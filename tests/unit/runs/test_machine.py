@@ -38,7 +38,7 @@ def test_the_gpus_of_a_run_are_those_that_the_environment_leaves_it(monkeypatch)
 
 def test_the_tier_is_the_largest_that_the_gpu_has_memory_for():
     for vram_gb, tier in ((None, "12G"), (8.0, "12G"), (15.0, "12G"), (15.99, "16G"), (79.6, "20G")):
-        assert tier_for(Machine("Stand-in" if vram_gb else "", vram_gb, True, 32.0, 100.0)) == tier
+        assert tier_for(Machine("Stand-in" if vram_gb else "", vram_gb, True, 100.0)) == tier
 
 
 @pytest.mark.parametrize("folder", ["lib/python3.11/site-packages", "Lib/site-packages"])

@@ -105,7 +105,7 @@ def test_a_warning_counts_the_batches_of_each_bucket_as_the_plan_does(mine, tmp_
 def test_the_memory_that_a_run_under_way_uses_is_free_when_the_next_one_starts(data, mine, tmp_path, monkeypatch):
     add_photos(mine, tmp_path, 2)
     form.save(mine, values(model="flux-dev", tier="20G"))
-    machine = Machine("RTX 4090", 24.0, True, 62.7, 400.0, vram_free_gb=3.0)
+    machine = Machine("RTX 4090", 24.0, True, 400.0, vram_free_gb=3.0)
     monkeypatch.setattr(form, "this_machine", lambda *_: machine)
     assert "RTX 4090 are free now" in str(form.reviewed(mine).warnings)
     lock = Lock(data / "outputs" / "first" / LOCK)
@@ -180,7 +180,7 @@ def length(mine: str) -> tuple[int, int]:
 def test_a_new_draft_has_the_defaults_and_the_tier_of_this_machine(mine, monkeypatch):
     assert form.current(mine) == {**form.defaults(), "tier": "12G", "rank": 16, "alpha": "4"}
     for vram_gb, model, tier in ((24.0, "flux-dev", "20G"), (8.0, "flux-dev", "12G"), (8.0, "z-image", "8G")):
-        gpu = Machine("GPU", vram_gb, True, 31.2, 220.0)
+        gpu = Machine("GPU", vram_gb, True, 220.0)
         monkeypatch.setattr(form, "this_machine", lambda *_, gpu=gpu: gpu)
         assert choose(mine, model)["tier"] == tier
 
