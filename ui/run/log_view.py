@@ -121,9 +121,8 @@ def _coloured(line: str) -> str:
 def draw(folder: Path) -> None:
     """Make the components of the part."""
     query = fold.line("Search the log", max_length=LONGEST_QUERY, elem_id="log-query")
-    with gr.Row(elem_classes="hp-log-bar"):
-        follow = gr.Checkbox(True, label="Follow the end", interactive=True, elem_id="log-follow")
-        file = gr.HTML(_link(folder), apply_default_css=False)
+    follow = gr.Checkbox(True, label="Follow the end", interactive=True, elem_id="log-follow")
+    file = gr.HTML(_link(folder), apply_default_css=False)
     status = gr.HTML(elem_id="log-status", apply_default_css=False)
     shown = tail(folder)
     pane = scripts.drawn("log-pane", markup(shown))
