@@ -227,7 +227,10 @@ def draw(draft_id: str) -> None:
         return [(f"{one['name']} · {one['about']}", one["key"]) for one in listing()]
 
     fold.say("A template holds all settings of this form except the name, the trigger word and the images.")
-    template = gr.Dropdown(choices(), value=None, label="Template", interactive=True, elem_id="template")
+    known = choices()
+    template = gr.Dropdown(
+        known, value=None, label="Template", visible=bool(known), elem_id="template", interactive=True
+    )
     delete = gr.Button(DELETE, size="sm", visible=False, elem_id="template-delete")
     with gr.Row(elem_classes="hp-fields"):
         name = fold.line("Name of a new template", placeholder="My portraits", max_length=MAX_NAME)
@@ -291,7 +294,7 @@ def draw(draft_id: str) -> None:
             saved = save_template(name, form.current(draft_id), bool(replace))
         except fold.ERRORS as error:
             return [fold.note(error, True), gr.skip(), gr.skip(), gr.skip()]
-        return [fold.note(f"Saved as “{saved['name']}”."), gr.update(choices=choices()), "", False]
+        return [fold.note(f"Saved as “{saved['name']}”."), gr.update(choices=choices(), visible=True), "", False]
 
     def on_delete(key: str | None, label: str) -> list[Any]:
         if label != SURE:  # choosing another template sets it back

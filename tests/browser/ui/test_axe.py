@@ -209,7 +209,7 @@ def test_axe_finds_nothing_serious_and_all_is_readable_in_three_widths(browser, 
     for _ in range(2):  # the second time for those inside others
         page.evaluate(CLOSED)
         page.locator("#flags").wait_for()
-    for part in ["flag-search", "template", "sweep-rank", "rehearse", "bulk-apply", "write-captions"]:
+    for part in ["flag-search", "template-replace", "sweep-rank", "rehearse", "bulk-apply", "write-captions"]:
         page.locator(f"#{part}").wait_for()
     page.get_by_test_id("models").wait_for()
     field(page, "learning_rate").fill("very " * 30)
