@@ -1,7 +1,6 @@
 """The complete page: its four tabs and the events between them."""
 
 import copy
-import json
 from typing import Any
 from urllib.parse import quote
 
@@ -71,17 +70,19 @@ TABS = {"new": "New LoRA", "runs": "Runs", "fleet": "Other machines", "doctor": 
 # runs, here and on other machines, work while their tab is shown, and not while the page is hidden. The browser looks
 # which one that is: of two events, Gradio (6.31) repeats the first one's data for the second (dispatch in its
 # Blocks.js, "always_last"), or answers them in any order.
-WATCH = f"""async () => {{
-  await new Promise((done) => setTimeout(done)); // until the tab is drawn
-  const label = document.querySelector('#tabs [role=tab][aria-selected=true]')?.textContent.trim();
-  const tab = {json.dumps({label: tab for tab, label in TABS.items()})}[label];
-  if (tab !== 'runs' && document.body.classList.contains('hp-open')) {{
+WATCH = """async () => {
+  let tab;
+  for (let tries = 0; !tab && tries < 20; tries += 1) { // until the tab is drawn: a narrow page moves it out of its menu
+    await new Promise((done) => setTimeout(done, 20 * tries));
+    tab = document.querySelector('#tabs [role=tab][aria-selected=true]')?.dataset.tabId;
+  }
+  if (tab && tab !== 'runs' && document.body.classList.contains('hp-open')) {
     const url = new URL(window.location);
     if (tab === 'new') url.searchParams.delete('tab'); else url.searchParams.set('tab', tab);
     window.history.replaceState(null, '', url);
-  }}
-  return ['runs', 'fleet'].map((one) => ({{ __type__: 'update', active: one === tab && !document.hidden }}));
-}}"""
+  }
+  return ['runs', 'fleet'].map((one) => ({ __type__: 'update', active: one === tab && !document.hidden }));
+}"""
 # Gradio's browser code (6.31, templates/frontend/assets) reads none of these: they are for its server and its API.
 UNREAD = (
     "skip_api",

@@ -3,7 +3,7 @@
 from urllib.parse import parse_qs, urlencode, urlsplit
 
 from ui_helpers import write_run
-from ui_page import until
+from ui_page import a_tab, until
 
 
 def test_a_tab_and_a_run_are_opened_by_their_address_and_named_in_it(tab, server):
@@ -35,3 +35,10 @@ def test_a_tab_and_a_run_are_opened_by_their_address_and_named_in_it(tab, server
     hostile = {"tab": "<script>", "run": "../.."}
     tab.goto(f"{server.url}/?{urlencode(hostile)}")
     is_open("New LoRA", **hostile)  # what nobody knows opens the first tab
+
+
+def test_a_tab_that_a_narrow_page_has_in_its_menu_is_named_in_the_address_and_read(browser, server):
+    with a_tab(browser, width=390) as page:
+        page.goto(f"{server.url}/?tab=fleet")
+        page.locator("#fleet-stores .hp-empty, #fleet-stores section").first.wait_for()
+        assert page.evaluate("location.search") == "?tab=fleet"
