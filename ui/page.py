@@ -178,8 +178,8 @@ def build(login: bool = False) -> gr.Blocks:
         )
         run.copy.click(
             run_page.copy_to_new_lora,
-            [run.selected, draft_id],
-            [run.notice, new.images, note, tabs],
+            [run.selected, run.confirmed, draft_id],
+            [run.notice, run.confirmed, new.images, note, tabs],
             js=form.FLUSH,
             **QUIET,
         ).then(None, None, None, js=run_page.SHOW_NOTE, **QUIET).then(None, None, None, js=form.SYNC, **QUIET)

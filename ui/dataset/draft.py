@@ -219,6 +219,23 @@ def _without_secrets(draft_id: str, flags: str) -> str:
     return text
 
 
+def digest(draft_id: str) -> str:
+    """Hash of all images and captions as they are now; "" when there are none."""
+    return draft_store.digest(draft_store.read(draft_id))
+
+
+def mark_in_a_run(draft_id: str, digest: str) -> None:
+    """Record that a run's data set contains the images and captions of a digest."""
+    with locked(draft_id) as file:
+        file.store({**file.state, "kept": digest})
+
+
+def images_not_in_a_run(draft_id: str) -> int:
+    """The number of images that replacing the draft would lose: no run contains them with their captions; else 0."""
+    state = draft_store.read(draft_id)
+    return 0 if draft_store.digest(state) == state["kept"] else len(state["images"])
+
+
 # Changes --------------------------------------------------------------------------------------------------------------
 
 

@@ -329,6 +329,6 @@ def copy_dataset(draft_id: str, slug: str, fields: Mapping[str, Any] | None = No
             draft_store.masks_dir(draft_id).mkdir(exist_ok=True)
             for mask in (work / "masks").glob("*"):
                 mask.replace(draft_store.masks_dir(draft_id) / mask.name)
-            edit.state |= {"texts": {}, "refused": {}}
+            edit.state |= {"texts": {}, "refused": {}, "kept": draft_store.digest(edit.state)}
             edit.label = f"copy of {count(len(edit.state['images']), 'image')} from a run"
     return messages

@@ -16,6 +16,7 @@ replaced, which redo puts back.
 """
 
 import contextlib
+import hashlib
 import json
 import math
 import re
@@ -42,7 +43,7 @@ TABLES = (*PARTS, "wanted")  # wanted: images that a model is to caption (captio
 NAME = "draft.sqlite"
 BUSY_S = 60.0  # how long a change waits for that of another process
 # done: the number of the last step that is not undone
-META: dict[str, Any] = {"form": {}, "refused": {}, "done": 0, "captions": {}}
+META: dict[str, Any] = {"form": {}, "kept": "", "refused": {}, "done": 0, "captions": {}}
 # What a new image has. crop: left, top, right, bottom as fractions of the upright, rotated
 # image; mask: the name of a file of the draft; weight: 1 to 10; caption_by: "person", "file", "model" or "".
 FIELDS: dict[str, Any] = {"crop": None, "mask": None, "weight": 1, "caption_by": ""}
@@ -58,6 +59,8 @@ PRAGMA user_version = {VERSION};
 OUT_OF_DATE = "This page is out of date; reload it"
 MAX_CAPTION = 20_000  # characters
 HISTORY_STEPS = 100
+# Of an image: what a run gets of it, for `digest`.
+IN_A_RUN = ("sha256", "caption", "folder", "turn", "crop", "mask", "weight")
 MAX_OPEN = 8  # drafts that are kept in memory; one of 10,000 images takes about 30 MB
 lock = threading.RLock()  # the threads of a process share its open drafts
 _open: OrderedDict[Path, "DraftFile"] = OrderedDict()
@@ -443,6 +446,12 @@ class Edit:
 
     state: State
     label: str | Callable[[int], str] = "change"
+
+
+def digest(state: State) -> str:
+    """Hash of all images and captions; "" when there are none."""
+    content = [[entry[name] for name in IN_A_RUN] for entry in state["images"].values()]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest() if content else ""
 
 
 def plain_text(text: Any) -> Any:

@@ -53,6 +53,7 @@ class RunPage:
     """The components of the tab that the rest of the page uses. outputs: what `render` updates, in order."""
 
     selected: gr.State
+    confirmed: gr.State  # the run whose copy may replace images
     timer: gr.Timer
     notice: gr.HTML
     copy: gr.Button
@@ -61,7 +62,7 @@ class RunPage:
 
 def build() -> RunPage:
     """Build the tab and its events."""
-    selected = gr.State("")
+    selected, confirmed = gr.State(""), gr.State("")
     seen = gr.Textbox("", visible="hidden", elem_id="run-seen", label="What this page shows")
     timer = gr.Timer(TICK_S, active=False)
 
@@ -100,13 +101,13 @@ def build() -> RunPage:
     again: dict[str, Any] = {"fn": refresh, "inputs": shown, "outputs": outputs, **quiet}
     timer.tick(queue=False, **again)
     search.input(trigger_mode="always_last", **again)
-    parts["list"].act(pick, search, [*outputs, notice], **quiet)
+    parts["list"].act(pick, search, [*outputs, notice, confirmed], **quiet)
     for name in ("actions", "queue"):
         parts[name].act(on_press, selected, notice, **QUIET).then(**again)
     halt.click(None, None, halt, js=STOPPING, **QUIET)
     halt.click(stop, selected, [notice, seen], **QUIET).then(**again)
     go.click(start, [selected, total], notice, **QUIET).then(**again)
-    return RunPage(selected, timer, notice, copy, outputs)
+    return RunPage(selected, confirmed, timer, notice, copy, outputs)
 
 
 def _manage(folder: Path, said: gr.HTML, again: dict[str, Any]) -> None:
@@ -258,7 +259,7 @@ def _train_longer(folder: Path, total: float | None) -> None:
 
 def pick(search: str, event: gr.EventData) -> tuple[Any, ...]:
     """Select another run."""
-    return (*render(str(event.run), "", search), "")
+    return (*render(str(event.run), "", search), "", "")
 
 
 def on_press(selected: str, event: gr.EventData) -> str:
@@ -273,17 +274,22 @@ def on_press(selected: str, event: gr.EventData) -> str:
     return notice([said] if said else [])
 
 
-def copy_to_new_lora(selected: str, draft_id: str) -> Iterator[tuple[Any, ...]]:
+def copy_to_new_lora(selected: str, confirmed: str, draft_id: str) -> Iterator[tuple[Any, ...]]:
     """Copy a run's settings, images and captions into the New LoRA tab.
 
-    Yields (notice of this tab, image list, note at the top of the New LoRA tab, tab to open).
+    Yields (notice of this tab, run whose copy the user must confirm, image list, note at the top of the New LoRA tab,
+    tab to open). Images that no run contains are replaced only after a second click.
     """
     try:
         folder = view.folder_of(selected)
-        spec = runs.load(folder)
+        spec, unsaved = runs.load(folder), draft.images_not_in_a_run(draft_id)
+        if unsaved and confirmed != selected:
+            question = f"{count(unsaved, 'image')} under New LoRA would be lost: no run has a copy. Click again to replace them."
+            yield notice([question], "warn"), selected, gr.skip(), gr.skip(), gr.skip()
+            return
         there = counts(runs.datasets_dir() / spec.slug)
         said = f"Copying {count(sum(there.values()), 'image')}…"  # each is measured: 5,000 take a minute
-        yield notice([said], "busy"), gr.skip(), gr.skip(), gr.skip()
+        yield notice([said], "busy"), "", gr.skip(), gr.skip(), gr.skip()
         values = form.values_of_spec(spec, there)
         values["name"] = runs.free_name(spec.name)
         imports.cancel(draft_id)  # its images would come after those of the run
@@ -292,11 +298,10 @@ def copy_to_new_lora(selected: str, draft_id: str) -> Iterator[tuple[Any, ...]]:
         messages = draft.copy_dataset(draft_id, spec.slug, values)
         script_editor.copy_from_run(draft_id, spec)
     except runs.RunError as error:
-        yield notice(str(error).splitlines(), "bad"), gr.skip(), gr.skip(), gr.skip()
+        yield notice(str(error).splitlines(), "bad"), "", gr.skip(), gr.skip(), gr.skip()
         return
-    lines = [f"Copied the settings, images and captions of {spec.name!r}. That run is unchanged."]
-    lines += ["Undo brings back the images and captions that were here before.", *messages]
+    lines = [f"Copied the settings, images and captions of {spec.name!r}. That run is unchanged.", *messages]
     if variables := ", ".join(spec.public()["environment"]):
         lines.append(f"Not copied: {variables}. Set them in the table [environment] of the new run's run.toml.")
     shown = images.listing(draft_id)
-    yield "", shown, notice(lines), gr.update(selected="new")
+    yield "", "", shown, notice(lines), gr.update(selected="new")

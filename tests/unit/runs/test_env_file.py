@@ -219,7 +219,7 @@ def test_copies_of_a_run_have_its_secrets_and_its_file_goes_where_it_goes(made, 
             manage.delete(run, idle, images=True)
             assert not env_file.path_of(data / "outputs" / run).exists()
     draft_id = draft.new_id()
-    list(run_page.copy_to_new_lora("cat", draft_id))
+    list(run_page.copy_to_new_lora("cat", "", draft_id))
     again = start(draft_id)
     assert again != made and env_file.read(again)["WANDB_API_KEY"] == VALUE
     manage.delete("cat", idle)

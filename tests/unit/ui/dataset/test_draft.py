@@ -16,7 +16,7 @@ from ui_helpers import photos
 
 import runs
 from runs.files import RunError
-from ui.dataset import draft, draft_store, images, imports
+from ui.dataset import draft, draft_store, image_edit, images, imports
 from ui.new import form, new_lora
 from ui.run import run_page
 
@@ -118,30 +118,55 @@ def test_intervals_computed_from_the_images_are_left_empty_in_a_copy(data, mine)
     spec, other = runs.load(folder), draft.new_id()
     assert spec.save_every_n_steps == 20
     runs.save(folder, spec.changed(environment={"WANDB_MODE": "offline"}))
-    *_, (*_, said, _) = run_page.copy_to_new_lora(folder.name, other)
+    *_, (*_, said, _) = run_page.copy_to_new_lora(folder.name, "", other)
     assert "Not copied: WANDB_MODE. Set them in the table" in str(said)
     assert [draft.form(other)[key] for key in ("save_every_n_steps", "sample_every_n_steps")] == ["", ""]
     kept = form.values_of_spec(spec.changed(save_every_n_steps=31), {"": 1, "3_cat": 1})
     assert kept["save_every_n_steps"] == "31"
 
 
-def test_a_draft_is_replaced_only_by_a_run_with_images_and_undo_brings_it_back(data, mine, monkeypatch):
+def test_images_that_no_run_contains_are_counted(data, mine, monkeypatch):
+    assert draft.images_not_in_a_run(mine) == 0
+    drop(mine, *photos("coffee.png", "rocket.jpg"))
+    assert draft.images_not_in_a_run(mine) == 2
+    create_run(mine, values())
+    assert draft.images_not_in_a_run(mine) == 0
+    image_edit.weigh(mine, [item_of(mine, "coffee.png").id], 2)
+    assert draft.images_not_in_a_run(mine) == 2
+    draft.undo(mine)
+    assert draft.images_not_in_a_run(mine) == 0
+    set_caption(mine, "coffee.png", "another")
+    assert draft.images_not_in_a_run(mine) == 2
+    set_caption(mine, "coffee.png", "")
+    draft.remove(mine, [item_of(mine, "rocket.jpg").id])
+    assert draft.images_not_in_a_run(mine) == 1
+    create = runs.create
+    typed = lambda *given, **more: set_caption(mine, "coffee.png", "typed meanwhile") or create(*given, **more)  # noqa: E731
+    monkeypatch.setattr("ui.new.run_starts.create_run", typed)
+    create_run(mine, values(name="another"))
+    assert draft.images_not_in_a_run(mine) == 1
+
+
+def test_a_draft_is_replaced_only_after_confirmation_and_by_a_run_with_images(data, mine, monkeypatch):
     drop(mine, *photos("coffee.png"))
     folder, _ = create_run(mine, values())
     other = draft.new_id()
     drop(other, *photos("rocket.jpg"))
     set_caption(other, "rocket.jpg", "mine alone")
+    (question,) = run_page.copy_to_new_lora(folder.name, "", other)
+    assert "1 image under New LoRA would be lost" in question[0] and question[1] == folder.name
+    assert captions(other) == {"rocket.jpg": "mine alone"}
     shutil.move(data / "datasets" / folder.name, data / "away")
-    *_, failed = run_page.copy_to_new_lora(folder.name, other)
+    *_, failed = run_page.copy_to_new_lora(folder.name, folder.name, other)
     assert "data set" in failed[0] and captions(other) == {"rocket.jpg": "mine alone"}
     shutil.move(data / "away", data / "datasets" / folder.name)
+    *_, done = run_page.copy_to_new_lora(folder.name, folder.name, other)
+    assert captions(other) == {"coffee.png": "tok"} and done[2]["total"] == 1
+    assert draft.form(other)["name"] == "my lora 2"
     monkeypatch.setattr("ui.jobs.start", lambda *_: None)
     imports.start_folder(other, str(data))
-    *_, done = run_page.copy_to_new_lora(folder.name, other)
-    assert captions(other) == {"coffee.png": "tok"} and done[1]["total"] == 1
-    assert draft.form(other)["name"] == "my lora 2"
-    assert not imports.waiting(other), "no image of the draft before comes later"
-    assert draft.undo(other) and captions(other) == {"rocket.jpg": "mine alone"}
+    *_, again = run_page.copy_to_new_lora(folder.name, "", other)  # every image is in a run: no question
+    assert again[2]["total"] == 1 and not imports.waiting(other), "no image of the draft before comes later"
 
 
 def test_drafts_that_no_page_opened_for_sixty_days_are_deleted(data):

@@ -34,7 +34,9 @@ def test_the_page_plans_and_makes_a_sweep_of_the_draft(base, tmp_path, monkeypat
         patch.setattr("ui.dataset.captioning.running", lambda _: True)
         captioning.begin(draft_id, {}, "all", overwrite=True)
         page_sweep.start(draft_id, values)
+    assert draft.images_not_in_a_run(draft_id) == 2
     made = page_sweep.start(draft_id, values)
+    assert not draft.images_not_in_a_run(draft_id)
     assert (made.name, [run for run, _ in made.runs]) == ("bird-sweep", ["bird-r2-seed1", "bird-r4-seed1"])
     (entry,) = queue.read().entries
     assert (entry.run, entry.sweep, entry.total) == ("bird-sweep", ("bird-r2-seed1", "bird-r4-seed1"), 2)
