@@ -62,6 +62,7 @@ def facts(spec: "RunSpec", images: Images, machine: "Machine | None") -> Facts:
         **{name: value for name, value in spec.model_dump().items() if isinstance(value, int | float | str)},
         "generated": presets.models()[spec.model]["generated"],
         "needless_warmup": _needless_warmup(spec),
+        "swaps_blocks": spec.backend != "musubi" and bool(number(spec.extra.get("blocks_to_swap"))),
     }
     known |= _rate(spec) | _length(spec, images) | _memory(spec, machine)
     if "disk_gb" in known and "free_disk_gb" in known:

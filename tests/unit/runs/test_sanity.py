@@ -27,7 +27,7 @@ FULL_DISK = Machine("NVIDIA GeForce RTX 4090", 24.0, True, 0.05)
 OPTIONS = {
     "optimizer_type": "type=str", "optimizer_args": 'nargs="*"', "unet_lr": "type=float",
     "lr_warmup_steps": "type=float", "lr_scheduler": "type=str", "lr_scheduler_type": "type=str",
-    "sample_every_n_epochs": "type=int", "sample_at_first": 'action="store_true"',
+    "blocks_to_swap": "type=int", "sample_every_n_epochs": "type=int", "sample_at_first": 'action="store_true"',
 }  # fmt: skip
 ADDED = [f'    parser.add_argument("--{name}", {kind})' for name, kind in OPTIONS.items()]
 PARSER = "import argparse\ndef setup_parser():\n    parser = argparse.ArgumentParser()\n{}\n    return parser\n"
@@ -72,6 +72,7 @@ RULES = [
     case("A share of", "validation_split", images=5, validation_split="0.05"),
     case("A spend limit", "spend_limit", spend_limit="5"),
     case("lr_warmup_steps: the", "extra", flags="lr_warmup_steps=20%"),
+    case("blocks_to_swap", "extra", flags="blocks_to_swap=20"),
 ]  # fmt: skip
 
 FLUXGYM = "github.com/cocktailpeanut/fluxgym app.py"
