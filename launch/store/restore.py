@@ -11,6 +11,7 @@ What is rendered from the run's job (the script, the data-set file) holds paths,
 import contextlib
 import json
 import os
+import shlex
 import shutil
 import time
 from collections.abc import Callable
@@ -29,7 +30,7 @@ from monitor.ledger import Ledger
 from monitor.process.platform import Lock
 from monitor.run_folder import STATUS, read_json
 from runs.dataset import images_in
-from runs.files import atomic_write, explained
+from runs.files import RunError, atomic_write, explained
 from runs.paths import datasets_dir, outputs_dir
 from runs.pictures import is_image_name
 
@@ -293,12 +294,17 @@ class Restored:
         RunError.
         """
         from runs.folders import render
-        from runs.job import FILE
+        from runs.job import load
         from runs.pin import place
 
         source = self.staging / "run" if fetched_spec else self.folder
         self.folder.mkdir(exist_ok=True)
-        if (self.folder / FILE).is_file():
+        try:
+            job = load(self.folder)
+        except RunError as error:
+            first = f", after `mv {shlex.quote(str(source / 'run.toml'))} {shlex.quote(str(self.folder))}`"
+            raise RunError(f"{error}{first * fetched_spec}; then restore it again") from error
+        if job is not None:
             place(self.folder, own_spec=fetched_job and not fetched_spec)
         else:
             render(self.folder, source)

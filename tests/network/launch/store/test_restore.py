@@ -5,11 +5,12 @@ import itertools
 import json
 import os
 import shutil
+import subprocess
 import time
 
 import pytest
 from PIL import Image
-from runs_helpers import contents
+from runs_helpers import call, contents
 from store_helpers import add_state, belonging, held, log, make_run
 
 import runs
@@ -53,6 +54,19 @@ def test_damaged_files_of_the_monitor_and_the_spec_keep_no_checkpoint_from_comin
     monkeypatch.setattr("launch.store.restore.SPEC_BYTES", 9)
     with pytest.raises(StoreError, match=r"run/\w+\.\w+ has \d+ bytes; put an intact copy there"):
         restore(place, run.name)
+
+
+def test_a_damaged_job_is_named_with_its_key_and_what_makes_it_again(run, place, other):
+    (run / "job.json").write_text((run / "job.json").read_text().replace('"gpus": 1', '"gpus": "one"'))
+    Copier(place, run, held(place)).push()
+    here = other() / run.name
+    with pytest.raises(
+        runs.RunError, match=r"job\.json .*: gpus: 'one' is not of type int; .*render my-lora, after `mv"
+    ) as said:
+        restore(place, run.name)
+    subprocess.run(["bash", "-c", str(said.value).split("`")[1]], check=True)
+    assert call("runs", "render", run.name).returncode == 0
+    assert restore(place, run.name).step == 10 and pin.pinned(here).spec["gpus"] == 1
 
 
 def test_a_restore_that_is_killed_is_repeated_and_keeps_what_it_fetched(run, place, other, monkeypatch):
