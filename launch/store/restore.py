@@ -33,6 +33,7 @@ from runs.dataset import images_in
 from runs.files import RunError, atomic_write, explained
 from runs.paths import datasets_dir, outputs_dir
 from runs.pictures import is_image_name
+from runs.results import read_lora
 
 SPEC, JOB, MONITOR = "run/run.toml", "run/job.json", "run/monitor.json"
 FORGOTTEN = ("current", "failing", "shutdown")  # of monitor.json: processes and clocks of another machine
@@ -235,6 +236,8 @@ class Restored:
             self._install_data(wanted)
         for name in wanted:
             if not state_of(name) and name not in (SPEC, MONITOR) and (self.staging / name).exists():
+                if name == f"run/{self.run}.safetensors":
+                    self._keep_lora(self._target(name), self.staging / name)
                 self._move(name)
         if MONITOR in wanted:
             self._leave_machine(self.staging / MONITOR)
@@ -253,6 +256,12 @@ class Restored:
             self._move(SPEC)
         self.files = len(wanted)
         checkpoint.fsync_path(self.folder.parent)
+
+    def _keep_lora(self, own: Path, stored: Path) -> None:
+        """Rename this machine's LoRA where it has more steps than the store's, whatever the manifest says."""
+        here, there = (one.step or 0 if one else 0 for one in map(read_lora, (own, stored)))
+        if here > there:
+            own.rename(own.with_stem(f"{self.run}-step{here:08}"))
 
     def _install_data(self, wanted: dict[str, Member]) -> None:
         """Move the data set as a whole, because half of one would be trained."""

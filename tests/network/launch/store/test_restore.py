@@ -8,9 +8,11 @@ import shutil
 import subprocess
 import time
 
+import numpy as np
 import pytest
 from PIL import Image
 from runs_helpers import call, contents
+from safetensors.numpy import save_file
 from store_helpers import add_state, belonging, held, log, make_run
 
 import runs
@@ -20,6 +22,7 @@ from launch.store.places import StoreError
 from launch.store.restore import restore
 from runs import pin, scripts
 from runs.paths import datasets_dir, outputs_dir
+from runs.results import loras
 
 
 def test_an_empty_machine_gets_the_run_as_it_was(run, place, other, tmp_path):
@@ -155,6 +158,24 @@ def test_an_edit_of_the_spec_or_of_a_caption_here_is_kept_and_an_older_one_repla
     other()
     assert restore(place, run.name).step == 30
     assert runs.load(here).epochs != 999
+
+
+def test_a_lora_of_more_steps_than_the_stores_is_kept_under_another_name(run, place, copier, other):
+    """Whatever step the manifest says: its state and its LoRA need not be of the same time."""
+
+    def lora(folder, steps):
+        save_file({"a": np.ones(4, np.float32)}, folder / f"{run.name}.safetensors", {"ss_steps": str(steps)})
+
+    here = other() / run.name
+    restore(place, run.name)
+    for step, steps in ((20, 5), (30, 40)):
+        lora(here, steps)
+        other("home")
+        lora(run, 10), add_state(run, step), copier.push()
+        other()
+        restore(place, run.name)
+        found = {one.path.name.removeprefix(run.name): one.step for one in loras(here) if one.step}
+        assert found == {".safetensors": 10} | ({"-step00000040.safetensors": 40} if steps == 40 else {})
 
 
 def test_the_same_spec_takes_the_stores_checkpoint_and_another_run_of_its_name_is_not_mixed_in(
