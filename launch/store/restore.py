@@ -15,7 +15,7 @@ import shlex
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +91,8 @@ class Restored:
             what = f"{self.place.address} holds copies of this run, and none is complete ({self.notes[0]})"
             raise StoreError(f"{what}. Make the store right, or delete that folder there to start at step 0")
         if self.manifest is not None:
+            if not has_run or self.manifest.step > self.step:  # else its files were not compared
+                self.memory.synced = self.manifest.hashes()
             self._install(wanted, has_run)
             self.step = newest_state(self.folder, self.memory)
             with contextlib.suppress(OSError):
@@ -171,9 +173,11 @@ class Restored:
             return False
 
     def _is_newer(self, name: str, member: Member) -> bool:
-        """Whether this machine's file was changed after the store's."""
-        own = self._target(name)
-        return own.is_file() and own.stat().st_mtime >= member.changed_s
+        """Whether this machine's file was changed after the store's; by the clocks only where both were changed."""
+        own, synced = self._target(name), self.memory.synced.get(name)
+        if not own.is_file() or (synced and self._has(own, replace(member, sha256=synced))):
+            return False
+        return synced == member.sha256 or own.stat().st_mtime >= member.changed_s
 
     def _fetch(self, members: dict[str, Member]) -> None:
         """Fetch files to the staging folder; those that an earlier restore fetched are kept.

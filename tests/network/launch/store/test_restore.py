@@ -153,11 +153,41 @@ def test_an_edit_of_the_spec_or_of_a_caption_here_is_kept_and_an_older_one_repla
     assert [(data / name).read_text() for name in ("0.txt", "1.txt")] == ["written by hand", "from home"]
     os.utime(here / "run.toml", (1e9, 1e9))
     other("home")
+    runs.train_longer(run, 777)
     add_state(run, 30)
     copier.push()
     other()
     assert restore(place, run.name).step == 30
-    assert runs.load(here).epochs != 999
+    assert runs.load(here).epochs == 777
+
+
+@pytest.mark.parametrize("hours", [-5, 5])
+def test_which_machine_has_edited_the_run_does_not_depend_on_their_clocks(run, place, copier, other, hours):
+    """hours: by which the clock of the other machine is wrong."""
+
+    def restored_after(step: int) -> None:
+        other("home")
+        add_state(run, step), copier.push()
+        other()
+        assert restore(place, run.name).step == step
+
+    here = other() / run.name
+    restore(place, run.name)
+    runs.train_longer(here, 999)
+    os.utime(here / "run.toml", (time.time() + 3600 * hours,) * 2)
+    restored_after(20)
+    assert runs.load(here).epochs == 999, "it was edited here, and not there"
+    Copier(place, here, copier.lease).push()
+    other("home")
+    runs.train_longer(run, 1200)
+    restored_after(30)
+    assert runs.load(here).epochs == 1200, "it was edited there, and not here"
+    other("home")
+    runs.train_longer(run, 1500), copier.push()
+    other()
+    assert restore(place, run.name).files == 0, "this machine is as far, and keeps what it has"
+    restored_after(40)
+    assert runs.load(here).epochs == 1500
 
 
 def test_a_lora_of_more_steps_than_the_stores_is_kept_under_another_name(run, place, copier, other):
