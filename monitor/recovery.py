@@ -14,6 +14,7 @@ so a run of three days with a hang an hour finishes.
 
 from __future__ import annotations
 
+import filecmp
 import math
 import os
 import shutil
@@ -287,9 +288,8 @@ def _fetch_lora(run: Run) -> None:
     if not run.state.save_dir or not source.is_file():
         return
     try:
-        new, old = source.stat(), target.stat() if target.is_file() else None
-        # An older one is of a shorter training of this run.
-        if old is None or old.st_size != new.st_size or old.st_mtime < new.st_mtime:
+        # Another one is of a shorter training of this run. Of two disks, no times are compared: their clocks may differ.
+        if not target.is_file() or not filecmp.cmp(source, target, shallow=False):
             with writing_file(target) as temporary:
                 shutil.copyfile(source, temporary)
     except OSError as error:
