@@ -8,6 +8,7 @@ be written (full disk, read-only mount) costs that file, never the run: the writ
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import select
@@ -151,6 +152,7 @@ class RunFolder:
             self.spec = {**self.spec, "store": "", "spend_limit": 0, "price_per_hour": 0}
         self.name = str(self.spec.get("name") or folder.name)
         self.echo = echo
+        self.ends = False  # the run has ended: what is written now is not written again
         self.on_event: Callable[[str, str], None] = lambda kind, message: None
         self._masked: Callable[[bytes, bool], bytes] = lambda text, begun: text
         if self.spec.get("secrets"):
@@ -233,7 +235,22 @@ class RunFolder:
 
         errors: how what UTF-8 cannot encode is written: a file name that is not UTF-8 is a surrogate in `text`.
         """
-        return self._write(name, lambda path: atomic_write(path, (text + "\n").encode("utf-8", errors), sync))
+        data = (text + "\n").encode("utf-8", errors)
+        return self._write(name, lambda path: atomic_write(path, data, sync)) or (self.ends and self._reuse(name, data))
+
+    def _reuse(self, name: str, data: bytes) -> bool:
+        """Write a file into the blocks that it has: a full disk takes no other. A kill in this moment damages it."""
+
+        def write(path: str) -> None:
+            with open(path, "r+b") as file:
+                found = os.fstat(file.fileno())
+                if len(data) > 512 * getattr(found, "st_blocks", 0):  # Windows does not say
+                    raise OSError(errno.ENOSPC, "its blocks are too few")
+                file.write(data.ljust(found.st_size))
+                file.flush()
+                os.fsync(file.fileno())
+
+        return self._write(name, write)
 
     def metric(self, values: dict[str, Any]) -> None:
         """Append a line to metrics.jsonl."""
