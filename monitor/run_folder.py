@@ -242,12 +242,11 @@ class RunFolder:
         """Write a file into the blocks that it has: a full disk takes no other. A kill in this moment damages it."""
 
         def write(path: str) -> None:
-            with open(path, "r+b") as file:
+            with open(path, "r+b", buffering=0) as file:
                 found = os.fstat(file.fileno())
                 if len(data) > 512 * getattr(found, "st_blocks", 0):  # Windows does not say
                     raise OSError(errno.ENOSPC, "its blocks are too few")
                 file.write(data.ljust(found.st_size))
-                file.flush()
                 os.fsync(file.fileno())
 
         return self._write(name, write)

@@ -131,10 +131,8 @@ def typed(kind: Any, value: Any, key: str = "") -> Any:
     if NoneType in parts:  # `X | None`
         return typed(parts[0], value, key)
     if hasattr(origin, "__dataclass_fields__") and isinstance(value, dict):
-        known = get_type_hints(origin)
-        return origin(
-            **{name: typed(known[name], value[name], name) for name in origin.__dataclass_fields__ if name in value}
-        )
+        known = {name: of for name, of in get_type_hints(origin).items() if name in value}
+        return origin(**{name: typed(of, value[name], name) for name, of in known.items()})
     if issubclass(origin, enum.Enum):
         return origin(value)
     if issubclass(origin, list | tuple) and isinstance(value, list):

@@ -244,8 +244,7 @@ def loads(text: str) -> Job:
     import tomlkit
 
     job: Job = typed(Job, json.loads(text), "the file")
-    parts = [(Spec, job.spec), (Places, job.places), *((Command, one) for one in job.commands)]
-    for kind, part in parts:
+    for kind, part in [(Spec, job.spec), (Places, job.places), *((Command, one) for one in job.commands)]:
         typed(kind, part)
     if not job.commands or job.spec["backend"] not in presets.backends():
         raise ValueError("commands or spec.backend: it has no training command that this version knows")

@@ -107,13 +107,12 @@ class Copier:
             what = f"{len(lost)} files that it had confirmed, such as {lost[0]}"
             raise Unavailable(f"{self.place.address} lost {what}; they are sent again")
         self._distrusted.clear()
-        if last and (last.lease, last.completed, last.hashes()) == (now.lease, now.completed, now.hashes()):
-            return found
-        self._check_lease()
-        if not self.place.create(now.name, now.dumps()):
-            raise NotHeld(f"{now.name} exists in {self.place.address}: another process writes this run")
-        self.last, self.memory.synced = now, now.hashes()
-        found.manifest = now
+        if not last or (last.lease, last.completed, last.hashes()) != (now.lease, now.completed, now.hashes()):
+            self._check_lease()
+            if not self.place.create(now.name, now.dumps()):
+                raise NotHeld(f"{now.name} exists in {self.place.address}: another process writes this run")
+            self.last = found.manifest = now
+        self.memory.synced = now.hashes()
         with contextlib.suppress(OSError):  # a full disk costs time at the next push
             self.memory.save(self.place.address)
         return found

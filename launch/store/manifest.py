@@ -196,13 +196,10 @@ class Memory:
     def __init__(self, folder: Path):
         self.path = folder / MEMORY
         values = read_json(self.path) or {}
-        known = values.get("files")
+        known, synced = (one if isinstance(one, dict) else {} for one in map(values.get, ("files", "synced")))
         self.store = str(values.get("store") or "")  # the address that the folder was pushed to or restored from
-        self._known: dict[str, list[Any]] = known if isinstance(known, dict) else {}
-        synced = values.get("synced")
-        self.synced: dict[str, str] = (
-            synced if isinstance(synced, dict) else {}
-        )  # SHA-256 of what both had last, by name
+        self._known: dict[str, list[Any]] = known
+        self.synced: dict[str, str] = synced  # SHA-256 of what this machine and the store had last, by name
 
     def local(self, path: Path) -> Local:
         """The file with its hash; read only when it has changed. Raises OSError, also for a link or a special file."""

@@ -11,7 +11,6 @@ What is rendered from the run's job (the script, the data-set file) holds paths,
 import contextlib
 import json
 import os
-import shlex
 import shutil
 import time
 from collections.abc import Callable
@@ -265,7 +264,7 @@ class Restored:
         """Rename this machine's LoRA where it has more steps than the store's, whatever the manifest says."""
         here, there = (one.step or 0 if one else 0 for one in map(read_lora, (own, stored)))
         if here > there:
-            own.rename(own.with_stem(f"{self.run}-step{here:08}"))
+            own.replace(own.with_stem(f"{self.run}-step{here:08}"))
 
     def _install_data(self, wanted: dict[str, Member]) -> None:
         """Move the data set as a whole, because half of one would be trained."""
@@ -315,8 +314,8 @@ class Restored:
         try:
             job = load(self.folder)
         except RunError as error:
-            first = f", after `mv {shlex.quote(str(source / 'run.toml'))} {shlex.quote(str(self.folder))}`"
-            raise RunError(f"{error}{first * fetched_spec}; then restore it again") from error
+            first = f", once {source / 'run.toml'} is moved to {self.folder}" * fetched_spec
+            raise RunError(f"{error}{first}; then restore it again") from error
         if job is not None:
             place(self.folder, own_spec=fetched_job and not fetched_spec)
         else:
