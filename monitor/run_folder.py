@@ -103,9 +103,10 @@ def read_spec(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         edited = {}
     made = (read_json(folder / JOB) or {}).get("spec")
-    if not isinstance(made, dict):
-        return edited
-    return {**made, **{name: edited[name] for name in LIVE if name in edited}}
+    if isinstance(made, dict):
+        edited = {**made, **{name: edited[name] for name in LIVE if name in edited}}
+    wrong = [key for key in ("gpus", "nodes") if not isinstance(edited.get(key, 1), int)]  # a start says what is wrong
+    return {key: value for key, value in edited.items() if key not in wrong}
 
 
 def machine_number(folder: Path, environ: Mapping[str, str]) -> int | None:
