@@ -79,7 +79,8 @@ def sweep() -> None:
     for folder in base().iterdir() if ours else ():  # another user's may hold a pipe, whose reading never ends
         with contextlib.suppress(OSError):
             run = Path(os.fsdecode((folder / OWNER).read_bytes()))
-            if run.parent.is_dir() and (not run.is_dir() or place(run).parent != folder):
+            known = run.is_absolute() and run.parent.is_dir()  # an empty file, of a full disk, names no run
+            if known and (not run.is_dir() or place(run).parent != folder):
                 shutil.rmtree(folder)
 
 

@@ -69,6 +69,8 @@ def test_a_full_disk_does_not_make_the_files_of_a_run_those_of_one_that_is_gone(
             staging.prepare(folder)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert Path(os.fsdecode((local.parent / staging.OWNER).read_bytes())) == folder
+    (local.parent / staging.OWNER).write_bytes(b"")  # by an earlier version
     assert staging.prepare(folder) == local and (local / "cat.safetensors").read_text() == "not copied yet"
 
 
