@@ -136,7 +136,7 @@ def typed(kind: Any, value: Any, key: str = "") -> Any:
     if issubclass(origin, enum.Enum):
         return origin(value)
     if issubclass(origin, list | tuple) and isinstance(value, list):
-        each = parts if origin is tuple else (parts or (str,))[:1] * len(value)
+        each = parts if origin is tuple and ... not in parts else (parts or (str,))[:1] * len(value)
         return origin(typed(part, one, key) for part, one in zip(each, value, strict=True))
     if origin is dict and isinstance(value, dict):
         return {name: typed(parts[1], one, f"{key}.{name}") for name, one in value.items()}
