@@ -35,6 +35,7 @@ from monitor.resume.next_attempt import start_problems
 from monitor.run_folder import QUEUE as FILE, STATUS, MonitorError, RunFolder, read_json, wake_queue
 from monitor.state import FINAL, State, is_abandoned, nothing_left, read_status
 from runs import sweep
+from runs.files import typed
 from runs.paths import outputs_dir as outputs
 
 # In outputs/. An earlier version's process, which an update leaves unable to start a run, holds `.queue-worker.lock`.
@@ -88,15 +89,11 @@ def read() -> Queue:
 
 def _entry(values: object) -> Entry | None:
     """An entry of the file; None for one that is damaged or would leave the folder of runs."""
-    if not isinstance(values, dict):
-        return None
-    values = {key: value for key, value in values.items() if key in Entry.__dataclass_fields__}
     try:
-        entry = Entry(**{**values, "sweep": tuple(values.get("sweep") or ())})
-    except TypeError:
+        entry: Entry = typed(Entry, values)
+    except (TypeError, ValueError):
         return None
-    names = (entry.run, *entry.sweep)
-    plain = all(isinstance(name, str) and Path(name).name == name not in ("", "..") for name in names)
+    plain = all(Path(name).name == name not in ("", "..") for name in (entry.run, *entry.sweep))
     return entry if plain else None
 
 

@@ -38,13 +38,13 @@ from monitor.loop import Loop
 from monitor.process import platform, spawned
 from monitor.process.platform import LOCK as WATCHED, Lock, is_held
 from monitor.resume.next_attempt import Standby
-from monitor.run_folder import RunFolder, read_json, typed
+from monitor.run_folder import RunFolder, read_json
 from monitor.state import Observation, State, Transition
 from presets.steps import weight_of
 from runs import job as jobs, mitigate, scripts
 from runs.command import model_files, samples, world
 from runs.dataset import counts, images_in
-from runs.files import atomic_write
+from runs.files import atomic_write, typed
 from runs.folders import with_intervals
 from runs.manage import size_text
 from runs.paths import data_root, datasets_dir, run_folder

@@ -25,7 +25,7 @@ from typing import Any
 
 from monitor.phrases import count, duration
 from monitor.process import platform
-from monitor.run_folder import SENSIBLE, typed
+from runs.files import SENSIBLE, typed
 
 STATES = ("training", "loading", "waiting", "recovering", "lost")
 RESERVE_SHARE = 0.1  # of a spend limit: kept for the checkpoint at the end, where that takes longer

@@ -334,8 +334,9 @@ class Loop(Run):
                     for kind in [one for one, name in asked if (self.folder.folder / name).exists()]:
                         step_requests.refuse(self.folder.folder, kind, state.best_step, f"the run is {self.at.state}")
                 self.notifier.poll(last_message_s)
-                while not (state.save(self.folder) and self.write_status(force=True)) and time.monotonic() < until_s:
+                while not all([state.save(self.folder), self.write_status(force=True)]) and time.monotonic() < until_s:
                     time.sleep(ERROR_PAUSE_S)
+                    self.folder.ends = final
             if final and not self.trial:
                 line = self.state.ledger.line()
                 self.folder.event("ledger", line)

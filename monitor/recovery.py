@@ -14,6 +14,7 @@ so a run of three days with a hang an hour finishes.
 
 from __future__ import annotations
 
+import filecmp
 import math
 import os
 import shutil
@@ -132,14 +133,17 @@ def recover(run: Run, attempt: Attempt, incident: Incident) -> Transition:
         run.folder.log(f"{problem}; the last checkpoint is used to write it again")
 
     cause_count = state.cause_counts.get(cause.name, 0) + 1
-    # From a cause's second failure on, or at once where it is certain to return.
     change, limits, history = dict[str, Any](), run.config.restart, state.history
+    mark = f"{evidence.phase}/{evidence.step}/{cause.name}"  # the same failure twice has the same fingerprint
+    # From a cause's second failure on, or at once where it is certain to return.
+    due = cause_count >= 2 or cause.at_once
+    if cause.outside:
+        due = history.failures.get(mark, 0) + 1 >= limits.without_progress_count
     may_restart = history.restarts < limits.in_all_count
-    if may_restart and run.leads and cause.ladder and (cause_count >= 2 or cause.at_once):
+    if may_restart and run.leads and cause.ladder and due:
         # While restarts bring new steps, no change may cost the steps so far: another program's memory gets free again.
         keeps = state.best_step > 0 and not history.failures and history.restarts < limits.without_progress_count
         change = next_attempt.next_change(run, cause.ladder, keeps)
-    mark = f"{evidence.phase}/{evidence.step}/{cause.name}"  # the same failure twice has the same fingerprint
     history, stop, wait_s = history.after_failure(mark, bool(change), limits, cause.wait_s)
     # Without a heartbeat, as of a user's own script, nobody knows whether it has trained.
     trained = state.best_step or (run.folder.foreign and not view.beats)
@@ -284,9 +288,8 @@ def _fetch_lora(run: Run) -> None:
     if not run.state.save_dir or not source.is_file():
         return
     try:
-        new, old = source.stat(), target.stat() if target.is_file() else None
-        # An older one is of a shorter training of this run.
-        if old is None or old.st_size != new.st_size or old.st_mtime < new.st_mtime:
+        # Another one is of a shorter training of this run. Of two disks, no times are compared: their clocks may differ.
+        if not target.is_file() or not filecmp.cmp(source, target, shallow=False):
             with writing_file(target) as temporary:
                 shutil.copyfile(source, temporary)
     except OSError as error:

@@ -8,7 +8,7 @@ be written (full disk, read-only mount) costs that file, never the run: the writ
 from __future__ import annotations
 
 import contextlib
-import enum
+import errno
 import json
 import os
 import select
@@ -18,8 +18,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from types import NoneType
-from typing import Any, TextIO, get_args, get_origin, get_type_hints
+from typing import Any, TextIO
 
 import tomllib
 
@@ -40,7 +39,6 @@ MACHINES = "machines"  # in the run's folder: what the monitors of other machine
 SHOWN = ["host", "state", "phase", "step", "incidents", "message", "reason", "updated_at"]
 MESSAGE_S = 60.0  # for a message to leave
 SCRIPT = "train.bat" if platform.WINDOWS else "train.sh"
-SENSIBLE = 1e15  # no number in a file of ours is larger
 
 
 class MonitorError(Exception):
@@ -95,41 +93,6 @@ def wake_queue(outputs: Path) -> bool:
         return False  # no memory, a full disk: the next one who looks tries again
 
 
-def typed(kind: Any, value: Any) -> Any:
-    """A value of a JSON file as this type says: a class, a dataclass of such, or lists and dictionaries of them.
-
-    Keys that a dataclass does not have are left out: a later version wrote them. A file can be damaged, or come from a
-    store, where anybody may have written it.
-
-    Raises:
-        TypeError, ValueError: it has another type, lacks a field, or is a number that makes no sense.
-    """
-    origin: Any = get_origin(kind) or kind  # of `list[int]`: list, with the parts (int,)
-    parts = get_args(kind)
-    if kind is Any or (value is None and NoneType in parts):
-        return value
-    if NoneType in parts:  # `X | None`
-        return typed(parts[0], value)
-    if hasattr(origin, "__dataclass_fields__") and isinstance(value, dict):
-        known = get_type_hints(origin)
-        return origin(
-            **{name: typed(known[name], value[name]) for name in origin.__dataclass_fields__ if name in value}
-        )
-    if issubclass(origin, enum.Enum):
-        return origin(value)
-    if issubclass(origin, list | tuple) and isinstance(value, list):
-        each = parts if origin is tuple else (parts or (str,))[:1] * len(value)
-        return origin(typed(part, one) for part, one in zip(each, value, strict=True))
-    if origin is dict and isinstance(value, dict):
-        return {key: typed(parts[1], one) for key, one in value.items()}
-    wanted = int | float if origin is float else origin
-    if not isinstance(value, wanted) or isinstance(value, bool) is not (origin is bool):
-        raise TypeError(f"{value!r} is no {origin.__name__}")
-    if origin in (int, float) and not abs(value) < SENSIBLE:
-        raise ValueError(f"{value!r} is too large")
-    return origin(value)
-
-
 LIVE = ("store", "price_per_hour", "spend_limit")  # fields of run.toml that only the monitor reads, at each start
 
 
@@ -140,9 +103,10 @@ def read_spec(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         edited = {}
     made = (read_json(folder / JOB) or {}).get("spec")
-    if not isinstance(made, dict):
-        return edited
-    return {**made, **{name: edited[name] for name in LIVE if name in edited}}
+    if isinstance(made, dict):
+        edited = {**made, **{name: edited[name] for name in LIVE if name in edited}}
+    wrong = [key for key in ("gpus", "nodes") if not isinstance(edited.get(key, 1), int)]  # a start says what is wrong
+    return {key: value for key, value in edited.items() if key not in wrong}
 
 
 def machine_number(folder: Path, environ: Mapping[str, str]) -> int | None:
@@ -189,6 +153,7 @@ class RunFolder:
             self.spec = {**self.spec, "store": "", "spend_limit": 0, "price_per_hour": 0}
         self.name = str(self.spec.get("name") or folder.name)
         self.echo = echo
+        self.ends = False  # the run has ended: what is written now is not written again
         self.on_event: Callable[[str, str], None] = lambda kind, message: None
         self._masked: Callable[[bytes, bool], bytes] = lambda text, begun: text
         if self.spec.get("secrets"):
@@ -271,7 +236,21 @@ class RunFolder:
 
         errors: how what UTF-8 cannot encode is written: a file name that is not UTF-8 is a surrogate in `text`.
         """
-        return self._write(name, lambda path: atomic_write(path, (text + "\n").encode("utf-8", errors), sync))
+        data = (text + "\n").encode("utf-8", errors)
+        return self._write(name, lambda path: atomic_write(path, data, sync)) or (self.ends and self._reuse(name, data))
+
+    def _reuse(self, name: str, data: bytes) -> bool:
+        """Write a file into the blocks that it has: a full disk takes no other. A kill in this moment damages it."""
+
+        def write(path: str) -> None:
+            with open(path, "r+b", buffering=0) as file:
+                found = os.fstat(file.fileno())
+                if len(data) > 512 * getattr(found, "st_blocks", 0):  # Windows does not say
+                    raise OSError(errno.ENOSPC, "its blocks are too few")
+                file.write(data.ljust(found.st_size))
+                os.fsync(file.fileno())
+
+        return self._write(name, write)
 
     def metric(self, values: dict[str, Any]) -> None:
         """Append a line to metrics.jsonl."""

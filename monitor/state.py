@@ -36,8 +36,8 @@ from monitor.config import Section
 from monitor.ledger import Ledger, amount
 from monitor.process import platform
 from monitor.process.platform import LOCK, is_held
-from monitor.run_folder import JOB, STATE, STATUS, MonitorError, RunFolder, read_json, typed
-from runs.files import checksum, unwritable
+from monitor.run_folder import JOB, STATE, STATUS, MonitorError, RunFolder, read_json
+from runs.files import checksum, typed, unwritable
 
 VERSION = 2
 LEARNED = ".learned.json"  # beside the runs: durations that completed runs recorded

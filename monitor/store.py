@@ -25,7 +25,8 @@ from guards.reading import json_object, read_text
 from monitor import config
 from monitor.process import platform
 from monitor.process.spawned import helper, is_python_of, python
-from monitor.run_folder import LOG, RunFolder, typed
+from monitor.run_folder import LOG, RunFolder
+from runs.files import typed
 
 STORE = "store.json"  # written by the agent
 CLOSE_WAIT_S = 1.0  # for an agent that was killed

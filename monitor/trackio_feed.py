@@ -18,6 +18,7 @@ from monitor.run_folder import METRICS, RunFolder, read_json
 from runs.growing import Added, count_of, entries
 
 STATE, OWN_LOCK = ".trackio.json", ".trackio.lock"  # the last step that was logged; one process a run
+START_S = 300.0  # for trackio to begin; the stacks of one that hangs are in trackio.log
 NUMBERS = ("loss", "lr", "step_s")
 
 
@@ -32,7 +33,8 @@ def feed(folder: Path, tracker: Any, poll_s: float = 2.0, end_s: float = 30.0) -
             if line.get("kind") == "step" and known and count_of(line.get("step")) > logged:
                 logged = count_of(line["step"])
                 tracker.log({key: float(value) for key, value in known.items()}, step=logged)
-        atomic_write(folder / STATE, json.dumps({"step": logged}))
+        if lines:
+            atomic_write(folder / STATE, json.dumps({"step": logged}))
         seen_s = time.monotonic() if lines or is_held(folder / LOCK) else seen_s
         time.sleep(poll_s * (not lines))
 
@@ -42,10 +44,12 @@ def main(run: RunFolder) -> None:
     try:
         if not Lock(run.folder / OWN_LOCK).acquire():  # held until this process ends
             return
+        faulthandler.dump_traceback_later(START_S, exit=True)
         import trackio
 
         config = {k: v for k, v in run.spec.items() if isinstance(v, int | float | str)}
         tracker = trackio.init(project="hangproof", name=run.folder.name, config=config, resume="allow", embed=False)
+        faulthandler.cancel_dump_traceback_later()
         feed(run.folder, tracker)
         faulthandler.dump_traceback_later(60, exit=True)  # for its last entries
         tracker.finish()

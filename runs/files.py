@@ -5,6 +5,7 @@ renamed. After an interruption (a full disk, Ctrl-C, invalid input) the old stat
 """
 
 import contextlib
+import enum
 import errno
 import os
 import shutil
@@ -15,8 +16,12 @@ import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import NoneType
+from typing import Any, get_args, get_origin, get_type_hints
 
 from guards.checkpoint import rename, writing_file
+
+SENSIBLE = 1e15  # no number in a file of ours is larger
 
 
 @dataclass(frozen=True)
@@ -108,6 +113,39 @@ def copy_with_times(source: Path, target: Path) -> None:
 def checksum(content: bytes) -> str:
     """A short checksum of a file, which tells an edit."""
     return f"{zlib.crc32(content):08x}-{len(content)}"
+
+
+def typed(kind: Any, value: Any, key: str = "") -> Any:
+    """A value of a JSON file as this type says: a class, a dataclass of such, or lists and dictionaries of them.
+
+    Keys that a dataclass does not have are left out: a later version wrote them. A file can be damaged, or come from a
+    store, where anybody may have written it.
+
+    Raises:
+        TypeError, ValueError: it has another type, lacks a field, or is a number that makes no sense; `key` is named.
+    """
+    origin: Any = get_origin(kind) or kind  # of `list[int]`: list, with the parts (int,)
+    parts = get_args(kind)
+    if kind is Any or (value is None and NoneType in parts):
+        return value
+    if NoneType in parts:  # `X | None`
+        return typed(parts[0], value, key)
+    if hasattr(origin, "__dataclass_fields__") and isinstance(value, dict):
+        known = {name: of for name, of in get_type_hints(origin).items() if name in value}
+        return origin(**{name: typed(of, value[name], name) for name, of in known.items()})
+    if issubclass(origin, enum.Enum):
+        return origin(value)
+    if issubclass(origin, list | tuple) and isinstance(value, list):
+        each = parts if origin is tuple and ... not in parts else (parts or (str,))[:1] * len(value)
+        return origin(typed(part, one, key) for part, one in zip(each, value, strict=True))
+    if origin is dict and isinstance(value, dict):
+        return {name: typed(parts[1], one, f"{key}.{name}") for name, one in value.items()}
+    wanted = int | float if origin is float else origin
+    if not isinstance(value, wanted) or isinstance(value, bool) is not (origin is bool):
+        raise TypeError(f"{key}: {value!r:.100} is not of type {origin.__name__}")
+    if origin in (int, float) and not abs(value) < SENSIBLE:
+        raise ValueError(f"{key}: {value!r:.100} is too large")
+    return origin(value)
 
 
 @contextlib.contextmanager

@@ -9,14 +9,14 @@ by the same tables: what both have in common stays as the job has it. Paths are 
 import json
 import os
 import sys
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, make_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import presets
 from guards.reading import commit
 from runs.command import commands, dataset_tables, environment, launch_options, sample_prompts
-from runs.files import RunError, checksum
+from runs.files import RunError, checksum, typed
 from runs.paths import CHECKOUTS, ROOT, datasets_dir, models_dir, slug
 
 if TYPE_CHECKING:
@@ -225,6 +225,14 @@ def for_platform(job: Job, platform: str) -> Job:
 
 # job.json -------------------------------------------------------------------------------------------------------------
 
+# What every attempt reads of these parts.
+Command = make_dataclass("Command", [("what", str), ("script", str), ("flags", dict[str, Any])])
+Places = make_dataclass("Places", [(key, str) for key in ("run", "data", "models", "root")])
+NEEDED = [("name", str), ("model", str), ("backend", str), ("nodes", int), ("gpus", int)]
+Spec = make_dataclass(
+    "Spec", [*NEEDED, ("save_dir", str, ""), ("secrets", list[str], ()), ("edited", dict[str, str], None)]
+)
+
 
 def dumps(job: Job) -> str:
     """The text of `job.json`."""
@@ -232,12 +240,15 @@ def dumps(job: Job) -> str:
 
 
 def loads(text: str) -> Job:
-    """The job of a text. ValueError, TypeError: it is none."""
-    values = json.loads(text)
-    known = {name: value for name, value in values.items() if name in Job.__dataclass_fields__}
-    job = Job(**known)
-    if not job.commands or not isinstance(job.flags, dict):
-        raise ValueError("it has no training command")
+    """The job of a text. ValueError, TypeError: it is none; the key is named."""
+    import tomlkit
+
+    job: Job = typed(Job, json.loads(text), "the file")
+    for kind, part in [(Spec, job.spec), (Places, job.places), *((Command, one) for one in job.commands)]:
+        typed(kind, part)
+    if not job.commands or job.spec["backend"] not in presets.backends():
+        raise ValueError("commands or spec.backend: it has no training command that this version knows")
+    tomlkit.dumps(job.dataset)
     return job
 
 
@@ -248,6 +259,6 @@ def load(folder: Path) -> Job | None:
         return loads(path.read_text(encoding="utf-8", errors="surrogateescape"))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         advice = f"make the run again from its run.toml: python -m runs render {path.parent.name}"
         raise RunError(f"{path} cannot be read: {error}; {advice}") from error

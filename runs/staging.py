@@ -15,7 +15,8 @@ import tempfile
 import zlib
 from pathlib import Path
 
-from runs.files import private_folder
+from guards.checkpoint import fsync_path
+from runs.files import atomic_write, private_folder
 
 ID = ".run-id"  # in the run's folder
 OWNER = "run"  # beside the files: the path of the run's folder
@@ -44,6 +45,7 @@ def identity(run: Path) -> str:
         temporary = run / f"{ID}.{os.urandom(4).hex()}"
     try:
         temporary.write_text(os.urandom(16).hex(), encoding="ascii")
+        fsync_path(temporary)
         try:
             os.link(temporary, path)
         except OSError:  # another process was first; or a USB stick, which has no hard links
@@ -67,7 +69,7 @@ def prepare(run: Path) -> Path:
     own = place(run)
     private_folder(own.parent)
     private_folder(own)
-    (own.parent / OWNER).write_bytes(os.fsencode(run.absolute()))
+    atomic_write(own.parent / OWNER, os.fsencode(run.absolute()))  # an empty one would be that of no run
     return own
 
 
@@ -77,7 +79,8 @@ def sweep() -> None:
     for folder in base().iterdir() if ours else ():  # another user's may hold a pipe, whose reading never ends
         with contextlib.suppress(OSError):
             run = Path(os.fsdecode((folder / OWNER).read_bytes()))
-            if run.parent.is_dir() and (not run.is_dir() or place(run).parent != folder):
+            known = run.is_absolute() and run.parent.is_dir()  # an empty file, of a full disk, names no run
+            if known and (not run.is_dir() or place(run).parent != folder):
                 shutil.rmtree(folder)
 
 

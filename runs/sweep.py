@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from guards.metrics import utc_now
 from guards.reading import read_json
-from runs.files import Fault, RunError, atomic_write, building, copy_with_times, explained
+from runs.files import Fault, RunError, atomic_write, building, copy_with_times, explained, typed
 from runs.growing import count_of, json_objects
 from runs.paths import SWEEPS, datasets_dir, free_name, outputs_dir, slug
 
@@ -230,14 +230,10 @@ def _is_cache(path: Path) -> bool:
 
 def all_sweeps() -> list[Sweep]:
     """The sweeps of which a run exists, newest first; not a damaged one, or one whose runs would be elsewhere."""
-    found, paths = [], [*(outputs_dir() / SWEEPS).glob("*.json")]
-    if paths:
-        from pydantic import TypeAdapter  # large, and most machines have no sweep
-
-        known = TypeAdapter(Sweep)  # once: it takes longer than to read a file
-    for path in paths:
-        with contextlib.suppress(OSError, ValueError):
-            sweep = replace(known.validate_json(path.read_bytes()), name=path.stem)
+    found = []
+    for path in (outputs_dir() / SWEEPS).glob("*.json"):
+        with contextlib.suppress(OSError, TypeError, ValueError):
+            sweep = replace(typed(Sweep, read_json(path)), name=path.stem)
             folders = [outputs_dir() / run for run, _ in sweep.runs]
             inside = all(folder.parent == outputs_dir() and folder.name[0] != "." for folder in folders)
             if inside and any(folder.is_dir() for folder in folders):

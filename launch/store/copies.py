@@ -96,8 +96,6 @@ class Copier:
             if item.step in (-1, newest) or stored >= {local.blob for local in item.files.values()}
         ]
         self._send(found, on_progress)
-        with contextlib.suppress(OSError):  # a full disk costs time at the next push
-            self.memory.save(self.place.address)
         # The store keeps the last good state where this machine has none: one may have vanished while it was sent.
         last, kept = self.last, self.last.states() if self.last and found.step < 0 else {}
         carried = {name: last.files[name] for names in kept.values() for name in names} if last else {}
@@ -109,12 +107,14 @@ class Copier:
             what = f"{len(lost)} files that it had confirmed, such as {lost[0]}"
             raise Unavailable(f"{self.place.address} lost {what}; they are sent again")
         self._distrusted.clear()
-        if last and (last.lease, last.completed, last.hashes()) == (now.lease, now.completed, now.hashes()):
-            return found
-        self._check_lease()
-        if not self.place.create(now.name, now.dumps()):
-            raise NotHeld(f"{now.name} exists in {self.place.address}: another process writes this run")
-        self.last = found.manifest = now
+        if not last or (last.lease, last.completed, last.hashes()) != (now.lease, now.completed, now.hashes()):
+            self._check_lease()
+            if not self.place.create(now.name, now.dumps()):
+                raise NotHeld(f"{now.name} exists in {self.place.address}: another process writes this run")
+            self.last = found.manifest = now
+        self.memory.synced = now.hashes()
+        with contextlib.suppress(OSError):  # a full disk costs time at the next push
+            self.memory.save(self.place.address)
         return found
 
     def prune(self) -> int:

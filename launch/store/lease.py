@@ -30,7 +30,7 @@ from dataclasses import asdict, dataclass, replace
 from launch.store.manifest import MANIFESTS, order_of
 from launch.store.places import NotFound, Place, StoreError, one_line
 from monitor.process import platform
-from monitor.run_folder import typed
+from runs.files import typed
 
 FOLDER = "lease"
 CLAIM = re.compile(r"lease/(\d{6,12})\.json")

@@ -191,14 +191,15 @@ def key_of(status: os.stat_result) -> tuple[int, int, int]:
 
 
 class Memory:
-    """SHA-256 by size, time and inode, and the address of the store, kept in the run's folder (`.store-files.json`)."""
+    """SHA-256 by size, time and inode, and what the store had of the run (`.store-files.json` in the run's folder)."""
 
     def __init__(self, folder: Path):
         self.path = folder / MEMORY
         values = read_json(self.path) or {}
-        known = values.get("files")
+        known, synced = (one if isinstance(one, dict) else {} for one in map(values.get, ("files", "synced")))
         self.store = str(values.get("store") or "")  # the address that the folder was pushed to or restored from
-        self._known: dict[str, list[Any]] = known if isinstance(known, dict) else {}
+        self._known: dict[str, list[Any]] = known
+        self.synced: dict[str, str] = synced  # SHA-256 of what this machine and the store had last, by name
 
     def local(self, path: Path) -> Local:
         """The file with its hash; read only when it has changed. Raises OSError, also for a link or a special file."""
@@ -221,7 +222,7 @@ class Memory:
     def save(self, store: str) -> None:
         """Keep the hashes of the files that are still there, and the store's address. Raises OSError."""
         self.store, self._known = store, {name: row for name, row in self._known.items() if os.path.exists(name)}
-        atomic_write(self.path, json.dumps({"store": store, "files": self._known}))
+        atomic_write(self.path, json.dumps({"store": store, "files": self._known, "synced": self.synced}))
 
 
 @dataclass

@@ -14,7 +14,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +29,10 @@ from monitor.ledger import Ledger
 from monitor.process.platform import Lock
 from monitor.run_folder import STATUS, read_json
 from runs.dataset import images_in
-from runs.files import atomic_write, explained
+from runs.files import RunError, atomic_write, explained
 from runs.paths import datasets_dir, outputs_dir
 from runs.pictures import is_image_name
+from runs.results import read_lora
 
 SPEC, JOB, MONITOR = "run/run.toml", "run/job.json", "run/monitor.json"
 FORGOTTEN = ("current", "failing", "shutdown")  # of monitor.json: processes and clocks of another machine
@@ -89,6 +90,8 @@ class Restored:
             what = f"{self.place.address} holds copies of this run, and none is complete ({self.notes[0]})"
             raise StoreError(f"{what}. Make the store right, or delete that folder there to start at step 0")
         if self.manifest is not None:
+            if not has_run or self.manifest.step > self.step:  # else its files were not compared
+                self.memory.synced = self.manifest.hashes()
             self._install(wanted, has_run)
             self.step = newest_state(self.folder, self.memory)
             with contextlib.suppress(OSError):
@@ -169,9 +172,11 @@ class Restored:
             return False
 
     def _is_newer(self, name: str, member: Member) -> bool:
-        """Whether this machine's file was changed after the store's."""
-        own = self._target(name)
-        return own.is_file() and own.stat().st_mtime >= member.changed_s
+        """Whether this machine's file was changed after the store's; by the clocks only where both were changed."""
+        own, synced = self._target(name), self.memory.synced.get(name)
+        if not own.is_file() or (synced and self._has(own, replace(member, sha256=synced))):
+            return False
+        return synced == member.sha256 or own.stat().st_mtime >= member.changed_s
 
     def _fetch(self, members: dict[str, Member]) -> None:
         """Fetch files to the staging folder; those that an earlier restore fetched are kept.
@@ -234,6 +239,8 @@ class Restored:
             self._install_data(wanted)
         for name in wanted:
             if not state_of(name) and name not in (SPEC, MONITOR) and (self.staging / name).exists():
+                if name == f"run/{self.run}.safetensors":
+                    self._keep_lora(self._target(name), self.staging / name)
                 self._move(name)
         if MONITOR in wanted:
             self._leave_machine(self.staging / MONITOR)
@@ -252,6 +259,12 @@ class Restored:
             self._move(SPEC)
         self.files = len(wanted)
         checkpoint.fsync_path(self.folder.parent)
+
+    def _keep_lora(self, own: Path, stored: Path) -> None:
+        """Rename this machine's LoRA where it has more steps than the store's, whatever the manifest says."""
+        here, there = (one.step or 0 if one else 0 for one in map(read_lora, (own, stored)))
+        if here > there:
+            own.replace(own.with_stem(f"{self.run}-step{here:08}"))
 
     def _install_data(self, wanted: dict[str, Member]) -> None:
         """Move the data set as a whole, because half of one would be trained."""
@@ -293,12 +306,17 @@ class Restored:
         RunError.
         """
         from runs.folders import render
-        from runs.job import FILE
+        from runs.job import load
         from runs.pin import place
 
         source = self.staging / "run" if fetched_spec else self.folder
         self.folder.mkdir(exist_ok=True)
-        if (self.folder / FILE).is_file():
+        try:
+            job = load(self.folder)
+        except RunError as error:
+            first = f", once {source / 'run.toml'} is moved to {self.folder}" * fetched_spec
+            raise RunError(f"{error}{first}; then restore it again") from error
+        if job is not None:
             place(self.folder, own_spec=fetched_job and not fetched_spec)
         else:
             render(self.folder, source)

@@ -55,6 +55,8 @@ def _samples(key: str, run: dict[str, Any]) -> list[str]:
 class Handler(http.server.BaseHTTPRequestHandler):
     """/metrics, and an error for anything else. Scrapes are not logged."""
 
+    timeout = 30.0  # seconds: of a client that sends nothing, each would keep a thread
+
     def do_GET(self) -> None:
         """Answer a scrape."""
         own = OWN.fullmatch(self.headers.get("Host", "localhost"))

@@ -251,6 +251,7 @@ class Cause:
     restart: bool = True
     may_return: bool = False  # restart all the same once the run has trained: what it needs was there
     at_once: bool = False  # use the ladder from the first failure on, not from the second
+    outside: bool = False  # use it only where the run would end otherwise
     advice: str = ""
     damages_memory: bool = False  # snapshots in memory that were written since then are not trusted
 

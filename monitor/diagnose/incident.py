@@ -20,8 +20,9 @@ from guards.reading import read_text
 from monitor.diagnose.causes import LORA_DAMAGED, Cause, Evidence, log_lines
 from monitor.phrases import PHASES, STATES, count, duration, moment, printable
 from monitor.process import platform
-from monitor.run_folder import RunFolder, read_json, typed
+from monitor.run_folder import RunFolder, read_json
 from monitor.state import Signals
+from runs.files import typed
 
 TAIL, WIDTH = 15, 200  # lines of the log in the report, characters of such a line
 RESTARTING = "the run is being restarted"

@@ -10,6 +10,7 @@ one only on purpose.
 import functools
 import hashlib
 import json
+import threading
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 TEXT = 300  # characters of a value that is shown
 LEFT_OUT = ("name", "trigger", "control_dir")  # of one LoRA, not of a kind of LoRA
 MAX_NAME, MAX_BYTES, MAX_TEMPLATES = 80, 200_000, 1000
+SAVING = threading.Lock()  # of two windows that save one name, the second is refused
 
 
 # Templates -----------------------------------------------------------------------------------------------------------
@@ -121,7 +123,7 @@ def save_template(name: object, values: Mapping[str, Any], replace: bool = False
     content = json.dumps({"name": text, "saved_at": saved_at, "values": _fields(values)}, indent=1)
     if len(content) > MAX_BYTES:
         raise RunError(f"The settings have more than {MAX_BYTES // 1000} kB; shorten the prompts")
-    with explained("save the template"):
+    with explained("save the template"), SAVING:
         folder().mkdir(parents=True, exist_ok=True)
         if path.exists() and not replace:
             raise RunError(f"A template named “{text}” exists already. Replace it, or choose another name")

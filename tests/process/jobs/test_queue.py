@@ -105,7 +105,8 @@ def test_a_run_elsewhere_does_not_vanish_from_the_queue(data, monkeypatch):
 
 def test_a_damaged_queue_is_an_empty_one(data):
     (folder,) = made(data, "a")
-    wrong = '{"entries": [{"run": "../x"}, {"run": 5}, {"run": "a", "sweep": 5}, {"x": 1}, 7], "taken": 3}'
+    entries = '[{"run": "../x"}, {"run": 5}, {"run": "a", "sweep": 5}, {"run": "a", "total": "x"}, {"x": 1}, 7]'
+    wrong = f'{{"entries": {entries}, "taken": 3}}'
     for text in ("", "{", '{"entries": 5}', wrong):
         (data / "outputs" / queue.FILE).write_text(text, encoding="utf-8")
         assert queue.read() == queue.Queue()

@@ -1,6 +1,7 @@
 """How a recovery answers a failure: what it records, changes, and when it ends the run, on real folders."""
 
 import time
+from dataclasses import replace
 
 import pytest
 from monitor_evidence import LORA, beat, crash, hang, saved_state
@@ -97,6 +98,19 @@ def test_the_second_failure_of_a_cause_changes_something(make_loop, trained, mon
     message = f"{other.incident.cause.title}; restarting in 5 s with all machines"
     assert result == Transition(State.PREEMPTED, message, code=6)
     assert len(asked) == 2, "what changes is decided on the first machine"
+
+
+def test_kills_from_outside_turn_no_samples_off_unless_the_run_would_end(make_loop, trained, monkeypatch):
+    change = {"name": "sampling_off", "sentence": "no samples", "patch": {}}
+    monkeypatch.setattr(next_attempt, "next_change", lambda run, ladder, keeps: change)
+    loop = make_loop()
+    for step in (10, 20, 30, 30, 30):
+        if step > loop.state.best_step:
+            loop.state.history, loop.state.best_step = History(), step
+        assert loop.state.changes == [], "the cause is not in the sampling"
+        evidence = replace(crash(phase="sample", signal=9), step=step)
+        assert recover(loop, trained(loop), evidence).state is State.BACKOFF
+    assert loop.state.changes == [change]
 
 
 @pytest.mark.parametrize(

@@ -243,11 +243,12 @@ def test_a_stop_ends_although_the_runs_folder_cannot_be_read_any_more(make_loop,
         (StoreView(lease=LeaseState.LOST, message="taken"), State.FAILED, 4, "taken"),
         (StoreView(lease=LeaseState.REFUSED, message="other"), State.FAILED, 4, "other"),
         (StoreView(error="late"), State.FAILED, 4, "the store s3://x cannot be reached (late); waited 900 s; start"),
+        (StoreView(), State.FAILED, 4, "the process that asks the store s3://x gave no answer; see monitor.log, or"),
     ],
 )
 def test_the_first_attempt_waits_for_the_store(make_loop, view, state, code, words):
     run = make_loop()
-    waited_s = 900 if view.error == "late" else 899
+    waited_s = 900 if state is State.FAILED else 899
     store = SimpleNamespace(poll=lambda: view, unreachable_s=lambda: waited_s, address="s3://x", admitted=False)
     result = supervisor.admission(run, store)
     assert (result.state, result.code) == (state, code) and result.message.startswith(words) and not store.admitted

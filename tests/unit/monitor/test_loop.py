@@ -1,5 +1,6 @@
 """What the loop does between two turns, and at the end of a run, without a training."""
 
+import errno
 import json
 import math
 import os
@@ -14,11 +15,11 @@ from monitor_evidence import beat, open_incident, saved_state
 from monitor_helpers import events
 
 from guards import step_requests
-from monitor import config, loop, recovery
+from monitor import config, loop, recovery, run_folder
 from monitor.diagnose.incident import RESTARTING, Incident
 from monitor.process import platform
 from monitor.recovery import Interrupted
-from monitor.state import Observation, RunState, Shutdown, State, Transition, read_status
+from monitor.state import Observation, RunState, Shutdown, State, Transition, is_abandoned, read_status
 
 END = config.load().end
 
@@ -243,6 +244,23 @@ def test_a_folder_that_takes_no_status_does_not_keep_a_run_from_its_end(make_loo
     assert run.run_until_final() == 0 and "cannot write" in capfd.readouterr().err
     assert RunState.load(run.folder).state is State.COMPLETED
     assert "error while closing" not in (run.folder.folder / "monitor.log").read_text()
+
+
+def test_a_full_disk_keeps_the_end_of_a_run_in_the_room_of_its_files(make_loop, monkeypatch):
+    """Else a run that the user has stopped looked interrupted, and was continued after a reboot."""
+    run = make_loop()
+    monkeypatch.setattr(run, "listen", lambda: None)
+    monkeypatch.setattr(loop, "ERROR_PAUSE_S", 0.0)
+    run.at = Transition(State.RUNNING, "a longer message " * 10)
+    assert run.state.save(run.folder) and run.write_status(force=True)
+    full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
+    monkeypatch.setattr(run_folder, "atomic_write", full)
+    run.turn = lambda run: Transition(State.STOPPED, "stopped at step 5")
+    assert run.run_until_final() == 3 and RunState.load(run.folder).state is State.STOPPED
+    status = read_status(run.folder.folder)
+    assert status["reason"] == "stopped at step 5" and not is_abandoned(status)
+    assert not run.folder.replace("status.json", "x" * 99_999), "half of it would be damaged"
+    assert read_status(run.folder.folder)["reason"] == "stopped at step 5"
 
 
 def test_an_attempt_is_watched_from_its_beginning_with_what_earlier_ones_took(make_loop, trained):

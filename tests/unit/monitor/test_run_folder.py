@@ -127,6 +127,8 @@ def test_the_job_decides_what_is_trained_and_the_file_what_it_costs(tmp_path):
     assert RunFolder(tmp_path).spec == {"name": "made", "rank": 8, "spend_limit": 5}
     (tmp_path / "run.toml").write_text("a = " + "[" * 50_000)  # too deep for its parser
     assert RunFolder(tmp_path).spec == {"name": "made", "rank": 8, "spend_limit": 1}
+    (tmp_path / "job.json").write_text(json.dumps({"spec": {"name": "made", "gpus": "one", "nodes": [2]}}))
+    assert RunFolder(tmp_path).spec == {"name": "made"} and machine_number(tmp_path, {NODE: "0"}) is None
 
 
 def test_an_event_is_kept_logged_and_passed_on_and_a_full_disk_is_said_once_a_line(tmp_path, capfd):

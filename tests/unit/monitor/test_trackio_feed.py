@@ -2,9 +2,11 @@
 
 import json
 import os
+import subprocess
 import sys
-from unittest.mock import Mock, call
+from unittest.mock import Mock, call, patch
 
+import pytest
 from hypothesis import given, settings, strategies as st
 
 import runs
@@ -12,6 +14,9 @@ from monitor import trackio_feed
 from monitor.process.platform import Lock
 from monitor.run_folder import RunFolder
 from runs import command
+from runs.paths import ROOT
+
+HANGS = "import time; time.sleep(600)"
 
 
 def test_the_known_values_of_each_new_step_are_logged_and_the_process_ends_after_the_run(tmp_path):
@@ -22,7 +27,9 @@ def test_the_known_values_of_each_new_step_are_logged_and_the_process_ends_after
     ):
         with (tmp_path / "metrics.jsonl").open("a") as file:
             file.writelines(json.dumps(line) + "\n" for line in lines)
-        trackio_feed.feed(tmp_path, tracker, poll_s=0.02, end_s=0.1)
+        with patch.object(trackio_feed, "atomic_write", wraps=trackio_feed.atomic_write) as written:
+            trackio_feed.feed(tmp_path, tracker, poll_s=0.02, end_s=0.1)
+        assert written.call_count == 1, "not again and again while nothing is new"
     assert tracker.log.call_args_list == [call({"loss": 1.0}, step=1), call({"lr": 0.1}, step=2)]
 
 
@@ -43,6 +50,18 @@ def test_one_process_logs_a_run_as_long_as_it_lives(tmp_path, monkeypatch):
     trackio.init().finish.assert_called_once_with()
     for lock in locks:
         lock.release()
+
+
+@pytest.mark.parametrize(("module", "said"), [("raise OSError('no port')", "no port. The run continues"), (HANGS, "")])
+def test_a_tracker_that_fails_or_hangs_ends_its_own_process_only(tmp_path, module, said):
+    (tmp_path / "trackio.py").write_text(module)
+    code = (
+        "import sys; from monitor import trackio_feed as f; f.START_S = 1.0; f.main(f.RunFolder(f.Path(sys.argv[1])))"
+    )
+    environ = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], env=environ, timeout=60, capture_output=True)
+    events = tmp_path / "events.jsonl"
+    assert said in (events.read_text() if events.exists() else "")
 
 
 def test_no_trainer_gets_the_option(data, tmp_path):

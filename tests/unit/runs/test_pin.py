@@ -1,5 +1,6 @@
 """A run's job stays pinned through moves, edits and updates; where a person edited its script, it is that script's."""
 
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -95,11 +96,17 @@ def ask(folder: Path, want: str, **more) -> dict:
     return next_attempt.respond(folder, {"want": want, **more})
 
 
-def test_a_damaged_job_is_an_error_that_render_corrects(tmp_path, data):
+def test_a_damaged_job_is_an_error_that_names_the_key_and_that_render_corrects(tmp_path, data):
     folder = folder_of(tmp_path)
-    (folder / "job.json").write_text('{"commands": []}')
-    with pytest.raises(runs.RunError, match="job.json cannot be read: .*python -m runs render my-lora"):
-        pinned(folder)
+    good = json.loads((folder / "job.json").read_text())
+    wrong = [({key: value}, key) for key in good for value in (None, 5, [5])]
+    wrong += [({"spec": good["spec"] | {key: [5]}}, key) for key in ("name", "backend", "nodes", "secrets", "edited")]
+    wrong += [({"spec": good["spec"] | {"backend": "gone"}}, "spec.backend"), ({"places": {"run": "/x"}}, "'root'")]
+    wrong += [({"commands": commands}, key) for commands, key in (([], "commands"), ([{}], "'flags'"))]
+    for change, key in [*wrong, ({"dataset": {"a": None}}, "TOML")]:
+        (folder / "job.json").write_text(json.dumps(good | change))
+        with pytest.raises(runs.RunError, match=f"job.json cannot be read: .*{key}.*python -m runs render my-lora"):
+            pinned(folder)
     assert call("runs", "render", "my-lora").returncode == 0 and pinned(folder).flags
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import sys
 from pathlib import Path
 from unittest import mock
 
@@ -52,6 +53,32 @@ def test_a_later_run_of_the_same_name_does_not_see_the_files_of_the_first(data, 
     assert not first.exists(), "what a run that is gone left behind is removed"
     manage.delete("cat", idle)
     assert not second.parent.exists(), "as by deleting the run"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="limits of a process")
+def test_a_full_disk_does_not_make_the_files_of_a_run_those_of_one_that_is_gone(data, place):
+    import resource
+
+    folder = made(data)
+    local = locally(folder)
+    (local / "cat.safetensors").write_text("not copied yet")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        with pytest.raises(OSError):
+            staging.prepare(folder)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert Path(os.fsdecode((local.parent / staging.OWNER).read_bytes())) == folder
+    (local.parent / staging.OWNER).write_bytes(b"")  # by an earlier version
+    assert staging.prepare(folder) == local and (local / "cat.safetensors").read_text() == "not copied yet"
+
+
+def test_the_name_of_the_folder_outlives_a_power_cut(data, place, monkeypatch):
+    folder, synced, fsync = made(data), [], os.fsync
+    (folder / staging.ID).unlink(missing_ok=True)
+    monkeypatch.setattr(os, "fsync", lambda handle: (synced.append(os.fstat(handle).st_size), fsync(handle)))
+    assert len(staging.identity(folder)) in synced, "an empty file would name another folder"
 
 
 def test_a_run_on_a_stick_without_hard_links_can_use_the_local_folder(data, place, monkeypatch):

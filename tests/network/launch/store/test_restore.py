@@ -4,12 +4,15 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import shutil
 import time
 
+import numpy as np
 import pytest
 from PIL import Image
-from runs_helpers import contents
+from runs_helpers import call, contents
+from safetensors.numpy import save_file
 from store_helpers import add_state, belonging, held, log, make_run
 
 import runs
@@ -19,6 +22,7 @@ from launch.store.places import StoreError
 from launch.store.restore import restore
 from runs import pin, scripts
 from runs.paths import datasets_dir, outputs_dir
+from runs.results import loras
 
 
 def test_an_empty_machine_gets_the_run_as_it_was(run, place, other, tmp_path):
@@ -53,6 +57,17 @@ def test_damaged_files_of_the_monitor_and_the_spec_keep_no_checkpoint_from_comin
     monkeypatch.setattr("launch.store.restore.SPEC_BYTES", 9)
     with pytest.raises(StoreError, match=r"run/\w+\.\w+ has \d+ bytes; put an intact copy there"):
         restore(place, run.name)
+
+
+def test_a_damaged_job_is_named_with_its_key_and_what_makes_it_again(run, place, other):
+    (run / "job.json").write_text((run / "job.json").read_text().replace('"gpus": 1', '"gpus": "one"'))
+    Copier(place, run, held(place)).push()
+    here = other() / run.name
+    with pytest.raises(runs.RunError, match=r"job\.json .*: gpus: 'one' is not of type int; make .*render") as said:
+        restore(place, run.name)
+    shutil.move(*re.search(r"once (\S+) is moved to (\S+); then restore it again", str(said.value)).groups())
+    assert call("runs", "render", run.name).returncode == 0
+    assert restore(place, run.name).step == 10 and pin.pinned(here).spec["gpus"] == 1
 
 
 def test_a_restore_that_is_killed_is_repeated_and_keeps_what_it_fetched(run, place, other, monkeypatch):
@@ -136,11 +151,59 @@ def test_an_edit_of_the_spec_or_of_a_caption_here_is_kept_and_an_older_one_repla
     assert [(data / name).read_text() for name in ("0.txt", "1.txt")] == ["written by hand", "from home"]
     os.utime(here / "run.toml", (1e9, 1e9))
     other("home")
+    runs.train_longer(run, 777)
     add_state(run, 30)
     copier.push()
     other()
     assert restore(place, run.name).step == 30
-    assert runs.load(here).epochs != 999
+    assert runs.load(here).epochs == 777
+
+
+@pytest.mark.parametrize("hours", [-5, 5])
+def test_which_machine_has_edited_the_run_does_not_depend_on_their_clocks(run, place, copier, other, hours):
+    """hours: by which the clock of the other machine is wrong."""
+
+    def restored_after(step: int) -> None:
+        other("home")
+        add_state(run, step), copier.push()
+        other()
+        assert restore(place, run.name).step == step
+
+    here = other() / run.name
+    restore(place, run.name)
+    runs.train_longer(here, 999)
+    os.utime(here / "run.toml", (time.time() + 3600 * hours,) * 2)
+    restored_after(20)
+    assert runs.load(here).epochs == 999, "it was edited here, and not there"
+    Copier(place, here, copier.lease).push()
+    other("home")
+    runs.train_longer(run, 1200)
+    restored_after(30)
+    assert runs.load(here).epochs == 1200, "it was edited there, and not here"
+    other("home")
+    runs.train_longer(run, 1500), copier.push()
+    other()
+    assert restore(place, run.name).files == 0, "this machine is as far, and keeps what it has"
+    restored_after(40)
+    assert runs.load(here).epochs == 1500
+
+
+def test_a_lora_of_more_steps_than_the_stores_is_kept_under_another_name(run, place, copier, other):
+    """Whatever step the manifest says: its state and its LoRA need not be of the same time."""
+
+    def lora(folder, steps):
+        save_file({"a": np.ones(4, np.float32)}, folder / f"{run.name}.safetensors", {"ss_steps": str(steps)})
+
+    here = other() / run.name
+    restore(place, run.name)
+    for step, steps in ((20, 5), (30, 40)):
+        lora(here, steps)
+        other("home")
+        lora(run, 10), add_state(run, step), copier.push()
+        other()
+        restore(place, run.name)
+        found = {one.path.name.removeprefix(run.name): one.step for one in loras(here) if one.step}
+        assert found == {".safetensors": 10} | ({"-step00000040.safetensors": 40} if steps == 40 else {})
 
 
 def test_the_same_spec_takes_the_stores_checkpoint_and_another_run_of_its_name_is_not_mixed_in(

@@ -48,5 +48,6 @@ def test_metrics_are_served_on_this_machine_only_and_other_paths_say_so(tmp_path
         asked = urllib.request.Request(f"http://127.0.0.1:{port}/metrics", headers={"Host": host})
         with contextlib.nullcontext() if served else pytest.raises(urllib.error.HTTPError, match="403: .*localhost"):
             urllib.request.urlopen(asked, timeout=10).close()
+    assert 0 < (metrics.Handler.timeout or 0) <= 60, "a client that sends nothing keeps no thread"
     listening = [c.laddr.ip for c in psutil.Process(process.pid).net_connections() if c.status == "LISTEN"]
     assert listening == ["127.0.0.1"]

@@ -3,13 +3,15 @@ import names each change of the form, and changes nothing before it is used."""
 
 import errno
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from configure_helpers import DRAFT, FORM
 from draft_helpers import drawn, photo
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from runs.files import RunError
+from runs.files import RunError, atomic_write
 from ui.dataset import draft
 from ui.new import form, templates
 
@@ -33,6 +35,19 @@ def test_a_name_that_is_taken_is_replaced_only_on_purpose():
     assert templates.values_of(first["key"])["rank"] == 24
     assert templates.save_template("A", {**VALUES, "rank": 2}, replace=True) == first and len(templates.listing()) == 1
     assert templates.values_of(first["key"])["rank"] == 2
+
+
+def test_of_two_windows_that_save_one_name_at_the_same_time_one_is_refused(monkeypatch):
+    def slow(path, content):
+        time.sleep(0.3)
+        atomic_write(path, content)
+
+    monkeypatch.setattr(templates, "atomic_write", slow)
+    with ThreadPoolExecutor() as windows:
+        saving = [windows.submit(templates.save_template, "A", {**VALUES, "rank": rank}) for rank in (1, 2)]
+    (refused,) = filter(None, (one.exception() for one in saving))
+    (saved,) = (rank for rank, one in zip((1, 2), saving, strict=True) if not one.exception())
+    assert "exists already" in str(refused) and templates.values_of(own()[0]["key"], {})["rank"] == saved
 
 
 def test_a_template_that_a_full_disk_does_not_take_leaves_its_name_free(monkeypatch):
