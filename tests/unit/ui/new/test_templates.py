@@ -47,7 +47,7 @@ def test_of_two_windows_that_save_one_name_at_the_same_time_one_is_refused(monke
         saving = [windows.submit(templates.save_template, "A", {**VALUES, "rank": rank}) for rank in (1, 2)]
     (refused,) = filter(None, (one.exception() for one in saving))
     (saved,) = (rank for rank, one in zip((1, 2), saving, strict=True) if not one.exception())
-    assert "exists already" in str(refused) and templates.values_of(own()[0]["key"], {})["rank"] == saved
+    assert "exists already" in str(refused) and templates.values_of(templates.listing()[0]["key"])["rank"] == saved
 
 
 def test_a_template_that_a_full_disk_does_not_take_leaves_its_name_free(monkeypatch):
