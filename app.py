@@ -23,7 +23,7 @@ import time
 from collections.abc import Iterator
 from importlib import metadata, util
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from presets import PresetError
 from runs.files import RunError
@@ -257,9 +257,10 @@ def _listen(app: "ASGIApp", host: str, port: int) -> None:
     """
     import uvicorn
 
-    config = uvicorn.Config(
-        app, host, port, log_level="warning", access_log=False, server_header=False, ws="none"
-    )  # an access log would have the addresses with the token
+    # An access log would have the addresses with the token. backlog: where no file can be opened any more, asyncio prints so
+    # many errors a second; with 2048, clients that connect and say nothing fill the disk.
+    quiet: dict[str, Any] = {"log_level": "warning", "access_log": False, "server_header": False, "backlog": 32}
+    config = uvicorn.Config(app, host, port, ws="none", **quiet)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, name="server", daemon=True)
     thread.start()

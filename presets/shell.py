@@ -8,12 +8,13 @@ the value None.
 
 import bisect
 import re
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from presets.syntax import UNKNOWN, Command, Word
+from presets.syntax import UNKNOWN, Command, Filled, Word
 from presets.tables import PresetError
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class Bash:
     text: str
     variables: dict[str, str | None] = field(default_factory=dict)
     arrays: dict[str, list[str]] = field(default_factory=dict)  # the items with their marks
+    filled: Filled = field(default_factory=Filled)
 
     def commands(self) -> list[Command]:
         """All commands, in the order of the script. Raises: PresetError when it cannot be parsed in time."""
@@ -172,6 +174,7 @@ class Bash:
         """The value of an expansion, with its marks."""
         name = re.fullmatch(r"\$\{?([A-Za-z_]\w*)\}?", written)
         value = self.variables.get(name[1]) if name and name[1] not in self.unsure else None
+        self.filled(value or "")
         if not quoted and value is not None and not re.search(r"[*?\[]", value):
             return re.sub(r"\s+", SPACE, value)
         many = not quoted or re.fullmatch(r"\$(@|\{@\}|\{\w+\[@\]\})", written)
@@ -182,6 +185,7 @@ class Bash:
         if not array or array[2] not in self.arrays:
             return None if MANY in marked else _values(marked)
         items = self.arrays[array[2]]
+        self.filled("".join(items))
         values = [value for item in items for value in _values(item)]
         if any(MANY in item for item in items) or (array[1] and array[3] == "*" and len(items) != 1):
             return None
@@ -222,7 +226,8 @@ def unescaped(found: re.Match[str]) -> str:
     octal, byte, point, other = found.groups()
     if other is not None:
         return ANSI.get(other, other)
-    return chr(int(octal, 8) if octal else int(byte or point, 16))
+    code = int(octal, 8) if octal else int(byte or point, 16)
+    return chr(code) if code < 0xD800 or 0xDFFF < code <= sys.maxunicode else "\ufffd"
 
 
 def _expansions(nodes: "list[Node]") -> Iterator[tuple[int, int]]:

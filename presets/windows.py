@@ -6,8 +6,9 @@ Windows does it, in two passes: cmd replaces variables and carets, then the prog
 """
 
 import re
+from collections import Counter
 
-from presets.syntax import UNKNOWN, Command, Word
+from presets.syntax import UNKNOWN, Command, Filled, Word
 
 CMD = re.compile(
     r"""(?P<next>\^\r?(?:\n|\Z)) | \^(?P<caret>.) | %%(?P<loop>\w?) | %(?P<name>\w+)%
@@ -18,7 +19,7 @@ CMD = re.compile(
 CMD_REMARK = re.compile(r"[ \t@(]*(?:rem(?=[ \t\r\n^]|$)|:)[^\n]*", re.IGNORECASE)
 CMD_SET = re.compile(r'[ \t@]*set[ \t]+(?!/)(")?(\w+)=((?(1)[^"\n]*|[^\n&|]*))(?(1)")', re.IGNORECASE)
 CMD_SETS = re.compile(r'\bset[ \t]+(?:/[ap][ \t]+)?"?(\w+)=', re.IGNORECASE)
-CMD_LOOPS = re.compile(r"\bfor\b[^\n]*?%%(\w)", re.IGNORECASE)
+CMD_LOOPS = re.compile(r"\bfor\b[^\n]{0,200}?%%(\w)", re.IGNORECASE)
 INTO = "\1"  # the next word is the target of a redirection
 Char = tuple[str, int, int]  # what the program gets, and the text from which it comes
 
@@ -36,19 +37,19 @@ PS_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "a": "\a", "b": "\b", 
 
 def _once(pattern: re.Pattern[str], text: str) -> set[str]:
     """The variables that a script sets in one place."""
-    names = [name.lower() for name in pattern.findall(text)]
-    return {name for name in names if names.count(name) == 1}
+    found = Counter(name.lower() for name in pattern.findall(text))
+    return {name for name, count in found.items() if count == 1}
 
 
 def batch(text: str) -> list[Command]:
     """The commands of a batch file, in order."""
     once, loops, variables = _once(CMD_SETS, text), set(CMD_LOOPS.findall(text)), dict[str, str]()
-    out, line, depth, quoted = list[Command](), list[Char](), 0, False
+    out, line, depth, quoted, filled = list[Command](), list[Char](), 0, False, Filled()
     # looked: from the space before, which is passed over; head: the first five characters of the line's words
     at, start, looked, head = int(text.startswith("\ufeff")), True, False, ""
 
     def known(name: str | None) -> str:
-        return variables.get((name or "").lower(), UNKNOWN)
+        return filled(variables.get((name or "").lower(), UNKNOWN))
 
     while at < len(text):
         if start and not looked and (found := CMD_REMARK.match(text, at) or CMD_SET.match(text, at)):
@@ -119,11 +120,15 @@ def powershell(text: str) -> list[Command]:
     out, command = list[Command](), Command([])
     at, start, begin, target = int(text.startswith("\ufeff")), True, 0, False
     word: str | None = None
+    filled = Filled()
 
-    def filled(found: re.Match[str]) -> str:
+    def known(name: str | None) -> str:
+        return filled(variables.get((name or "").lower(), UNKNOWN))
+
+    def in_quotes(found: re.Match[str]) -> str:
         if found[1] or found[2]:
             return PS_ESCAPES.get(found[1], found[1]) if found[1] else '"'
-        return variables.get((found[3] or "").lower(), UNKNOWN)
+        return known(found[3])
 
     while at <= len(text):
         if start and (found := PS_SET.match(text, at)):
@@ -144,9 +149,9 @@ def powershell(text: str) -> list[Command]:
         elif kind != "skip":
             value = piece[kind]
             if kind == "name":
-                value = variables.get(value.lower(), UNKNOWN)
+                value = known(value)
             elif kind in ("double", "single"):
-                value = PS_FILLED.sub(filled, value) if kind == "double" else value.replace("''", "'")
+                value = PS_FILLED.sub(in_quotes, value) if kind == "double" else value.replace("''", "'")
             elif kind in ("odd", "escaped"):
                 value = UNKNOWN if kind == "odd" else PS_ESCAPES.get(value, value)
             many = kind in ("name", "odd") and value == UNKNOWN and (word is None or piece[0] == ",")

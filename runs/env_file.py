@@ -222,7 +222,7 @@ _QUOTED = r"""\$?'[^'\n]*'|"[^"\n]*\""""
 _ASSIGNED = re.compile(rf"""(?<![\w$%-])(?P<name>[A-Za-z_]\w*)=(?P<value>(?:{_QUOTED}|[^\s;&|<>()"'`])+)""")
 _BATCH_SET = re.compile(r"""(?im)^(?P<head>[ \t@]*set[ \t]+")(?P<name>[A-Za-z_]\w*)=(?P<value>[^"\r\n]*)(?=")""")
 _FLAGGED = re.compile(
-    rf"""--(?P<name>[A-Za-z_][\w-]*)(?:=|[ \t]+|[ \t]*[\\^]\r?\n[ \t]*)(?P<value>(?:{_QUOTED}|[^\s;&|<>()"'`\\^-])(?:{_QUOTED}|[^\s;&|<>()"'`])*)"""
+    rf"""(?<![\w-])--(?P<name>[A-Za-z_][\w-]*)(?:=|[ \t]+|[ \t]*[\\^]\r?\n[ \t]*)(?P<value>(?:{_QUOTED}|[^\s;&|<>()"'`\\^-])(?:{_QUOTED}|[^\s;&|<>()"'`])*)"""
 )
 _PIECES = re.compile(rf"""{_QUOTED}|(?:(?!\$')[^'"])+""")
 _WRITTEN = {

@@ -22,7 +22,8 @@ from runs.foreign_settings import TABLES, Settings, number, shown, tables
 
 GUI, JOB = TABLES["kohya_ss"], TABLES["ai_toolkit"]
 MAX_BYTES = 1_000_000  # of one file
-DEEP_KEY = re.compile(r"""(?<![\w"'-])(?:[\w"'-]++[ \t]*+\.[ \t]*+){300}""")  # a.a.a… = 1
+# a.a.a… = 1, with or without quotes
+DEEP_KEY = re.compile(r"""(?<![\w"'\\-])(?:(?:[\w-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){100}""")
 MAX_SCRIPT = 64_000  # of a script or YAML, which take longer to read; FluxGym's have 3 kB
 MAX_FILES = 10
 OFF = (None, "", False)  # values that a file can hold for a setting that is off
@@ -158,6 +159,9 @@ def _read_table(out: Settings, name: str, text: str) -> bool:
         if kind == "YAML" and any(isinstance(one, yaml.AliasEvent) for one in yaml.parse(text, yaml.SafeLoader)):
             raise ValueError("it has references, such as *name, of which a few can fill all memory; write them out")
         table = parse(text)
+        json.dumps(
+            table, ensure_ascii=False, default=str
+        ).encode()  # not half a character, nor a number of 5,000 digits
     except (yaml.YAMLError, ValueError, TypeError, OverflowError) as error:
         if kind == "TOML" and not name.lower().endswith(".toml") and not re.match(r"\s*(\[|[A-Za-z_]+ *= )", text):
             return False

@@ -9,6 +9,7 @@ import gradio as gr
 from guards import reading
 from runs.paths import ROOT, START
 from ui import doctor_page, scripts
+from ui.html import esc
 from ui.new import form, new_lora
 from ui.run import fleet_page, run_page, view
 from ui.run.fold import QUIET
@@ -113,6 +114,13 @@ class Page(gr.Blocks):
             if reading.commit(ROOT) == VERSION:
                 raise
             raise gr.Error(UPDATED) from error
+
+    async def process_api(self, *args: Any, **kwargs: Any) -> Any:
+        """What an event sends. Gradio shows the text of an error as markup, and it can be that of a file or of its name."""
+        try:
+            return await super().process_api(*args, **kwargs)
+        except Exception as error:
+            raise gr.Error(esc(getattr(error, "message", error))) from error
 
     def get_config_file(self) -> Any:
         """The config without the digests of the components' classes, which Gradio needs only for components of other

@@ -52,6 +52,11 @@ def build(title: str, elem_id: str, selected: gr.State, draw: Callable[[Path], N
     return opened(selected, title, elem_id, drawn)
 
 
+def of_run(folder: Path, elem_id: str) -> dict[str, Any]:
+    """For a component that may have no value: Gradio (6.31) leaves that of the run before in it, but for another key."""
+    return {"elem_id": elem_id, "key": (elem_id, folder.name), "preserved_by_key": None}
+
+
 def line(label: str, info: str | None = None, **more: Any) -> gr.Textbox:
     """A field of one line. It says that it is interactive: Gradio knows of those in the page's first config only."""
     return gr.Textbox(label=label, info=info, lines=1, max_lines=1, interactive=True, **more)

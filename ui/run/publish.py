@@ -69,7 +69,9 @@ def draw(folder: Path) -> None:
 
     # interactive=True: Gradio finds out by the page's first config which fields can be edited, and these are not in it.
     def add(kind: Callable[..., Any], key: str, value: Any, label: str, info: str, **more: Any) -> None:
-        fields[key] = kind(value=value, label=label, info=info, interactive=True, elem_id=f"publish-{key}", **more)
+        fields[key] = kind(
+            value=value, label=label, info=info, interactive=True, **fold.of_run(folder, f"publish-{key}"), **more
+        )
 
     files = [(f"{one['name']} ({one['at']}, {one['bytes'] / 1e6:.1f} MB)", one["name"]) for one in known["loras"]]
     licence, licences = known["licence"] or None, [(label, key) for key, label in known["licences"].items()]

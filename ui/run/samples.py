@@ -96,11 +96,17 @@ def draw(folder: Path) -> None:
         with gr.Row(elem_classes="hp-fields"):
             one, two = (
                 gr.Dropdown(
-                    value=value, label=label, interactive=True, elem_id=f"samples-{label}", **_choices(found, value)
+                    value=value,
+                    label=label,
+                    interactive=True,
+                    **fold.of_run(folder, f"samples-{label}"),
+                    **_choices(found, value),
                 )
                 for label, value in zip(("Left", "Right"), pair or (None, None), strict=True)
             )
-        slider = gr.ImageSlider(pair, type="filepath", label="Left and right", elem_id="samples-slider", **PLAIN)
+        slider = gr.ImageSlider(
+            pair, type="filepath", label="Left and right", **fold.of_run(folder, "samples-slider"), **PLAIN
+        )
     with gr.Tab("Vote", id="vote", elem_id="samples-vote"):
         _vote(folder, head, timer)
     best = gr.Dropdown(

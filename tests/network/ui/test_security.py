@@ -4,6 +4,7 @@ import contextlib
 import http.client
 import json
 import socket
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import psutil
@@ -187,6 +188,20 @@ def test_an_upload_whose_browser_leaves_in_the_middle_is_removed(server):
         connection.sendall(f"{head}Content-Length: 9999\r\n\r\n{part}half".encode())
         until(lambda: uploads(server) != before, "the upload has begun")
     until(lambda: uploads(server) == before, "what came of it is removed")
+
+
+@pytest.mark.skipif(not hasattr(psutil.Process, "rlimit"), reason="only Linux limits another process")
+def test_connections_that_say_nothing_fill_no_disk(tmp_path):
+    with serving(tmp_path / "data") as one, contextlib.ExitStack() as held:
+        process = psutil.Process(one.process.pid)
+        process.rlimit(psutil.RLIMIT_NOFILE, (process.num_fds() + 20, process.rlimit(psutil.RLIMIT_NOFILE)[1]))
+        for _ in range(40):
+            held.enter_context(socket.create_connection(("127.0.0.1", one.port), timeout=PATIENCE_S))
+        until(lambda: "Too many open files" in one.log.read_text(), "no connection is accepted any more")
+        time.sleep(3)
+        assert one.log.stat().st_size < 500_000
+        held.close()
+        until(lambda: ask(one, "GET", "/healthz")[0] == 200, "it answers again")
 
 
 def test_an_event_arrives_while_its_answer_goes_on(server):

@@ -96,6 +96,11 @@ def test_an_empty_variable_is_no_word_and_a_number_before_a_redirection_none():
     assert [word.value for word in commands(text, "sh")[-1].words] == ["program", "a", "", "b", "c"]
 
 
+def test_an_escape_that_is_no_character_is_shown_as_such():
+    (command,) = commands(r"program $'\x41\ud800\U110000\UFFFFFFFF'", "sh")
+    assert command.words[1].value == "A\ufffd\ufffd\ufffd"
+
+
 def test_text_that_the_parser_cannot_finish_is_refused(monkeypatch):
     monkeypatch.setattr(shell, "PARSE_S", 0.2)
     with pytest.raises(PresetError, match="cannot be read within 0.2 s"):

@@ -2,9 +2,11 @@
 
 import re
 
+import pytest
 from hypothesis import example, given, settings, strategies as st
 from lint_corpus import lint
 
+from presets import PresetError
 from presets.training import commands
 
 
@@ -23,6 +25,19 @@ def test_a_variable_that_is_not_set_at_the_top_level_alone_is_unknown():
         first = next(line for line in text.splitlines() if line.endswith(("=1", '= "1"')))
         plain = f"{first}\n{text.splitlines()[-1]}"
         assert [word.value for word in commands(plain, language)[-1].words] == ["program", "1"]
+
+
+def test_variables_that_grow_without_end_are_refused():
+    long = "x" * 60_000
+    for language, text in (
+        ("sh", "X=x\n" + "X=$X$X\n" * 24),
+        ("sh", f"X=({long})\nprogram " + '"${X[@]}" ' * 20),
+        ("cmd", "set X0=x\n" + "".join(f"set X{n + 1}=%X{n}%%X{n}%\n" for n in range(24))),
+        ("cmd", f"set X={long}\nprogram " + "%X%" * 20),
+        ("ps", f'$X = "{long}"\nprogram ' + '"$X" ' * 20),
+    ):
+        with pytest.raises(PresetError, match="more than 1,000,000 characters"):
+            commands(text, language)
 
 
 @settings(max_examples=150, deadline=None)

@@ -45,7 +45,7 @@ def test_batch_files_are_read_and_a_long_line_in_a_moment():
     assert ["program", "second"] in found and ["program", "third"] in found
     places = next(c for c in commands(BATCH, "cmd") if c.words[0].value == "call").words
     assert BATCH[places[5].start : places[5].end] == '"%NAME%"'
-    for long in ("a " * 9000, " " * 18_000, "\\" * 30_000):
+    for long in ("a " * 9000, " " * 18_000, "\\" * 30_000, "for " * 15_000):
         started_s = time.process_time()
         commands(long, "cmd")
         assert time.process_time() - started_s < 1.5

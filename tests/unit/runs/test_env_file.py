@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
 import zipfile
 from pathlib import Path
 
@@ -292,6 +293,12 @@ def test_a_secret_is_found_however_a_script_writes_it(written):
 def test_a_secret_with_escapes_or_quotes_inside_is_what_the_shell_makes_of_it(written):
     text, found = env_file.of_script(written)
     assert found == {"WANDB_API_KEY": "abcAdefghijkl!"} and "ijkl" not in text
+
+
+def test_a_script_of_dashes_is_read_in_a_moment():
+    began_s = time.process_time()
+    assert env_file.of_script("--a" * 5000) == ("--a" * 5000, {})
+    assert time.process_time() - began_s < 1
 
 
 @pytest.mark.parametrize("written", [

@@ -60,7 +60,11 @@ def test_what_cannot_be_imported_says_why():
         ("x" * (MAX_SCRIPT + 1), "larger than"),
         ('{"LoRA_type": ' + "[" * 20000, "nested too deeply"),
         ("a" + ".a" * 100_000 + " = 1", "nested too deeply"),  # it took tomllib all memory
+        ('"a b".' * 9000 + "a = 1", "nested too deeply"),
         ("config: " + "[" * 60_000, "nested too deeply"),  # and PyYAML minutes
+        ('{"LoRA_type": "\\ud800"}', "not valid JSON"),  # half a character, which no answer can hold
+        (f"config: {{process: 0x{'f' * 5000}}}", "not valid YAML"),  # nor such a number
+        ("a=x\n" + "a=$a$a\n" * 24 + "python flux_train_network.py --x $a", "more than 1,000,000 characters"),
     ):
         with pytest.raises(RunError) as error:
             imported(("", text))

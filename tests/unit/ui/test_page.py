@@ -34,6 +34,18 @@ def test_a_skipped_output_makes_no_component_anew(monkeypatch):
     assert shown[0] == skipped and shown[1]["value"] == "Stop" and made
 
 
+def test_an_error_is_shown_as_text():
+    def press() -> None:
+        raise ValueError("<img src=x>")
+
+    with Page(analytics_enabled=False) as page:
+        gr.Button("Start").click(press)
+    event = next(iter(page.default_config.fns.values()))
+    with pytest.raises(gr.Error) as error:
+        asyncio.run(asyncio.wait_for(page.process_api(event, []), WAIT_S))
+    assert error.value.message == "&lt;img src=x&gt;"
+
+
 def test_a_press_after_an_update_says_what_to_do(monkeypatch):
     def press() -> None:
         raise ImportError("cannot import name 'newer'")

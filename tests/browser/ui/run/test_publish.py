@@ -1,9 +1,9 @@
-"""A LoRA is published from the page: cancelled, and begun again."""
+"""A LoRA is published from the page: cancelled, and begun again; its licence is never that of another run."""
 
 from hub_repo_server import TOKEN, serving_hub
 from runs_helpers import sources
-from ui_helpers import lora_file, photos, serving
-from ui_page import a_tab, show_run
+from ui_helpers import lora_file, photos, serving, write_run
+from ui_page import a_tab, open_page, show_run, until
 from ui_requests import files_with
 
 import runs
@@ -38,3 +38,15 @@ def test_a_lora_is_published_with_what_was_typed(browser, data, tmp_path):
     assert repo.private and len(repo.commits) == 1 and b"typed in the browser" in repo.files["README.md"]
     assert repo.files["cup.safetensors"][-100:] == lora.read_bytes()[-100:], "its weights"
     assert files_with(TOKEN, data) == []
+
+
+def test_a_model_without_a_known_licence_does_not_get_that_of_the_run_before(tab, server):
+    open_page(tab, server)
+    for model, licence in (("sdxl", "CreativeML Open RAIL++-M"), ("tiny-flux", "")):
+        folder = write_run(server.data, f"of {model}", "completed")
+        (folder / "run.toml").write_text(f'name = "of {model}"\nmodel = "{model}"\nbackend = "diffusers"\n')
+        lora_file(folder / f"{folder.name}.safetensors", 4)
+        show_run(tab, server, folder.name)
+        tab.get_by_role("button", name="Publish on Hugging Face").click()
+        tab.locator(f"#publish-fold [data-drawn-for='{folder.name}']").wait_for(state="attached")
+        until(lambda licence=licence: tab.locator("#publish-licence input").input_value() == licence, licence)

@@ -3,9 +3,9 @@
 import shutil
 
 from ui_helpers import lora_file, photos, write_run
-from ui_page import assert_accessible, until
+from ui_page import assert_accessible, open_page, show_run, until
 
-from ui.run import blind_vote
+from ui.run import blind_vote, samples
 
 HOSTILE = "a <b>dog</b><img src=x onerror=alert(1)>"
 
@@ -65,3 +65,20 @@ def test_samples_are_shown_compared_and_voted_on(tab, server):
     lora.filter(has_text="Step 16").wait_for()
     until(lambda: lora.count() == 1, "one LoRA is picked")
     assert blind_vote.picked(folder) == 16
+
+
+def test_a_run_without_samples_shows_none_of_the_run_before(tab, server):
+    folder, _ = (write_run(server.data, name, state="completed") for name in ("with samples", "without samples"))
+    (folder / "sample").mkdir()
+    for step in (8, 16):
+        name = f"{folder.name}_{step:06}_00_20260101120000_42.png"
+        shutil.copy(photos("coffee.png")[0], folder / "sample" / name)
+    open_page(tab, server)
+    for run, count in ((folder.name, 2), ("without-samples", 0)):
+        show_run(tab, server, run)
+        tab.locator("#samples-fold button.label-wrap").first.click()
+        tab.locator(f"#samples-fold [data-drawn-for='{run}']").wait_for(state="attached")
+        tab.get_by_role("tab", name="Compare two").click()
+        until(lambda count=count: tab.locator("#samples-slider img").count() == count, "its pictures")
+    tab.wait_for_timeout(samples.TICK_S * 1500)  # what the part asks for by itself
+    assert tab.locator(".toast-body").all_inner_texts() == []
