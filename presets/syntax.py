@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from presets.tables import PresetError
 
 UNKNOWN = "\0"
-MOST_FILLED = 1_000_000  # characters
 
 
 @dataclass(frozen=True)
@@ -27,17 +26,17 @@ class Word:
         return None if UNKNOWN in self.shape else self.shape
 
 
+@dataclass
 class Filled:
     """Counts what the variables of a script are replaced by: 40 lines such as `a=$a$a` would take all memory."""
 
-    def __init__(self) -> None:
-        self.left = MOST_FILLED
+    left: int = 1_000_000  # characters
 
     def __call__(self, value: str) -> str:
         """The value. PresetError: the values are longer together than any script needs."""
         self.left -= len(value)
         if self.left < 0:
-            raise PresetError(f"its variables stand for more than {MOST_FILLED:,} characters")
+            raise PresetError("its variables stand for more than a million characters")
         return value
 
 

@@ -159,9 +159,8 @@ def _read_table(out: Settings, name: str, text: str) -> bool:
         if kind == "YAML" and any(isinstance(one, yaml.AliasEvent) for one in yaml.parse(text, yaml.SafeLoader)):
             raise ValueError("it has references, such as *name, of which a few can fill all memory; write them out")
         table = parse(text)
-        json.dumps(
-            table, ensure_ascii=False, default=str
-        ).encode()  # not half a character, nor a number of 5,000 digits
+        # Half a character and a number of 5,000 digits can be read, but not written.
+        json.dumps(table, ensure_ascii=False, default=str).encode()
     except (yaml.YAMLError, ValueError, TypeError, OverflowError) as error:
         if kind == "TOML" and not name.lower().endswith(".toml") and not re.match(r"\s*(\[|[A-Za-z_]+ *= )", text):
             return False
