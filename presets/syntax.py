@@ -36,7 +36,7 @@ class Filled:
         """The value. PresetError: the values are longer together than any script needs."""
         self.left -= len(value)
         if self.left < 0:
-            raise PresetError("its variables stand for more than a million characters")
+            raise PresetError("its variables stand for more than 1,000,000 characters")
         return value
 
 
