@@ -332,6 +332,21 @@ def test_a_training_is_shown_with_its_progress_and_what_it_uses(running, clock):
     assert len((folder / "metrics.jsonl").read_text().splitlines()) == 4
 
 
+def test_a_training_that_resumes_is_shown_with_the_loss_and_the_epoch_of_the_step_before(running):
+    """Also by a new monitor. At the end of the run no step follows."""
+    running.write_status()
+    running.view = Observation(0.0, 0.0, (beat(0, 0, count=0, loss=math.nan),))
+    for resumed_step, status, known in (
+        (8, running.status, (2, 0.1)),
+        (8, loop.StatusWriter(running, None), (2, 0.1)),
+        (0, running.status, (0, None)),
+    ):
+        running.state.resumed_step = resumed_step
+        status.write(force=True)
+        shown = read_status(running.folder.folder)
+        assert (shown["step"], shown["epoch"], shown["loss"]) == (resumed_step, *known)
+
+
 def test_a_run_that_has_not_begun_shows_where_it_resumes(make_loop):
     run = make_loop('store = "s3://x"\nnodes = 2\n', machine=0)
     run.state.resumed_step = 8
