@@ -26,7 +26,7 @@ from monitor import config, gpu, recovery
 from monitor.attempt import Attempt, Unkillable, kill_processes
 from monitor.detect.probe import Missing, Probe, Sample, growths, processes
 from monitor.detect.progress import Watch
-from monitor.diagnose.incident import RESTARTING
+from monitor.diagnose.incident import COMPLETED, RESTARTING
 from monitor.diagnose.slow import Slowdown
 from monitor.ledger import Ledger, amount
 from monitor.process import platform
@@ -269,9 +269,11 @@ class Loop(Run):
             reason = f"{reason}; {missing}"
         goes_on = self.several and end.state is State.PREEMPTED  # the next monitor takes up its incident
         if (incident := self.incident) is not None and not goes_on:
-            ended = "completed" if end.state is State.COMPLETED else f"ended before it recovered: {reason}"
-            outcome = f"the run {ended}" if incident.outcome == RESTARTING else incident.outcome
-            incident.close(self.folder, outcome)
+            if end.state is State.COMPLETED:
+                incident.recovered(self.folder, time.monotonic(), COMPLETED)
+            else:
+                ended = f"the run ended before it recovered: {reason}"
+                incident.close(self.folder, ended if incident.outcome == RESTARTING else incident.outcome)
         self.state.failing &= end.state is State.UNKILLABLE
         self.state.code, self.state.reason = EXIT_CODES[end.state] if end.code is None else end.code, reason
         self.folder.event(end.state.value, reason, reached=self.view.step if self.view else 0)
@@ -365,6 +367,8 @@ class StatusWriter:
         self.phases: set[str] = set()  # that this attempt has entered; an event told of each
         self.written_s = self._checkpoints_s = self._gpu_s = self._machine_s = -1e9
         self._machine: dict[str, Any] = {}
+        shown = read_json(run.folder.own / STATUS) or {}
+        self._last_step = {"epoch": shown.get("epoch", 0), "loss": shown.get("loss")}  # also of an attempt before
         self._sample = Sample(0.0)  # of the attempt's processes
         self._progress_utc: str | None = None
         self._states: dict[Path, int] | None = None  # the complete ones, with their steps
@@ -398,6 +402,9 @@ class StatusWriter:
         current = beat if attempt else None
         step = max([b.step for b in beats] or [saved.best_step]) or saved.resumed_step
         step_s, left = run.watch.step_s(), saved.planned - step
+        if not step or (beat and beat.count):  # a process that resumes knows neither until its first step
+            loss = beat.loss if beat else math.nan
+            self._last_step = {"epoch": beat.epoch if beat else 0, "loss": loss if math.isfinite(loss) else None}
         values: dict[str, Any] = {  # the keys are the contract with the page
             "version": 1,
             "name": folder.name,
@@ -409,8 +416,7 @@ class StatusWriter:
             "note": current.note if current else "",
             "step": step,
             "planned_steps": saved.planned,
-            "epoch": beat.epoch if beat else 0,
-            "loss": beat.loss if beat and math.isfinite(beat.loss) else None,
+            **self._last_step,
             "step_s": round(step_s, 4) or None,
             "eta_s": round(left * step_s, 1) if step_s and left > 0 and attempt else None,
             "attempt": saved.attempt,

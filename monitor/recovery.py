@@ -235,13 +235,9 @@ def close_incident(run: Run, view: Observation, first_new: int) -> None:
     first = max(view.beats, key=lambda b: b.step)
     later = first.step - first_new  # steps since, whose durations the record keeps: they date `first_new`
     at_s = first.step_s - (sum(first.intervals[-later:]) if later else 0.0)
-    incident.recover_s = max(0.0, at_s - incident.progress_s)
-    # It went on by itself where it has resumed nothing; a full disk may not have kept how far the run was.
-    from_step = incident.best_step if incident.resumed_from is None else incident.resumed_from
-    incident.steps_repeated = max(0, incident.best_step - from_step)
-    incident.close(run.folder, f"the run recovered: step {first_new} is new")
+    incident.recovered(run.folder, at_s, f"the run recovered: step {first_new} is new")
     run.state.save(run.folder)
-    repeated = count(incident.steps_repeated, "step")
+    repeated = count(incident.steps_repeated or 0, "step")
     message = f"step {first_new} is new: recovered in {incident.recover_s:.1f} s, {repeated} trained twice"
     run.folder.event("progress", message, incident=incident.number)
 

@@ -43,6 +43,8 @@ from sd_scripts_patches.trainer_state import ResumeError, TrainerState
 
 MODULE = "train_network"
 UTIL = "library.train_util"
+COMPLETE = {".png": b"IEND\xaeB`\x82", ".mp4": b"moov"}
+"""What is written last into a sample of this type."""
 logger = logging.getLogger(__name__)
 
 
@@ -127,9 +129,14 @@ class Run:
         return (state.epoch, state.step) if len(found) < len(prompts) else (0, 0)
 
     def samples(self, args: Any, when: str) -> list[Path]:
-        """The files of the sample images whose names go on with `when` after the LoRA's name."""
+        """The sample images and videos whose names go on with `when` after the LoRA's name. What a kill cut off goes."""
         name = f"{glob.escape(args.output_name)}_" if args.output_name else ""
-        return list(Path(args.output_dir, "sample").glob(f"{name}{when}_*"))
+        found = list(Path(args.output_dir, "sample").glob(f"{name}{when}_*"))
+        for path in found:
+            with contextlib.suppress(OSError):
+                if COMPLETE.get(path.suffix, b"") not in path.read_bytes():
+                    path.unlink()
+        return [path for path in found if path.exists()]
 
     def finished(self, args: Any) -> bool:
         """Whether the state is that of the end: nothing is left but to save its LoRA once more."""

@@ -32,7 +32,6 @@ FAMILIES = {
     "library.train_util": ("sample_images_common", "sample_image_inference"),
 }
 REQUIRED = ("library.flux_train_utils",)
-PNG_END = b"IEND\xaeB`\x82"
 
 
 class BudgetExceeded(Exception):
@@ -134,8 +133,7 @@ def _drawn(args: tuple[Any, ...], prompts: list[dict[str, Any]]) -> bool:
             return False
     for prompt in prompts:
         files = session.run.samples(options, f"{when}_{prompt['enum']:02d}")
-        newer = [path for path in files if path.stat().st_mtime > session.run.since_s]
-        if not any(path.read_bytes().endswith(PNG_END) for path in newer):
+        if not any(path.stat().st_mtime > session.run.since_s for path in files):
             return False
     return True
 

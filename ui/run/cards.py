@@ -307,7 +307,7 @@ def cost_of_all(found: list[Incident]) -> str:
     if not spans:
         return ""
     steps = sum(n for one in found if isinstance(n := one.fields.get("steps_repeated"), int))
-    return f"Cost: {_short(sum(spans))} until the next new step, {count(steps, 'step')} trained twice"
+    return f"Cost: {_short(sum(spans))} without a new step, {count(steps, 'step')} trained twice"
 
 
 def incident(one: Incident) -> tuple[object, ...]:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import torch
 
 from sd_scripts_patches import sampling, session
-from sd_scripts_patches.resume import Run
+from sd_scripts_patches.resume import COMPLETE, Run
 
 
 def test_a_prompt_file_damaged_during_the_run_costs_only_the_samples(capsys):
@@ -48,19 +48,19 @@ def test_a_skipped_image_leaves_the_vae_on_its_device_and_the_model_in_its_mode(
 
 
 def test_an_image_that_a_killed_process_has_drawn_since_the_state_is_not_drawn_again(tmp_path, monkeypatch):
-    """The second is older than the state, the kill came in the middle of the third, the fourth is missing."""
+    """The second is older than the state, the kill cut off the third, the fourth is missing."""
     options, drawn = SimpleNamespace(output_dir=tmp_path, output_name="x"), []
     monkeypatch.setattr(session, "run", Run())
     session.run.since_s = 100.0
     (tmp_path / "sample").mkdir()
-    for number, (at_s, end) in enumerate([(200, sampling.PNG_END), (50, sampling.PNG_END), (200, b"")]):
+    for number, (at_s, end) in enumerate([(200, COMPLETE[".png"]), (50, COMPLETE[".png"]), (200, b"")]):
         path = tmp_path / "sample" / f"x_000004_{number:02d}_20261130_42.png"
         path.write_bytes(b"PNG" + end)
         os.utime(path, (at_s, at_s))
     draw = sampling._sample_one(lambda *args: drawn.append(args[1]["enum"]))
     for number in range(4):
         draw(options, {"enum": number}, None, 4)
-    assert drawn == [1, 2, 3]
+    assert drawn == [1, 2, 3] and not path.exists()
 
 
 def test_a_bar_without_items_which_its_loop_moves_is_within_the_budget_too(monkeypatch, capsys):

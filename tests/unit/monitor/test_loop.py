@@ -97,7 +97,7 @@ def test_the_end_of_a_run_says_what_is_not_kept_and_closes_its_incident(make_loo
     (event,) = events(run.folder.folder, str(end.state))
     assert event["reached"] == 33 and event["message"] == reason
     saved = Incident.load(run.incident.folder)
-    assert saved.outcome == outcome
+    assert (saved.outcome, saved.recover_s is not None) == (outcome, end.state is State.COMPLETED)
     assert RunState.load(run.folder).state is end.state and not run.state.failing
     run.close()
     assert step_requests.waiting(run.folder.folder) == () and len(events(run.folder.folder, "ledger")) == 1
@@ -348,6 +348,21 @@ def test_a_training_is_shown_with_its_progress_and_what_it_uses(running, clock):
     assert [ended[key] for key in gone] == [None] * len(gone) and ended["trainer_pids"] == []
     assert (ended["step"], ended["phase_done"], ended["phase_total"], ended["note"]) == (40, 0, 0, "")
     assert len((folder / "metrics.jsonl").read_text().splitlines()) == 4
+
+
+def test_a_training_that_resumes_is_shown_with_the_loss_and_the_epoch_of_the_step_before(running):
+    """Also by a new monitor. At the end of the run no step follows."""
+    running.write_status()
+    running.view = Observation(0.0, 0.0, (beat(0, 0, count=0, loss=math.nan),))
+    for resumed_step, status, known in (
+        (8, running.status, (2, 0.1)),
+        (8, loop.StatusWriter(running, None), (2, 0.1)),
+        (0, running.status, (0, None)),
+    ):
+        running.state.resumed_step = resumed_step
+        status.write(force=True)
+        shown = read_status(running.folder.folder)
+        assert (shown["step"], shown["epoch"], shown["loss"]) == (resumed_step, *known)
 
 
 def test_a_run_that_has_not_begun_shows_where_it_resumes(make_loop):

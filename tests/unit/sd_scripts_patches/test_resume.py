@@ -60,14 +60,26 @@ def test_other_settings_keep_the_step_and_are_named(tmp_path, caplog):
     assert "gradient accumulation 1, now 2" in caplog.text and "batches per epoch" not in caplog.text
 
 
-@pytest.mark.parametrize(("drawn", "lost"), [("x_e000002_00_20", 0), ("sample_000012_00", 0), ("x_000012_00", 1)])
-def test_an_epochs_samples_are_drawn_again_only_if_a_kill_lost_them_also_those_of_kandinsky(tmp_path, drawn, lost):
+@pytest.mark.parametrize(
+    ("drawn", "end", "lost"),
+    [
+        ("x_e000002_00_20.png", ".png", 0),
+        ("sample_000012_00.png", ".png", 0),
+        ("x_000012_00.png", ".png", 1),
+        ("x_e000002_00_20.png", "", 1),
+        ("x_e000002_00_20.mp4", ".mp4", 0),
+        ("x_e000002_00_20.mp4", "", 1),
+    ],
+)
+def test_an_epochs_samples_are_drawn_again_only_if_a_kill_lost_them_also_those_of_kandinsky(tmp_path, drawn, end, lost):
+    """Also if it cut off the last one, which is then removed."""
     (tmp_path / "sample").mkdir()
-    (tmp_path / "sample" / f"{drawn}.png").touch()
+    (tmp_path / "sample" / drawn).write_bytes(resume.COMPLETE.get(end, b"cut"))
     run = musubi.Run()
     run.resume_from = trainer_state.TrainerState(**{**vars(known()), "epoch_over": True})
     args = argparse.Namespace(output_dir=tmp_path, output_name="x")
     assert list(run.missing_epochs(args, [{}])) == [(2, 12)] * lost
+    assert (tmp_path / "sample" / drawn).exists() == bool(end)
 
 
 @pytest.mark.parametrize(

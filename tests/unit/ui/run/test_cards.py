@@ -50,7 +50,7 @@ def test_incidents_show_the_change_and_the_cost_the_latest_first(folder):
     markup = cards.incidents(folder, found)
     shown = ["Hung after step 41", "Loader worker stuck", "workers 2 → 0", ">2.2 s<", "1 min 11 s", "step 30", ">11<"]
     shown += ["step 40, in memory", "Steps trained twice", "<strong>bold</strong>", "<td>1</td>"]
-    shown += ["Cost: 1 min 14 s until the next new step, 12 steps trained twice", "Why. What to do."]
+    shown += ["Cost: 1 min 14 s without a new step, 12 steps trained twice", "Why. What to do."]
     assert [text for text in shown if text not in markup] == []
     assert [one.number for one in found] == ["0010", "0002", "0001"]
     assert cards.incidents(folder, view.incidents(folder)) is markup  # the page asks every second: made once
