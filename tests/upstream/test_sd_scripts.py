@@ -1,4 +1,4 @@
-"""kohya's real FLUX trainer, tiny weights, CPU: what a run survives, what ends it with a name, what an update changes."""
+"""kohya's real FLUX trainer, tiny weights, CPU: what a run survives, and what ends it with a name."""
 
 import re
 
@@ -108,18 +108,3 @@ def test_a_worker_that_sleeps_over_its_fourth_batch_is_named(work, tmp_path):
     assert found and f"HANG pid {found[2]}\n" in result.log, result.log[-3000:]
     (beat,) = heartbeat.read_all(tmp_path / "hb")
     assert beat.outcome == "deadline" and beat.note == found[1] and beat.phase in ("first_step", "step")
-
-
-TOLERANCE = 0.001  # of a loss; other versions of PyTorch round differently, by about 0.00001 within these steps
-
-
-def test_both_versions_learn_the_same_from_the_same_tiny_weights(tmp_path, monkeypatch):
-    tiny.need()
-    work, found = tiny.workdir(), []
-    for checkout in tiny.checkouts():
-        monkeypatch.setenv("SD_SCRIPTS_DIR", str(checkout))
-        out = tmp_path / checkout.name
-        helpers.train(work, out, max_train_steps="20")
-        found.append([loss for *_, loss in tiny.losses(out / "losses")])
-    assert len(found) == 2 and len(found[0]) == 20
-    assert found[1] == pytest.approx(found[0], rel=TOLERANCE)

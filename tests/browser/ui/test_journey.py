@@ -46,9 +46,7 @@ def test_the_form_waits_for_the_draft_and_each_error_is_shown_beside_what_is_wro
         ui.choose_tiny(tab)
         asks()
         tab.get_by_label("kohya's sd-scripts").click()
-    ui.until(
-        lambda: tab.wait_for_timeout(50) or ui.field(tab, "resolution").input_value() == "64", "the model's resolution"
-    )
+    ui.until(lambda: tab.wait_for_timeout(50) or ui.field(tab, "resolution").input_value() == "64", "its resolution")
     tab.wait_for_timeout(300)
     assert tab.get_by_label("kohya's sd-scripts").is_checked()
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 from launch_helpers import put_run
 from monitor_helpers import wait_for
-from runs_helpers import call
+from runs_helpers import call, made, written
 
 from launch import fleet
 from launch.common import LaunchError
@@ -22,8 +22,7 @@ def test_a_store_shows_its_runs_with_the_machine_that_holds_each(data, tmp_path)
     lease = Lease(open_place(str(store)).under("starting"))  # has a lease, and no status yet
     wait_for(lambda: lease.poll() == "held", what="the lease is held")
     (store / "far-cat" / "requests").mkdir()
-    (store / "unclaimed").mkdir()
-    (store / "unclaimed" / "status.json").write_text('{"state": "running"}')
+    written(store / "unclaimed" / "status.json", '{"state": "running"}')
     (store / "not a run").mkdir()
     found = {run["slug"]: run for run in fleet.read_store(str(store))}
     assert set(found) == {"far-cat", "done", "starting", "unclaimed"}
@@ -71,8 +70,7 @@ def test_names_that_leave_the_store_are_no_runs(data, tmp_path):
 
 def test_the_stores_are_those_of_the_runs_and_those_that_were_added(data, monkeypatch):
     for name, store in (("one", "/far/one"), ("two", ""), ("three", "/far/one")):
-        folder = data / "outputs" / name
-        folder.mkdir(parents=True)
+        folder = made(data / "outputs" / name)
         (folder / "run.toml").write_text(f'name = "{name}"\nstore = "{store}"\n')
     assert fleet.stores() == ["/far/one"]
     fleet.add("/far/two")

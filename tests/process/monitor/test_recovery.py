@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
@@ -17,7 +16,7 @@ from monitor_evidence import LORA, beat, open_incident, saved_state
 from monitor_helpers import ROOT, environment, events, finish, limits_file, monitor, supervise, toy, toy_run, wait_for
 from proc_helpers import linux
 from run_facts import incidents, report, status, step_of, weight
-from runs_helpers import executable, pictures
+from runs_helpers import executable, pictures, written
 from toys import fault_at, undisturbed
 
 import runs
@@ -35,9 +34,8 @@ from runs.scripts import rendered
 ENV = "env | grep HANGPROOF >env.txt\n"
 
 
-def script(run, text: str = "") -> Path:
-    path = run.folder.folder / "train.sh"
-    path.write_text(ENV + text)
+def script(run, text: str = ""):
+    path = written(run.folder.folder / "train.sh", ENV + text)
     return path
 
 
@@ -220,8 +218,7 @@ def test_a_lora_that_does_not_verify_is_never_called_completed(make_loop, tmp_pa
     assert "damaged" in recovery.complete(loop)
     lora.unlink()
     assert "missing" in recovery.complete(loop)
-    save_dir.mkdir()
-    (save_dir / lora.name).write_bytes(LORA)
+    written(save_dir / lora.name, LORA)
     loop.state.save_dir = str(save_dir)
     for size in (None, len(LORA) - 1, len(LORA)):  # beside what was saved locally, what an earlier attempt left
         if size:
@@ -291,9 +288,7 @@ def test_where_states_are_and_how_long_the_machine_stays(make_loop, tmp_path):
     (tmp_path / "local").mkdir()
     assert run.state_folders() == [own, tmp_path / "local"] and second.state_folders() == [own]
     saved_state(tmp_path / "local", 90).rename(tmp_path / "local" / "toy-r8-step00000090-state")
-    assert checkpoints.newest(run.state_folders()) is None, (
-        "another run, such as one of the same sweep, has this save_dir too"
-    )
+    assert checkpoints.newest(run.state_folders()) is None, "another run, as of a sweep, has this save_dir too"
     mine = saved_state(tmp_path / "local", 20)
     assert checkpoints.newest(run.state_folders()) == mine
     assert run.remaining_s() == float("inf")

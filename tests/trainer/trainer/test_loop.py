@@ -3,7 +3,6 @@
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 from mask_helpers import EPOCHS, NO_LEARNING, check, mask_images
 from safetensors import safe_open
@@ -83,7 +82,7 @@ def test_the_built_in_trainer_leaves_the_ignored_part_out_of_its_loss(work, tmp_
         path.write_text(path.read_text() + ("" if path == plain else "alpha_mask = true\n"))
     settings = {"max_train_steps": None, "max_train_epochs": EPOCHS, "learning_rate": NO_LEARNING}
 
-    def losses(config: Path, name: str) -> list[float]:
+    def losses(config, name: str) -> list[float]:
         return [row["loss"] for row in metrics(trained(work, name, config=config, **settings))]
 
     whole = losses(plain, "whole")

@@ -74,8 +74,7 @@ def test_a_model_sets_its_values_and_the_page_says_what_each_tier_needs(tab, bar
     ui.until(lambda: tab.locator("#tier label").all_inner_texts() == needs, "what each tier needs")
     table = tab.get_by_test_id("models")
     assert table.count() == 0, "sent when it is opened"
-    tab.get_by_text("Which model fits my GPU?").click()
-    table.get_by_text("HunyuanImage 2.1").first.wait_for()
+    ui.press(tab.get_by_text("Which model fits my GPU?"), table.get_by_text("HunyuanImage 2.1").first)
 
 
 def test_one_click_starts_a_run_and_leaves_the_draft_as_it_is(tab, data, tmp_path):
@@ -93,12 +92,10 @@ def test_one_click_starts_a_run_and_leaves_the_draft_as_it_is(tab, data, tmp_pat
         ui.drop(tab, *(photo(tmp_path / f"{n}.png", n) for n in range(5)), count=5)
         ui.caption(tab, "0.png").fill("mine")
         ui.saved(tab, "0.png")
-        tab.locator("#try-it").click()
-        tab.get_by_test_id("run-name").get_by_text("first-try").wait_for()
+        ui.press(tab.locator("#try-it"), tab.get_by_test_id("run-name").get_by_text("first-try"))
         assert len(list((data / "datasets" / "first-try").glob("*.txt"))) == 8
         assert tab.locator(".hp-bad:visible").count() == 0
-        tab.get_by_role("tab", name="New LoRA").click()
-        ui.caption(tab, "0.png").wait_for()
+        ui.press(tab.get_by_role("tab", name="New LoRA"), ui.caption(tab, "0.png"))
         assert ui.captions(tab)["0.png"] == "mine" and ui.field(tab, "name").input_value() == "my own"
         assert tab.locator("#tier input[value='12G']").is_checked()
 
@@ -183,14 +180,11 @@ def test_settings_come_from_a_template_and_a_file_and_a_sweep_is_planned(tab, se
     (tmp_path / "train.sh").write_text(TRAIN)
     images = photo(tmp_path / "photos" / "0.png", 0).parent
     photo(images / "1.png", 1)
-    (tmp_path / "dataset.toml").write_text(
-        f"[[datasets]]\n[[datasets.subsets]]\nimage_dir = {json.dumps(str(images))}\n"
-    )
+    (tmp_path / "dataset.toml").write_text(f"[[datasets]]\n[[datasets.subsets]]\nimage_dir = {json.dumps(str(images))}")
     files = [str(tmp_path / name) for name in ("train.sh", "dataset.toml")]
     tab.locator("#import-files input[type=file]").set_input_files(files)
     tab.locator("#import-files").get_by_text("dataset").first.wait_for()
-    tab.locator("#import-read").click()
-    tab.locator("#setup-preview").get_by_text("Left out: can hang").first.wait_for()
+    ui.press(tab.locator("#import-read"), tab.locator("#setup-preview").get_by_text("Left out: can hang").first)
     assert ui.field(tab, "rank").input_value() == "32", "nothing changes before it is used"
     tab.locator("#import-images").click()
     ui.shows(tab, 2)
@@ -266,8 +260,7 @@ def test_missing_model_files_are_downloaded_and_the_download_outlives_the_page(t
             ui.open_page(tab, server)
             ui.field(tab, "model").click()
             tab.get_by_role("option", name=re.compile("My own Flux")).click()
-            tab.locator("#fetch").click()
-            tab.get_by_test_id("fetch-error").get_by_text("licence").wait_for()
+            ui.press(tab.locator("#fetch"), tab.get_by_test_id("fetch-error").get_by_text("licence"))
             hub.refusal, hub.nap_s = None, 0.5  # a minute and a half a file, until it is shown
             tab.locator("#fetch").click()  # it can be repeated
             progress = re.compile(r"my-\w+\.safetensors: [\d.]+ of [\d.]+ GB")

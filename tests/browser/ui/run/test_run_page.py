@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 import ui_page as ui
@@ -15,7 +14,6 @@ from ui_helpers import photos, serving, watched, write_incident, write_run
 
 import runs
 from jobs import queue
-from runs import slug
 
 
 @pytest.fixture
@@ -25,7 +23,7 @@ def held():
         yield lambda folder: stack.enter_context(watched(folder))
 
 
-def change_status(folder: Path, **values) -> None:
+def change_status(folder, **values) -> None:
     """Replace status.json as the monitor does."""
     now = json.loads((folder / "status.json").read_text())
     (folder / ".status").write_text(json.dumps({**now, **values}))
@@ -93,8 +91,7 @@ def test_stop_answers_at_once_and_says_why_it_fails(page, server, held):
     button.get_by_text("Stop", exact=True).wait_for()
     page.locator("#manage-fold button.label-wrap").click()
     page.get_by_text("The run is under way. Stop it first.").wait_for()  # neither renamed nor deleted
-    button.click()
-    page.locator("#run-notice").get_by_text("train.sh is missing").wait_for()
+    ui.press(button, page.locator("#run-notice").get_by_text("train.sh is missing"))
     button.get_by_text("Stop", exact=True).wait_for()
     (folder / "train.sh").write_text("")
     ui.until(button.is_enabled, "it can be tried again")
@@ -122,14 +119,12 @@ def test_a_run_is_searched_renamed_and_deleted(page, server, monkeypatch):
     names = page.locator(".hp-run-name")
     ui.field(page, "run-search").fill("tulip RED")
     ui.until(lambda: names.all_inner_texts() == ["tulip red"], "the list shows the run that was searched")
-    page.locator(".hp-run").click()
-    page.get_by_test_id("run-name").get_by_text("tulip red").wait_for()
+    ui.press(page.locator(".hp-run"), page.get_by_test_id("run-name").get_by_text("tulip red"))
 
     manage = page.locator("#manage-fold")
     manage.locator("button.label-wrap").click()
     ui.field(page, "new-name").fill("tulip green")
-    page.locator("#rename-ok").click()
-    page.get_by_test_id("run-name").get_by_text("tulip green").wait_for()
+    ui.press(page.locator("#rename-ok"), page.get_by_test_id("run-name").get_by_text("tulip green"))
     ui.field(page, "run-search").fill("tulip")
     ui.until(lambda: "tulip green" in names.all_inner_texts(), "the list shows the new name")
     assert (images / "tulip-red").is_dir()
@@ -158,8 +153,7 @@ def test_a_run_that_is_renamed_or_deleted_elsewhere_is_not_replaced_by_another(p
     folder.rename(folder.with_name("elm"))
     page.get_by_text("The run 'oak' was renamed or deleted").wait_for()
     assert page.get_by_test_id("run-name").count() == 0
-    page.locator("#run-list [data-run=elm]").click()
-    page.locator("[data-testid=run-name][data-run=elm]").wait_for()
+    ui.press(page.locator("#run-list [data-run=elm]"), page.locator("[data-testid=run-name][data-run=elm]"))
     page.locator("#manage-fold button.label-wrap").click()
     page.locator("#manage-fold").get_by_text("Delete the run 'oak'").wait_for()  # and no longer that of an earlier test
     shutil.rmtree(folder.with_name("elm"))
@@ -176,8 +170,7 @@ def test_what_a_fold_shows_of_the_run_before_is_gone_at_once(page, server):
     for name, text in folds.items():
         page.locator(f"#{name}-fold button.label-wrap").first.click()
         page.locator(f"#{name}-fold").get_by_text(text).first.wait_for()
-    page.locator("#run-list [data-run=beech]").click()
-    page.locator("[data-testid=run-name][data-run=beech]").wait_for()
+    ui.press(page.locator("#run-list [data-run=beech]"), page.locator("[data-testid=run-name][data-run=beech]"))
     with ui.hold(page, to="**/queue/join*") as asks:
         for name, text in folds.items():
             page.locator(f"#{name}-fold button.label-wrap").first.click()
@@ -186,8 +179,7 @@ def test_what_a_fold_shows_of_the_run_before_is_gone_at_once(page, server):
         asks()
         assert not page.locator("#delete-ok").is_visible()
     page.locator("#manage-fold").get_by_text("Delete the run 'beech'").wait_for()
-    page.locator("#delete-ok").click()
-    page.locator("#run-notice").get_by_text("Deleted beech").wait_for()
+    ui.press(page.locator("#delete-ok"), page.locator("#run-notice").get_by_text("Deleted beech"))
     assert (birch / "run.toml").is_file() and not beech.exists()
 
 
@@ -203,9 +195,7 @@ def test_new_lora_from_this_run_fills_in_the_form_and_its_message_is_in_view(pag
     ui.until(lambda: message.evaluate(in_view), "the message is in view")
     ui.until(lambda: ui.captions(page) == {"coffee.png": "tok, a cup"}, "the image is copied")
     shown = ["7", "copied 2"]
-    ui.until(
-        lambda: [ui.field(page, key).input_value() for key in ("epochs", "name")] == shown, "the settings are copied"
-    )
+    ui.until(lambda: [ui.field(page, key).input_value() for key in ("epochs", "name")] == shown, "the settings")
     page.locator(".hp-card textarea").fill("another cup")
     page.locator(".hp-card .hp-saved").get_by_text("saved", exact=True).wait_for()
     assert (server.data / "datasets" / "copied" / "coffee.txt").read_text() == "tok, a cup\n", "that run is unchanged"
@@ -225,13 +215,12 @@ def box(page, selector: str) -> dict[str, float]:
 def test_search_queue_and_list_are_all_there_with_30_runs(browser, data):
     with serving(data) as server, ui.a_tab(browser) as page:
         ui.open_page(page, server)
-        page.get_by_role("tab", name="Runs").click()
-        page.locator("#run-head").get_by_text("No run selected").wait_for()
+        ui.press(page.get_by_role("tab", name="Runs"), page.locator("#run-head").get_by_text("No run selected"))
         for number in range(NUMBER):
             write_run(data, f"cat {number:02}", state="completed", step=100)
         for name in WAITING:
-            queue.insert(data / "outputs" / slug(name))
-        ui.show_run(page, server, slug("cat 00"))
+            queue.insert(data / "outputs" / runs.slug(name))
+        ui.show_run(page, server, runs.slug("cat 00"))
         page.locator("#log-fold").wait_for()
         page.locator(".hp-queue ol > li").first.wait_for()
         for width in (1024, 1920):
@@ -261,7 +250,7 @@ def test_search_queue_and_list_are_all_there_with_30_runs(browser, data):
 def test_a_hidden_page_asks_the_server_nothing_until_it_is_shown_again(browser, data):
     write_run(data, "cat", state="completed", step=100)
     with serving(data) as server, ui.a_tab(browser) as page:
-        ui.show_run(page, server, slug("cat"))
+        ui.show_run(page, server, runs.slug("cat"))
         asked: list[str] = []
         page.on("request", lambda request: asked.append(request.url) if "/gradio_api/" in request.url else None)
 

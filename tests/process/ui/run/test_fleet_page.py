@@ -49,9 +49,7 @@ def test_a_store_that_hangs_or_fails_delays_nobody(data, tmp_path, request):
 def test_a_store_that_is_added_or_removed_during_a_reading_stays_so(data, tmp_path, monkeypatch):
     before, added, answer = str(tmp_path / "before"), str(tmp_path / "added"), tmp_path / "answer"
     fleet.add(before)
-    slow = (
-        "import pathlib, sys, time\nwhile not pathlib.Path(sys.argv[1]).exists(): time.sleep(0.01)\nprint(sys.argv[2])"
-    )
+    slow = "import os, sys, time\nwhile not os.path.exists(sys.argv[1]): time.sleep(0.01)\nprint(sys.argv[2])"
     lists = iter([before, added])
 
     def reading(*_: str) -> list[str]:

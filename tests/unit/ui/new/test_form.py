@@ -4,10 +4,11 @@ draft: what was set is stored, what was not follows the model, the machine and t
 import json
 import math
 
+import hypothesis
 import pytest
 from configure_helpers import GPU, NO_GPU, values
 from draft_helpers import add_photos, create_run, drop, photo
-from hypothesis import given, settings, strategies as st
+from hypothesis import strategies as st
 from runs_helpers import pictures
 
 import presets
@@ -304,8 +305,8 @@ def distance(steps: int) -> int:
     return max(LEAST - steps, steps - MOST, 0)
 
 
-@settings(max_examples=150, deadline=None)
-@given(IMAGES, st.one_of(st.just(0), st.integers(1, 20_000)), BATCH, ACCUMULATION)
+@hypothesis.settings(max_examples=150, deadline=None)
+@hypothesis.given(IMAGES, st.one_of(st.just(0), st.integers(1, 20_000)), BATCH, ACCUMULATION)
 def test_the_steps_are_those_of_the_plan_and_as_near_to_the_range_as_any_choice(images, fixed, batch, accumulation):
     found = propose(images, fixed, batch, accumulation)
     assert found.repeats >= 1 and found.epochs >= 1
