@@ -17,6 +17,7 @@ from guards import step_requests
 from monitor import config, loop, recovery
 from monitor.diagnose.incident import RESTARTING, Incident
 from monitor.process import platform
+from monitor.recovery import Interrupted
 from monitor.state import Observation, RunState, Shutdown, State, Transition, read_status
 
 END = config.load().end
@@ -189,12 +190,12 @@ def test_a_wait_ends_for_a_stop_once_what_an_earlier_monitor_left_is_known(make_
     run.signals = [signal.SIGTERM]
     run.pause(0.0)
     run.at = Transition(State.STARTING)
-    with pytest.raises(recovery.Interrupted):
+    with pytest.raises(Interrupted):
         run.pause(0.0)
     run.signals = []
     run.pause(0.0)
     (run.folder.folder / "stop.request").write_text("{}")
-    with pytest.raises(recovery.Interrupted):
+    with pytest.raises(Interrupted):
         run.pause(0.0)
 
 
@@ -206,7 +207,7 @@ def test_the_loop_turns_to_the_end_whatever_fails_and_then_lets_everything_go(ma
     monkeypatch.setattr(platform, "become_subreaper", adopts := Mock())
     monkeypatch.setattr(platform, "reap", reaps := Mock())
     monkeypatch.setattr(loop, "drop_copied", lambda folder: f"what was saved locally is not all in {folder}")
-    results = [Transition(State.QUEUED), ZeroDivisionError("a bug"), recovery.Interrupted(), Transition(State.STARTING),
+    results = [Transition(State.QUEUED), ZeroDivisionError("a bug"), Interrupted(), Transition(State.STARTING),
                Transition(State.STOPPING, "saving"), Transition(State.STOPPED, "at step 5")]  # fmt: skip
     run.state.shutdown, run.state.save_dir = Shutdown("stopped"), "/var/tmp"
     run.state.snapshots = str(platform.private_folder("ring", run.folder.folder))

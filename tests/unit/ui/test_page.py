@@ -8,12 +8,13 @@ from fastapi import FastAPI
 
 from ui import page as pages
 from ui.api import server
+from ui.page import Page
 
 WAIT_S = 60  # only stops what hangs
 
 
 def test_a_skipped_output_makes_no_component_anew(monkeypatch):
-    with pages.Page(analytics_enabled=False) as page:
+    with Page(analytics_enabled=False) as page:
         first, second, state = gr.Textbox(), gr.Button("Start"), gr.State("")
         first.submit(lambda text: text, first, [first, second, state])
     server.mount(FastAPI(), page, "/", 1)
@@ -37,7 +38,7 @@ def test_a_press_after_an_update_says_what_to_do(monkeypatch):
     def press() -> None:
         raise ImportError("cannot import name 'newer'")
 
-    with pages.Page(analytics_enabled=False) as page:
+    with Page(analytics_enabled=False) as page:
         gr.Button("Start").click(press)
     event = next(iter(page.default_config.fns.values()))
     for version, error in ((pages.VERSION, ImportError), ("another", gr.Error)):

@@ -3,7 +3,7 @@
 import shutil
 
 from ui_helpers import lora_file, photos, write_run
-from ui_page import assert_accessible, press, until
+from ui_page import assert_accessible, until
 
 from ui.run import blind_vote
 
@@ -23,7 +23,8 @@ def test_samples_are_shown_compared_and_voted_on(tab, server):
 
     tab.goto(f"{server.url}?run={folder.name}")
     tab.locator(f".hp-here[data-run='{folder.name}']").wait_for()
-    press(tab.locator("#samples-fold button.label-wrap").first, tab.get_by_text("This run has no samples yet."))
+    tab.locator("#samples-fold button.label-wrap").first.click()
+    tab.get_by_text("This run has no samples yet.").wait_for()
     draw(8)  # what the part offers follows the first samples
     draw(16)
     pictures = tab.locator("#samples-gallery img")
@@ -60,6 +61,7 @@ def test_samples_are_shown_compared_and_voted_on(tab, server):
     lora.filter(has_text="Step 24").wait_for()
     assert_accessible(tab, "#samples-fold")
     tab.locator("#samples-best input").click()
-    press(tab.get_by_role("option", name="Step 16", exact=True), lora.filter(has_text="Step 16"))
+    tab.get_by_role("option", name="Step 16", exact=True).click()
+    lora.filter(has_text="Step 16").wait_for()
     until(lambda: lora.count() == 1, "one LoRA is picked")
     assert blind_vote.picked(folder) == 16
