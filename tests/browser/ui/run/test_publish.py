@@ -3,7 +3,7 @@
 from hub_repo_server import TOKEN, serving_hub
 from runs_helpers import sources
 from ui_helpers import lora_file, photos, serving
-from ui_page import a_tab, press, show_run
+from ui_page import a_tab, show_run
 from ui_requests import files_with
 
 import runs
@@ -26,12 +26,14 @@ def test_a_lora_is_published_with_what_was_typed(browser, data, tmp_path):
             page.get_by_label("Repository").fill("me/cup")
             page.locator("#publish-licence input").click()
             page.get_by_role("option", name="Apache").click()
-            press(publish, page.get_by_test_id("publishing").get_by_text("Sending"))
+            publish.click()
+            page.get_by_test_id("publishing").get_by_text("Sending").wait_for()
             publish.wait_for(state="hidden")
             page.get_by_role("button", name="Cancel", exact=True).click()
             page.locator("#job-publish .hp-problem").get_by_text("Cancelled").wait_for()
             hub.stall_put.clear()
-            press(publish, page.get_by_test_id("published").get_by_text("/me/cup"))
+            publish.click()
+            page.get_by_test_id("published").get_by_text("/me/cup").wait_for()
     repo = hub.repositories["me/cup"]
     assert repo.private and len(repo.commits) == 1 and b"typed in the browser" in repo.files["README.md"]
     assert repo.files["cup.safetensors"][-100:] == lora.read_bytes()[-100:], "its weights"
