@@ -6,5 +6,3 @@ from runs_helpers import data
 from short_run_helpers import one_cpu
 from slurm_helpers import cluster, slurm
 from world_trainings import model, work
-
-__all__ = ["cluster", "data", "folder", "model", "one_cpu", "slurm", "toy_z", "work"]

@@ -17,7 +17,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -151,7 +150,7 @@ class Scenario:
     def finish(self) -> None:
         self.code = self.monitors[-1].wait(self.row.get("patience_s", PATIENCE_S))
 
-    def until(self, what: str, met: Callable[[], Any], patience_s: float = 240.0) -> Any:
+    def until(self, what: str, met, patience_s: float = 240.0) -> Any:
         return wait_for(met, patience_s, what)
 
     def wait(self) -> None:
@@ -215,7 +214,7 @@ def loop_disk(at: Path, size_bytes: int) -> None:
 
 
 @contextlib.contextmanager
-def prepared(row: Row, seed: int, root: Path) -> Iterator[Scenario]:
+def prepared(row: Row, seed: int, root: Path):
     """The row's scenario in `root`. Afterwards its processes are dead, and its file systems are unmounted.
 
     A file system that stays frozen would hang `sync` for all.

@@ -18,7 +18,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,7 +54,7 @@ class Mutant:
         return source
 
 
-def changes(node: ast.AST) -> Iterator[tuple[str, str]]:
+def changes(node: ast.AST):
     """(kind, new text) of each change of a node."""
     if isinstance(node, ast.Compare) and len(node.ops) == 1:
         left, right = ast.unparse(node.left), ast.unparse(node.comparators[0])

@@ -9,7 +9,6 @@ import sys
 import pytest
 
 from benchmarks import chaos
-from benchmarks.chaos import Outcome, Trial
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="chaos needs /proc, so Linux")
 
@@ -26,7 +25,7 @@ exec(compile(source.replace("raise error", dies), "chaos", "exec"))
 def outcome(**changed):
     """A trial that ended as it must, except for what is changed."""
     good = dict(state="completed", message="60 steps", exit_code=0, started=True, reached=True, lora="right")
-    return Outcome(Trial("t", "hang"), **good | changed)
+    return chaos.Outcome(chaos.Trial("t", "hang"), **good | changed)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +64,7 @@ def test_a_monitor_that_dies_of_an_error_is_found(tmp_path):
     (shim / "sitecustomize.py").write_text(FRAGILE, encoding="utf-8")
     replaced = [place for place, calls in places.items() if place[0] == "os.replace" and calls[1] > 4]
     assert replaced, "status.json is replaced all the time"
-    broken = chaos.play(Trial("fragile", "hang", replaced[0], errno.EIO), keep=tmp_path / "kept", shim=shim)
+    broken = chaos.play(chaos.Trial("fragile", "hang", replaced[0], errno.EIO), keep=tmp_path / "kept", shim=shim)
     assert broken.reached
     assert any("unwatched" in v or "ended with exit code" in v for v in broken.violations), broken
     assert list((tmp_path / "kept").iterdir())

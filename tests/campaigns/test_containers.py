@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from image_helpers import PATIENCE_S, container, healthy, log_of, make_image
@@ -32,11 +31,11 @@ POD = {"RUNPOD_POD_ID": "7h9k2m4n6p", "RUNPOD_API_KEY": KEY, "HANGPROOF_STOP_POD
 
 
 @pytest.fixture(scope="module")
-def image(tmp_path_factory) -> Path:
+def image(tmp_path_factory):
     return make_image(tmp_path_factory.mktemp("image"))
 
 
-def terminate(process: subprocess.Popen, root: Path) -> None:
+def terminate(process: subprocess.Popen, root) -> None:
     """SIGTERM to the entry point, as the provider sends it."""
     process.terminate()
     assert process.wait(100) == 0, log_of(root)
@@ -48,12 +47,8 @@ def test_the_entry_point_serves_saves_every_run_at_sigterm_and_goes_on(image, tm
     with container(image, root, port, HANGPROOF_STOP_POD="1") as process:
         wait_for(lambda: healthy(image, root, port), PATIENCE_S, "the health check")
         start = [str(image / ".venv/bin/python"), "-m", "monitor", "start", str(folder)]
-        env = {
-            "HANGPROOF_DATA": str(root),
-            "HANGPROOF_GPUS": "",
-            "PATH": os.environ["PATH"],
-            "TMPDIR": f"{tmp_path}/tmp",
-        }
+        env = {"HANGPROOF_DATA": str(root), "HANGPROOF_GPUS": "", "TMPDIR": f"{tmp_path}/tmp"}
+        env["PATH"] = os.environ["PATH"]
         subprocess.run(start, cwd=image, env=env, check=True, capture_output=True, timeout=60)
         wait_for(lambda: status(folder)["step"] >= 5, PATIENCE_S)
         terminate(process, root)

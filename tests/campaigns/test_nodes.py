@@ -26,10 +26,8 @@ pytestmark = pytest.mark.skipif(bool(netns.missing()), reason=netns.missing())
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """The run, not started."""
-    root, lengths = (
-        tmp_path_factory.mktemp("data"),
-        {"max_train_steps": STEPS, "save_every_n_steps": EVERY, "repeats": 10},
-    )
+    root = tmp_path_factory.mktemp("data")
+    lengths = {"max_train_steps": STEPS, "save_every_n_steps": EVERY, "repeats": 10}
     tiny_flux.ensure(root / "models" / "tiny-flux")
     return tiny_runs.create(root, name="pair", nodes=2, rank=4, **lengths)
 

@@ -4,7 +4,6 @@ By kohya's own scripts they also train the same with the patches and without. Ki
 """
 
 import socket
-from pathlib import Path
 
 import musubi_helpers
 import pytest
@@ -26,7 +25,7 @@ MUSUBI = {model: name for name, row in tiny_musubi.FAMILIES.items() for model in
 NOT_ON_A_CPU = ("fp8_base", "fp8_scaled", "fp8_text_encoder", "fp8_vl", "fp8_t5", "blocks_to_swap")
 
 
-def paths(name: str, work: Path) -> dict[str, str]:
+def paths(name: str, work) -> dict[str, str]:
     """The flags that name the tiny weights and shorten captions, as extra flags of a run."""
     given = {"pretrained_model_name_or_path": f"{work}/model.safetensors", "tokenizer_cache_dir": f"{work}/tokenizers"}
     given |= tiny_families.own_flags(name, work)
@@ -40,7 +39,7 @@ def trained(tmp_path, monkeypatch):
     data.mkdir()
     monkeypatch.setenv("HANGPROOF_DATA", str(data))
 
-    def train(model: str, backend: str, work: Path, environment: dict[str, str], extra: dict, **fields) -> Path:
+    def train(model: str, backend: str, work, environment: dict[str, str], extra: dict, **fields):
         spec = runs.make({
             "name": model, "trigger": "ohwx", "model": model, "backend": backend,
             "tier": presets.smallest_tier(model, backend),

@@ -3,7 +3,6 @@
 import functools
 import os
 import signal
-from pathlib import Path
 
 import pytest
 import resume_helpers
@@ -29,13 +28,13 @@ BY_BATCH = {"HANGPROOF_BATCH_SEEDS": "1"}
 SAVES = ["--save_state", "--save_every_n_steps", "2"]
 
 
-def trained(backend: str, out: Path, processes: int, *more: str, **changed) -> list[float]:
+def trained(backend: str, out, processes: int, *more: str, **changed) -> list[float]:
     done = train(backend, out, processes, *more, **changed)
     assert done.returncode == 0, done.stdout[-3000:]
     return losses(out)
 
 
-def one(backend: str, out: Path, accumulation: int, *more: str) -> list[float]:
+def one(backend: str, out, accumulation: int, *more: str) -> list[float]:
     """The losses of one process that accumulates the gradients of so many batches, with random numbers of several."""
     return trained(backend, out, 1, *more, "--gradient_accumulation_steps", str(accumulation), env=BY_BATCH)
 
@@ -61,7 +60,7 @@ def undisturbed(tmp_path_factory):
     """By trainer: a run of two processes, 8 steps in two epochs, made when it is asked for."""
 
     @functools.cache
-    def of(backend: str) -> Path:
+    def of(backend: str):
         out = tmp_path_factory.mktemp("undisturbed")
         trained(backend, out, 2, *SAVES, "--max_train_epochs", "2")
         return out

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 from draft_helpers import drop, photo
 
-import presets
 from runs.machine import Machine
 from ui.dataset import draft
 from ui.new import form
@@ -16,7 +15,6 @@ FORM |= {"mixed_precision": "no", "max_train_steps": "12", "save_every_n_steps":
 FORM |= {"workers": 0, "repeats": 1}
 GPU = Machine("NVIDIA GeForce RTX 3060", 12.0, True, 220.0)
 NO_GPU = Machine("", None, False, 220.0)
-PAIRS = [(key, backend) for key in presets.models() for backend in presets.backends_of(key)]
 
 
 @pytest.fixture

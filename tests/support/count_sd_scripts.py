@@ -10,7 +10,6 @@ import sys
 sys.path.insert(0, sys.argv[1])
 import train_network
 from library import config_util
-from library.config_util import BlueprintGenerator, ConfigSanitizer
 
 from sd_scripts_patches import validation
 
@@ -21,7 +20,7 @@ answers = []
 for case in json.load(sys.stdin):
     given = ["--dataset_config", case["config"], "--seed", "7", *case["flags"]]
     args = train_network.setup_parser().parse_args(given)
-    generator = BlueprintGenerator(ConfigSanitizer(True, True, args.masked_loss, True))
+    generator = config_util.BlueprintGenerator(config_util.ConfigSanitizer(True, True, args.masked_loss, True))
     blueprint = generator.generate(config_util.load_user_config(args.dataset_config), args)
     train, held = config_util.generate_dataset_group_by_blueprint(blueprint.dataset_group)
     answers.append([len(train), held.num_train_images if held is not None else 0])

@@ -34,8 +34,8 @@ def whole() -> Path:
     return download.snapshot(REPO, lambda names: names, lambda _: None)
 
 
-def no_overlap(hub: Hub, name: str = NAME) -> bool:
+def no_overlap(hub: Hub) -> bool:
     """Whether every byte of the file was sent exactly once."""
-    covered = sorted((start, to) for one, start, to in hub.sent if one == name)
+    covered = sorted((start, to) for one, start, to in hub.sent if one == NAME)
     ends = [0, *(to for _, to in covered)]
-    return [start for start, _ in covered] == ends[:-1] and ends[-1] == len(hub.files[name])
+    return [start for start, _ in covered] == ends[:-1] and ends[-1] == len(hub.files[NAME])

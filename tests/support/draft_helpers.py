@@ -5,14 +5,13 @@ import io
 import random
 import shutil
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import gradio as gr
 import numpy as np
 import pytest
 from PIL import Image
+from runs_helpers import written as note  # noqa: F401 - for the tests
 from ui_helpers import photos
 
 import presets
@@ -56,7 +55,7 @@ def captions(draft_id: str) -> dict[str, str]:
     return {f"{item.folder}/{item.file}".removeprefix("/"): item.caption for item in draft.items(draft_id)}
 
 
-def create_run(draft_id: str, values: dict[str, Any]) -> tuple[Path, list[str]]:
+def create_run(draft_id: str, values) -> tuple[Path, list[str]]:
     """Store settings, and create the run that Start would start: its folder and the messages."""
     draft.save_fields(draft_id, values)
     spec, warnings = run_starts.checked(draft_id)
@@ -95,12 +94,6 @@ def photo_folder(root: Path, number: int) -> Path:
         (root / f"{n}.jpg").write_bytes(content + f"{n}".encode())
         (root / f"{n}.txt").write_text(f"number {n}")
     return root
-
-
-def note(path: Path, content: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(content, encoding="utf-8")
-    return path
 
 
 def tree(root: Path) -> list[tuple[Path, str]]:
@@ -145,18 +138,18 @@ def limits(monkeypatch, **values):
     monkeypatch.setattr(presets, "defaults", lambda: table)
 
 
-def item(key: str, width: int, height: int, **more: Any) -> draft.Item:
+def item(key: str, width: int, height: int, **more) -> draft.Item:
     """An image of a draft, without a draft."""
     return draft.Item(**{"id": key, "file": f"{key}.png", "folder": "", "width": width, "height": height, "caption": "",
                          "trained_size": (width, height), "sha256": key, "warnings": (), **more})  # fmt: skip
 
 
-def entry(number: int, caption: str, folder: str = "") -> dict:
+def entry(number: int, caption: str) -> dict:
     """A stored image without a file: captions and subsets need none."""
     return {
         "width": 512, "height": 512, "sha256": f"{number:064x}", "bytes": 1, "upright": 0,
         "hash": f"{random.Random(number).getrandbits(160):040x}", "turn": 0, "file": f"{number:05}.png",
-        "stored": f"{number:024x}.png", "folder": folder, "names": [["drop", f"{number:05}"]], "caption": caption,
+        "stored": f"{number:024x}.png", "folder": "", "names": [["drop", f"{number:05}"]], "caption": caption,
         "crop": None, "mask": None, "weight": 1, "caption_by": "file" if caption else "",
     }  # fmt: skip
 
@@ -182,7 +175,7 @@ def add_photos(draft_id: str, folder: Path, count: int) -> None:
     drop(draft_id, *(photo(folder / f"{n}.png", n) for n in range(count)))
 
 
-def drawn(draw: Callable, *given: object) -> tuple[dict[str, Callable], dict[str, dict]]:
+def drawn(draw, *given: object):
     """The functions of a fold's events, and its labelled components, each by its name."""
     with gr.Blocks() as page:
         draw(*given)

@@ -34,13 +34,13 @@ def loaded(model, blocks="all", kind="", **lora_changed):
     return transformer, lora.add(transformer, blocks=families.of(model).blocks[blocks], **settings)
 
 
-def a_batch(count=2, height=8, width=12, tokens=16):
+def a_batch(count=2, height=8, width=12):
     draw = torch.Generator().manual_seed(1)
     return {
         "latents": torch.randn(count, 16, height, width, generator=draw),
-        "t5": torch.randn(count, tokens, 64, generator=draw),
+        "t5": torch.randn(count, 16, 64, generator=draw),
         "clip": torch.randn(count, 32, generator=draw),
-        "mask": torch.ones(count, tokens, dtype=torch.long),
+        "mask": torch.ones(count, 16, dtype=torch.long),
     }
 
 

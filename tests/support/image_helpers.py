@@ -10,7 +10,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -74,7 +73,7 @@ def make_image(folder: Path) -> Path:
 
 
 @contextlib.contextmanager
-def container(image: Path, root: Path, port: int, **env: str) -> Iterator[subprocess.Popen]:
+def container(image: Path, root: Path, port: int, **env: str):
     """The image's entry point as a process, with its data in `root`; killed at the end with all that it started."""
     words = [*json.loads(argument("ENTRYPOINT")), *json.loads(argument("CMD")), "--port", str(port)]
     words = [word.replace("/hangproof/", f"{image}/") for word in words]

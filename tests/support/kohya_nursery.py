@@ -27,9 +27,7 @@ _nurseries: dict[tuple[str, bool, str], nursery.Nursery] = {}
 _starting = threading.Lock()
 
 
-def run(
-    command: list[str], env: dict[str, str], cwd: Path, timeout_s: float, merged: bool = True
-) -> subprocess.CompletedProcess[str]:
+def run(command: list[str], env: dict[str, str], cwd: Path, timeout_s: float, merged: bool = True):
     """Run a command of a trainer's interpreter; merged: both streams in `stdout`. Raises subprocess.TimeoutExpired."""
     own_hub = any(env.get(name) != os.environ.get(name) for name in ("HF_ENDPOINT", "HF_HUB_CACHE"))
     if own_hub or not hasattr(os, "fork"):

@@ -1,7 +1,7 @@
 """Shared by the tests of lint: scripts as other programs write them, and what a script really starts.
 
 A script runs in bash with stand-ins for accelerate, python and torchrun that record their arguments; a batch file is
-read by the parser. `hold` fixes a script and compares: the arguments may differ only by the changes that lint reports.
+read by the parser.
 """
 
 import json

@@ -11,7 +11,6 @@ import secrets
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -129,7 +128,7 @@ class Machine:
         except subprocess.TimeoutExpired:
             raise AssertionError(f"still running: {self.status()}\n{self.output()[-3000:]}") from None
 
-    def until(self, met: Callable[[], Any], what: str, timeout_s: float = PATIENCE_S) -> Any:
+    def until(self, met, what: str, timeout_s: float = PATIENCE_S) -> Any:
         return wait_for(met, timeout_s, what)
 
     def output(self) -> str:
@@ -149,9 +148,9 @@ class Machine:
 class StandbyRun:
     """A toy run with snapshots in memory and a standby attempt, and what must hold when it has ended."""
 
-    def __init__(self, data: Path, step_s: float = 0.05, steps: int = 90, every: int = 10, limits: str = ""):
+    def __init__(self, data: Path, steps: int = 90, every: int = 10, limits: str = ""):
         self.data = data
-        self.toy = Toy(steps, every, step_s)
+        self.toy = Toy(steps, every)
         self.env = self.toy.environment(data)
         self.folder = self.toy.create(data, {})
         (data / "limits.toml").write_text("allow_below_guards = true\n" + limits)

@@ -4,7 +4,6 @@ import contextlib
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -100,7 +99,7 @@ class Pair:
 
 
 @contextlib.contextmanager
-def pair(run: Path, root: Path) -> Iterator[Pair]:
+def pair(run: Path, root: Path):
     """Two machines with a copy of the run's data root, both started."""
     shutil.copytree(run.parents[1], root, dirs_exist_ok=True)
     with netns.machines(2) as machines:

@@ -10,7 +10,6 @@ from guards import checkpoint
 from guards.heartbeat import Beat
 from monitor.attempt import Attempt
 from monitor.diagnose import causes
-from monitor.diagnose.causes import Evidence
 from monitor.diagnose.incident import Incident
 from monitor.diagnose.ranks import UNKNOWN
 from monitor.loop import Loop
@@ -32,13 +31,13 @@ HEADER = b'{"t":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
 LORA = struct.pack("<Q", len(HEADER)) + HEADER + bytes(4)
 
 
-def crash(log: str = "", **values) -> Evidence:
-    return Evidence(kind="crash", phase=values.pop("phase", "step"), step=10, log_tail=log, **values)
+def crash(log: str = "", **values) -> causes.Evidence:
+    return causes.Evidence(kind="crash", phase=values.pop("phase", "step"), step=10, log_tail=log, **values)
 
 
-def hang(stack: str = "", **values) -> Evidence:
+def hang(stack: str = "", **values) -> causes.Evidence:
     known = values.pop("stacks", {7: stack} if stack else {})
-    return Evidence(kind="hang", phase=values.pop("phase", "step"), step=10, stacks=known, **values)
+    return causes.Evidence(kind="hang", phase=values.pop("phase", "step"), step=10, stacks=known, **values)
 
 
 def frames(*names: str, main: bool = True) -> str:
@@ -47,8 +46,8 @@ def frames(*names: str, main: bool = True) -> str:
     return f"{'Current thread' if main else 'Thread'} 0x00007f (most recent call first):\n" + "\n".join(lines)
 
 
-def rank(number: int, step: int = 5, phase: str = "step", silent: float = 9.0) -> dict:
-    return UNKNOWN | {"rank": number, "pid": 100 + number, "phase": phase, "step": step, "silent_s": silent}
+def rank(number: int, step: int = 5, phase: str = "step") -> dict:
+    return UNKNOWN | {"rank": number, "pid": 100 + number, "phase": phase, "step": step, "silent_s": 9.0}
 
 
 def proc(pid: int, state: str, trainer: bool = False, ppid: int = 1, wchan: str = "") -> dict:
@@ -75,9 +74,9 @@ def attempt(folder: Path, *beats: Beat, members=None, oom_kills=None) -> Attempt
     return made
 
 
-def known(kind: str) -> Evidence:
+def known(kind: str) -> causes.Evidence:
     """What the run knows of a failure before the evidence is collected."""
-    return Evidence(kind, step=5, planned=40)
+    return causes.Evidence(kind, step=5, planned=40)
 
 
 def saved_state(folder: Path, step: int, name: str = "weights") -> Path:

@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -217,7 +216,7 @@ def spawn():
 
 
 @pytest.fixture
-def folder(tmp_path) -> Iterator[Path]:
+def folder(tmp_path):
     """Where a toy run is made; nothing of it is alive afterwards."""
     yield tmp_path / "toy"
     clean_up(tmp_path / "toy")

@@ -16,9 +16,7 @@ module.glob = types.SimpleNamespace(glob=lambda pattern: sorted(glob.glob(patter
 """musubi-tuner alone trains in the order of the folder's entries, which differs between two copies."""
 
 
-def train(
-    folder, *more: str, family=tiny.Z_IMAGE, patched=True, die_after=0, env=(), where="", code=0, **changed: str
-) -> helpers.RunResult:
+def train(folder, *more: str, family=tiny.Z_IMAGE, patched=True, die_after=0, env=(), code=0, **changed: str):
     """Run one training process in `folder`, which holds dataset.toml, caches, output, losses and metrics.
 
     It exits with `code` (a number), unless that is None.
@@ -30,7 +28,7 @@ def train(
         (folder / "sorted.py").write_text(SORTED)
         settings["TINY_FAULTS"] = f"musubi_tuner.dataset.image_video_dataset={folder / 'sorted.py'}"
     line = tiny.arguments(work, folder / "dataset.toml", folder / "made", *more, family=family, **changed)
-    command = tiny.command(tiny.trainer(family), *line, patched=patched, folder=where)
+    command = tiny.command(tiny.trainer(family), *line, patched=patched)
     return helpers.watch(command, tiny.environment(work, patched, **settings), tiny.checkout(), 400, code)
 
 

@@ -17,7 +17,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import psutil
@@ -60,7 +59,7 @@ class Machine:
         """`words` as a command that runs on this machine, in a PID namespace that ends with it."""
         return ["ip", "netns", "exec", self.name, "unshare", "--pid", "--fork", "--kill-child", "--mount-proc", *words]
 
-    def popen(self, words: list[str], env: Mapping[str, str], **more: object) -> subprocess.Popen:
+    def popen(self, words: list[str], env, **more: object) -> subprocess.Popen:
         process = subprocess.Popen(self.command(words), env={**env, "GLOO_SOCKET_IFNAME": self.interface}, **more)
         self.started.append(process)
         return process
@@ -94,7 +93,7 @@ class Machine:
 
 
 @contextlib.contextmanager
-def machines(number: int) -> Iterator[tuple[Machine, ...]]:
+def machines(number: int):
     """So many machines that reach each other."""
     mark = os.getpid()
     switch, network = f"{PREFIX}{mark}-switch", mark % 250 + 1

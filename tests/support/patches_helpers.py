@@ -4,8 +4,7 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,7 +30,7 @@ def watch(command: list[str], env: dict[str, str], cwd: Path, timeout_s: float, 
 
 
 @contextlib.contextmanager
-def ahead(request, fixture: str, jobs: dict[str, Callable], at_once: int = 2) -> Iterator[dict[str, Future]]:
+def ahead(request, fixture: str, jobs, at_once: int = 2):
     """Start the jobs that the selected tests of this module need, `at_once` at a time. Yields name → Future.
 
     A test names its job by a parameter. A job mostly starts and waits: in parallel they take half the time.

@@ -1,7 +1,6 @@
 """Processes as the tests of monitor/process/ look at them, and files of /proc that cannot be read."""
 
 import os
-import subprocess
 import sys
 import time
 
@@ -13,7 +12,7 @@ from monitor.process import platform
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc")
 
 
-def start_of(process: subprocess.Popen) -> float:
+def start_of(process) -> float:
     return platform.process_info(process.pid).start
 
 

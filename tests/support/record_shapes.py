@@ -19,7 +19,6 @@ from typing import Any
 from unittest import mock
 
 from sd_scripts_patches import ast_utils, compatibility, locate, patch as patching, registry, trainers, versions
-from sd_scripts_patches.patch import Incompatible, Target
 
 FILE = Path(__file__).with_name("data") / "upstream_shapes.json"
 NAMES = {"48d368fa557731ad0488c07304dfeba8c07910eb": "v0.10.1"}
@@ -46,7 +45,7 @@ def record(checkout: Path) -> dict[str, Any]:
         raise SystemExit(f"{checkout}: not a checkout of sd-scripts or musubi-tuner")
     modules: dict[str, Followed] = {}
 
-    def add(target: Target) -> locate.Place:
+    def add(target: patching.Target) -> locate.Place:
         place = locate.locate(target, found.source)
         followed = modules.setdefault(place.module, Followed())
         followed.places.add(_place(locate.node_of(place, found.source)))
@@ -59,14 +58,14 @@ def record(checkout: Path) -> dict[str, Any]:
             modules.setdefault(target.module, Followed())  # one that is there although the target has moved
         if not target.name:
             continue
-        with contextlib.suppress(Incompatible):
+        with contextlib.suppress(patching.Incompatible):
             place = add(target)
             head = (target.beside or target.name).split(".")[0]
             new = locate._follow(target.module, head, found.source) if place.module != target.module else None
             if new is not None:  # the module of old imports the name from the new one
                 modules[target.module].exports.add(f"from {new[0]} import {head}")
             if target.beside:  # the function by which the module was found
-                add(Target(target.module, target.beside))
+                add(patching.Target(target.module, target.beside))
     for target, rewrite in (one for patch in registry.patches(found.trainer) for one in patch.rewrites):
         place = locate.locate(target, found.source)
         try_out(rewrite, _tree(place.module, found), modules[place.module])

@@ -4,7 +4,6 @@ import hashlib
 import json
 import shutil
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy
@@ -145,7 +144,7 @@ def same_family(name: str, folder: Path) -> Path:
 INTERVAL = 3  # steps between two states
 
 
-def disturbed(train: Callable[..., helpers.RunResult], base: Path) -> tuple[Path, Path]:
+def disturbed(train, base: Path) -> tuple[Path, Path]:
     """An uninterrupted run, and one that is stopped on request at step 4, between two saves, and resumed; killed with
     SIGKILL seven micro-batches later, in its second epoch; and resumed again.
 

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 import zlib
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 from unittest import mock
 
@@ -29,8 +28,7 @@ for word in "$@"; do printf '%s\\0' "$word"; done
 @pytest.fixture
 def data(tmp_path, monkeypatch) -> Path:
     """An empty data root."""
-    root = tmp_path / "data"
-    root.mkdir()
+    root = made(tmp_path / "data")
     monkeypatch.setenv("HANGPROOF_DATA", str(root))
     return root
 
@@ -63,7 +61,7 @@ def pictures(folder: Path, count: int = 3) -> Path:
     return folder
 
 
-def sources(paths: Iterable[Path], captions: Mapping[str, str] | None = None) -> list[Source]:
+def sources(paths, captions=None) -> list[Source]:
     """Images to make a run of, with their captions by file name."""
     return [Source(path, path.name, (captions or {}).get(path.name, "")) for path in paths]
 
@@ -127,8 +125,18 @@ def contents(root: Path) -> dict[str, bytes]:
     return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
 
 
-def executable(path: Path, text: str) -> Path:
+def made(path: Path) -> Path:
+    path.mkdir(parents=True)
+    return path
+
+
+def written(path: Path, content: str | bytes) -> Path:
+    """A file with this content; folders that are missing are made."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-    path.chmod(0o755)
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def executable(path: Path, text: str) -> Path:
+    written(path, text).chmod(0o755)
     return path

@@ -24,10 +24,10 @@ def one_cpu(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
-def tiny_run(data: Path, images: int = 3, **fields) -> Path:
-    """A run of the tiny model with so many images; its folder."""
+def tiny_run(data: Path, **fields) -> Path:
+    """A run of the tiny model with three images; its folder."""
     pictures = data.parent / "pictures"
-    for number in range(images):
+    for number in range(3):
         picture(pictures / f"photo{number:03d}.png", (96, 64 if number % 2 else 96))
     return runs.create(runs.make({"name": "tiny", **TINY, **fields}), pictures)
 

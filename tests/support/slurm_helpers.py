@@ -15,7 +15,6 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -157,7 +156,7 @@ class Cluster:
 
 
 @pytest.fixture(scope="module")
-def slurm() -> Iterator[Cluster]:
+def slurm():
     """A cluster of the nodes n1, n2 and g1 with two GPUs (that nothing can use); gone at the end, whatever happens."""
     with tempfile.TemporaryDirectory(prefix="hangproof-slurm-") as folder:
         running = Cluster(Path(folder))

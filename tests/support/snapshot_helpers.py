@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from guards import checkpoint, snapshot_files
-from guards.snapshot_files import File
 from guards.snapshots import Snapshots
 
 
@@ -26,7 +25,7 @@ def writer(ring, run="/runs/a", attempt=1):
 
 
 def raw(text):
-    return [File("weights.bin", "raw", text)]
+    return [snapshot_files.File("weights.bin", "raw", text)]
 
 
 def take(snapshots_, step, files):

@@ -218,9 +218,8 @@ def sftp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     port = listener.get_port()
     public = host_key.export_public_key().decode().split()[:2]
     (home / ".ssh" / "known_hosts").write_text(f"[127.0.0.1]:{port} {' '.join(public)}\n")
-    (home / ".ssh" / "config").write_text(
-        f"Host store\n  HostName 127.0.0.1\n  Port {port}\n  User me\n  IdentityFile {home}/.ssh/key\n"
-    )
+    host = f"Host store\n  HostName 127.0.0.1\n  Port {port}\n  User me\n  IdentityFile {home}/.ssh/key\n"
+    (home / ".ssh" / "config").write_text(host)
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
     try:

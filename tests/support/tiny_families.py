@@ -22,7 +22,6 @@ from typing import Any
 import tiny_sd_scripts as tiny
 
 from benchmarks import tiny_flux
-from benchmarks.tiny_flux import write_images, write_tokenizers
 from trainer.tiny_flux import byte_letters, write_t5_tokenizer
 
 IMAGES, STEPS, EPOCHS, STATE_EVERY, SAMPLE_EVERY = 5, 10, 2, 3, 5
@@ -180,13 +179,6 @@ ANIMA = {"concat_padding_mask": True, "use_adaln_lora": True, "use_llm_adapter":
 # -- tokenizers
 
 
-def write_clip_and_t5(folder: Path) -> None:
-    """Write the tokenizers of FLUX.1, and a second CLIP's, with the names that sd-scripts gives them."""
-    write_tokenizers(folder)
-    shutil.copytree(folder / "openai_clip-vit-large-patch14", folder / "laion_CLIP-ViT-bigG-14-laion2B-39B-b160k")
-    write_bytes(folder / "Qwen_Qwen2.5-VL-7B-Instruct")
-
-
 def write_bytes(folder: Path) -> None:
     """Write a tokenizer as Qwen's: every byte is a token."""
     import transformers
@@ -284,10 +276,13 @@ def main(checkout: str, work: str, name: str) -> None:
 
     sys.path.insert(0, checkout)
     torch.manual_seed(1)
-    folder = Path(work)
-    write_clip_and_t5(folder / "tokenizers")
+    folder, tokenizers = Path(work), Path(work, "tokenizers")  # those of FLUX.1, and a second CLIP's
+    tiny_flux.write_tokenizers(tokenizers)
+    copy = tokenizers / "laion_CLIP-ViT-bigG-14-laion2B-39B-b160k"
+    shutil.copytree(tokenizers / "openai_clip-vit-large-patch14", copy)
+    write_bytes(tokenizers / "Qwen_Qwen2.5-VL-7B-Instruct")
     globals()[f"make_{name}"](folder)
-    write_images(folder / "images" / "1_thing", IMAGES)
+    tiny_flux.write_images(folder / "images" / "1_thing", IMAGES)
     (folder / "prompts.txt").write_text("a thing --w 64 --h 64 --s 2 --d 1\n", encoding="utf-8")
 
 

@@ -1,11 +1,7 @@
 """kohya's real musubi-tuner on a CPU, with tiny models: no file of the checkout is changed.
 
 A family is a row of data/tiny_musubi.toml; its models are made small, and its encoders replaced, by tiny_musubi_models.py as
-their modules are imported. Tests call `why_not()` (reason to skip, or ""), `workdir(family)` for weights, images and
-caches (made once per session), `caching(...)` for both caching commands, and `arguments(work, ...)` with `command(...)`
-for training.
-
-$MUSUBI_DIR is the checkout, $MUSUBI_VENV the environment in which it runs.
+their modules are imported. $MUSUBI_DIR is the checkout, $MUSUBI_VENV the environment in which it runs.
 """
 
 import atexit
@@ -27,8 +23,6 @@ from sd_scripts_patches.install import venv_python
 Z_IMAGE = "zimage"
 TEXT = {"text_encoder": "tiny"}
 TESTS = Path(__file__).resolve().parent
-
-
 FAMILIES = tomllib.loads(Path(__file__).with_name("data").joinpath("tiny_musubi.toml").read_text(encoding="utf-8"))
 SITE = f"""
 import importlib
@@ -82,9 +76,9 @@ def environment(work: Path, patched: bool = True, **extra: str) -> dict[str, str
     return {**env, "PYTHONPATH": os.pathsep.join([env["PYTHONPATH"], *more])}
 
 
-def command(script: str, *args: str, patched: bool = True, folder: str = "") -> list[str]:
-    """Return the command line of a script in the checkout (or in `folder` of it)."""
-    return installation().command(*args, patched=patched, script=str(Path(folder) / script))
+def command(script: str, *args: str, patched: bool = True) -> list[str]:
+    """Return the command line of a script in the checkout."""
+    return installation().command(*args, patched=patched, script=script)
 
 
 def trainer(family: str = Z_IMAGE) -> str:
@@ -118,10 +112,10 @@ def arguments(work: Path, config: Path, out: Path, *more: str, family=Z_IMAGE, *
     return tiny.command_line({**given, **changed}, "--sdpa", *more)
 
 
-def dataset(folder: Path, images: Path, batch_size: int = 1, family: str = Z_IMAGE) -> Path:
+def dataset(folder: Path, images: Path, family: str = Z_IMAGE) -> Path:
     """Write the configuration of a data set whose caches are in FOLDER/cache; return its path."""
     path = folder / "dataset.toml"
-    made = {"resolution": [64, 64], "caption_extension": ".txt", "batch_size": batch_size, "enable_bucket": True}
+    made = {"resolution": [64, 64], "caption_extension": ".txt", "batch_size": 1, "enable_bucket": True}
     made |= {"image_directory": images.as_posix(), "cache_directory": (folder / "cache").as_posix()}
     if FAMILIES[family].get("control"):
         made["control_directory"] = (images.parent / "control").as_posix()
@@ -150,11 +144,11 @@ def workdir(family: str = Z_IMAGE, images: int = 7) -> Path:
     return work
 
 
-def cached(work: Path, folder: Path, batch_size: int = 1, family: str = Z_IMAGE) -> Path:
+def cached(work: Path, folder: Path, family: str = Z_IMAGE) -> Path:
     """Copy the caches to FOLDER/cache and return the configuration that uses them."""
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copytree(work / "cache", folder / "cache")
-    return dataset(folder, work / "images", batch_size, family)
+    return dataset(folder, work / "images", family)
 
 
 def write_site(work: Path) -> None:

@@ -106,13 +106,8 @@ def _qwen_encoder(load: str, embed: str, **names: Callable[[], object]) -> Chang
     return _set(**{name: _always(made) for name, made in loads.items()}, **{embed: encode})
 
 
-_FLUX = {
-    "hidden_size": WIDTH,
-    "num_heads": HEADS,
-    "depth": LAYERS,
-    "depth_single_blocks": LAYERS,
-    "context_in_dim": TEXT,
-}
+_FLUX = {"hidden_size": WIDTH, "num_heads": HEADS, "depth": LAYERS, "depth_single_blocks": LAYERS}
+_FLUX |= {"context_in_dim": TEXT}
 
 
 def _flux_2(module: ModuleType) -> None:

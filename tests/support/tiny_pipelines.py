@@ -5,7 +5,6 @@ Their sizes are in data/tiny_pipelines.toml. FLUX.1's is trainer/tiny_flux.py, w
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import tomllib
@@ -37,14 +36,10 @@ def write_qwen_tokenizer(folder: Path) -> None:
     made.save_pretrained(folder)
 
 
-TOKENIZERS = {
-    "clip": tiny_flux.write_clip_tokenizer,
-    "t5": tiny_flux.write_t5_tokenizer,
-    "qwen": write_qwen_tokenizer,
-}
+TOKENIZERS = {"clip": tiny_flux.write_clip_tokenizer, "t5": tiny_flux.write_t5_tokenizer, "qwen": write_qwen_tokenizer}
 
 
-def part_of(row: dict[str, Any]) -> Any:
+def part_of(row):
     """A part that is no tokenizer, with random weights."""
     values = {**vars(tiny_flux).get(row.get("like", ""), {}), **row}
     values = {key: None if value == "none" else value for key, value in values.items() if key not in ("class", "like")}

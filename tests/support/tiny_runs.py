@@ -23,7 +23,6 @@ import tiny_sd_scripts
 import trainer_helpers
 
 from benchmarks import trial
-from benchmarks.trial import Job, clean_environment, read_end, read_lines, started
 from runs.paths import ROOT
 
 NAME = "fault"
@@ -40,7 +39,7 @@ BITLESS += ["prompts", "sample_every_n_steps", "sample_steps"]
 def environment(data: Path, **more: str) -> dict[str, str]:
     """The environment of a process: its own data root, the CPU, none of our variables inherited."""
     fixed = {"HANGPROOF_DATA": str(data), "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
-    return clean_environment(**{**fixed, **more})
+    return trial.clean_environment(**{**fixed, **more})
 
 
 def create(data: Path, seed: int = 0, **fields: Any) -> Path:
@@ -81,7 +80,7 @@ class Trainer:
 
     def outcome(self, folder: Path) -> dict[str, Any]:
         """Of a finished run: loss and learning rate of each step, and the LoRA."""
-        lines = [line for line in read_lines(folder / "metrics.jsonl") if line["kind"] == "step"]
+        lines = [line for line in trial.read_lines(folder / "metrics.jsonl") if line["kind"] == "step"]
         steps = {line["step"]: (line["loss"], line["lr"]) for line in lines}
         return {"steps": dict(sorted(steps.items())), "lora": self.lora(folder / f"{folder.name}.safetensors")}
 
@@ -115,8 +114,8 @@ def _undisturbed(trainer: str, seed: int, fields: tuple[tuple[str, Any], ...]) -
     variables = found.environment(data) | {"TMPDIR": str(data / "tmp"), "HANGPROOF_RUN": str(run)}
     variables["HANGPROOF_HEARTBEAT"] = str(data / "heart")
     code = None
-    with started(Job(["bash", str(run / "train.sh")], data / "log", run, variables), {}) as process:
+    with trial.started(trial.Job(["bash", str(run / "train.sh")], data / "log", run, variables), {}) as process:
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = process.wait(RUN_S)
-    assert code == 0, f"the undisturbed run ended with {code}:\n{read_end(data / 'log')}"
+    assert code == 0, f"the undisturbed run ended with {code}:\n{trial.read_end(data / 'log')}"
     return Undisturbed(data, found.outcome(run))

@@ -16,7 +16,6 @@ import inspect
 import json
 import os
 import types
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +40,7 @@ def shrink(module: types.ModuleType, sizes: dict[str, Any]) -> None:
             setattr(module, name, lambda _call=found, _value=value, **given: _call(**merged(given, _value)))
 
 
-def forced(original: Callable, values: dict[str, Any]) -> Callable:
+def forced(original, values: dict[str, Any]):
     """Return a method that takes `values` in place of what it is given under those names."""
     signature = inspect.signature(original)
 

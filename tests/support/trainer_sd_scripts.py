@@ -18,7 +18,7 @@ CHECKOUT = Path.cwd()
 sys.path[:0] = [str(CHECKOUT), str(CHECKOUT / "networks")]  # its tools import their neighbours by bare names
 
 from flux_train_network import FluxNetworkTrainer  # noqa: E402
-from library import flux_models, flux_utils, sd3_train_utils, sdxl_original_unet  # noqa: E402
+from library import flux_models, flux_utils, sdxl_original_unet  # noqa: E402
 from networks import convert_flux_lora, flux_merge_lora, lora  # noqa: E402
 from sdxl_train_network import SdxlNetworkTrainer  # noqa: E402
 
@@ -28,11 +28,6 @@ ip_noise_gamma masked_loss weighted_captions full_fp16 noise_offset multires_noi
 scale_v_pred_loss_like_noise_pred v_pred_like_loss debiased_estimation_loss
 """
 NOT_USED = dict.fromkeys(UNUSED.split())
-
-
-def scheduler(args):
-    """As FluxNetworkTrainer.get_noise_scheduler makes it."""
-    return sd3_train_utils.FlowMatchEulerDiscreteScheduler(num_train_timesteps=1000, shift=args.discrete_flow_shift)
 
 
 def flux(weights: dict):
@@ -45,9 +40,10 @@ def flux(weights: dict):
     return model.eval()
 
 
-def loss_of(trainer, args, model, schedule, latents: torch.Tensor, texts: list, **more) -> float:
+def loss_of(trainer, args, model, latents: torch.Tensor, texts: list, **more) -> float:
     given = {"latents": latents, "text_encoder_outputs_list": texts, "loss_weights": torch.ones(len(latents)), **more}
     accelerator = SimpleNamespace(device=torch.device("cpu"), autocast=nullcontext)
+    schedule = trainer.get_noise_scheduler(args, accelerator.device)
     torch.manual_seed(args.noise_seed)
     with torch.no_grad():
         value = trainer.process_batch(
@@ -62,7 +58,7 @@ def loss(requested: dict, model, batch: dict, masked: bool = False) -> float:
     trainer.model_type = "flux"
     texts = [batch["clip"], text, torch.zeros(*text.shape[:2], 3), batch["mask"]]
     masks = batch["alpha_masks"] if masked else None
-    return loss_of(trainer, args, model, scheduler(args), batch["latents"], texts, alpha_masks=masks)
+    return loss_of(trainer, args, model, batch["latents"], texts, alpha_masks=masks)
 
 
 def sdxl_loss(requested: dict, latents: torch.Tensor) -> float:
@@ -70,8 +66,7 @@ def sdxl_loss(requested: dict, latents: torch.Tensor) -> float:
     args, trainer = SimpleNamespace(**requested, **NOT_USED), SdxlNetworkTrainer()
     trainer.vae_scale_factor = 1.0
     trainer.call_unet = lambda *given, **_: given[3] / 2 + given[4].view(-1, 1, 1, 1) / 1000
-    schedule = trainer.get_noise_scheduler(args, torch.device("cpu"))
-    return loss_of(trainer, args, None, schedule, latents, [torch.zeros(1)])
+    return loss_of(trainer, args, None, latents, [torch.zeros(1)])
 
 
 def sdxl_layers() -> list[str]:

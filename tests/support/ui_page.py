@@ -74,6 +74,12 @@ def serving_again(pages: list, data, port: int, **environment) -> Iterator:
         yield server
 
 
+def press(target, shown) -> None:
+    """Click on an element, and wait for what that shows."""
+    target.click()
+    shown.wait_for()
+
+
 def open_page(page, server) -> None:
     """Open the page and wait until the form is enabled."""
     page.goto(server.url)
@@ -181,13 +187,6 @@ def unfold(label) -> None:
     until(lambda: label.evaluate("(label) => label.matches('.open')") or label.click(), "the fold is open")
 
 
-def close_and_open(fold) -> None:
-    """Close an open fold, and open it again: its content is made anew."""
-    label = fold.locator("button.label-wrap").first
-    until(lambda: not label.evaluate("(label) => label.matches('.open')") or label.click(), "the fold is closed")
-    unfold(label)
-
-
 def more_settings(page) -> None:
     """Open the fold with the rest of the settings."""
     unfold(page.get_by_role("button", name="More settings"))
@@ -223,14 +222,14 @@ def set_up_run(page, server, name: str, **fields: str) -> Path:
     return server.data / "outputs" / name
 
 
-def state_is(page, *states: str, seconds: float = RUN_S) -> None:
+def state_is(page, *states: str) -> None:
     """Wait until the run page shows one of these states."""
     wanted = ", ".join(f"[data-testid=state][data-state={state}]" for state in states)
     try:
-        page.locator(wanted).wait_for(timeout=seconds * 1000)
+        page.locator(wanted).wait_for(timeout=RUN_S * 1000)
     except TimeoutError as error:
         shown = page.locator(".hp-main").inner_text()
-        raise AssertionError(f"not {states} within {seconds} s; the page shows: {shown}") from error
+        raise AssertionError(f"not {states} within {RUN_S} s; the page shows: {shown}") from error
 
 
 def step_of(page) -> int:

@@ -1,7 +1,6 @@
 """Requests to a server of the page, as a browser, a program or an attacker sends them."""
 
 import urllib.parse
-from pathlib import Path
 
 from ui_helpers import Server
 
@@ -24,7 +23,7 @@ def upload(server: Server, name: str, content: bytes, **headers: str) -> int:
     return ask(server, "POST", "/gradio_api/upload", body, Content_Type="multipart/form-data; boundary=x", **headers)[0]
 
 
-def files_with(text: str, folder: Path) -> list[str]:
+def files_with(text: str, folder) -> list[str]:
     """The names of the files below a folder that contain a text."""
     return sorted(path.name for path in folder.rglob("*") if path.is_file() and text.encode() in path.read_bytes())
 

@@ -4,7 +4,6 @@ import ast
 import re
 import sys
 from dataclasses import fields
-from pathlib import Path
 
 import pytest
 from runs_helpers import python
@@ -26,7 +25,7 @@ ARROWS = {  # folder: what it may import of ours
 }
 
 
-def imports(path: Path) -> set[str]:
+def imports(path) -> set[str]:
     """What the file imports, also inside a function: modules, and names as `module.name`. Types alone do not count."""
     found, tree = set(), ast.parse(path.read_text(encoding="utf-8"))
     for node in list(ast.walk(tree)):
@@ -40,7 +39,7 @@ def imports(path: Path) -> set[str]:
     return found
 
 
-def module_of(path: Path) -> str:
+def module_of(path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts)
 
 

@@ -6,7 +6,7 @@ import shutil
 import pytest
 from PIL import Image
 from ui_helpers import lora_file, photos, serving, watched, write_incident, write_run
-from ui_page import a_tab, assert_accessible, faint_texts, field, has_focus, open_page, show_run, shows
+from ui_page import a_tab, assert_accessible, faint_texts, field, has_focus, open_page, press, show_run, shows
 
 from runs import slug
 from ui.run import cards
@@ -147,8 +147,7 @@ def test_the_keyboard_reaches_every_action_with_a_visible_focus(page, server):
         show_run(page, server, slug(name_of(state)))
         stops_of(page, state)
     for name, ready in TABS.items():
-        page.get_by_role("tab", name=name).click()
-        page.locator(ready).first.wait_for()
+        press(page.get_by_role("tab", name=name), page.locator(ready).first)
         stops_of(page, name)
 
 
@@ -177,8 +176,7 @@ def test_axe_finds_nothing_serious_and_all_is_readable_in_three_widths(browser, 
         login.evaluate(STILL)
         login.get_by_label("User name").fill("me")
         login.get_by_label("Password").fill("wrong")
-        login.get_by_role("button", name="Log in").click()
-        login.get_by_role("alert").wait_for()
+        press(login.get_by_role("button", name="Log in"), login.get_by_role("alert"))
         checked(login, "the login page with an error", VIEWS[0])
 
     for state, view in zip(STATES, VIEWS, strict=False):
@@ -191,8 +189,7 @@ def test_axe_finds_nothing_serious_and_all_is_readable_in_three_widths(browser, 
         assert faint_texts(page) == [], scheme
     for (name, ready), view in zip(TABS.items(), VIEWS, strict=False):
         page.set_viewport_size({"width": 1440, "height": 900})
-        page.get_by_role("tab", name=name).click()
-        page.locator(ready).first.wait_for()
+        press(page.get_by_role("tab", name=name), page.locator(ready).first)
         checked(page, name, view)
 
     page.set_viewport_size({"width": 1440, "height": 900})
@@ -214,6 +211,5 @@ def test_axe_finds_nothing_serious_and_all_is_readable_in_three_widths(browser, 
     page.get_by_test_id("models").wait_for()
     field(page, "learning_rate").fill("very " * 30)
     page.locator("#learning_rate .hp-field-error").wait_for()
-    page.locator("#start").click()
-    page.locator("#problem .hp-bad").wait_for()
+    press(page.locator("#start"), page.locator("#problem .hp-bad"))
     checked(page, "the form with images, every accordion open, errors, and the mouse on Start", *VIEWS)

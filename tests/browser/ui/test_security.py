@@ -10,13 +10,12 @@ import re
 import subprocess
 import sys
 import urllib.parse
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from loopback import answering
 from ui_helpers import PROJECT, Server, free_port, give_cookie, photos, serving, write_run
-from ui_page import PATIENCE_S, a_tab, has_focus, until
+from ui_page import PATIENCE_S, a_tab, has_focus, press, until
 from ui_requests import PASSWORD, ask, files_with, uploads
 
 
@@ -34,14 +33,14 @@ def mode(request) -> Server:
 
 
 @contextlib.contextmanager
-def attacker(pages: dict[str, str]) -> Iterator[int]:
+def attacker(pages: dict[str, str]):
     """Another web server with these pages; its port."""
     with answering(lambda request: (200, pages.get(request.path, ""), {"Content-Type": "text/html"})) as server:
         yield server.server_port
 
 
 @contextlib.contextmanager
-def free_tab(browser) -> Iterator:
+def free_tab(browser):
     """A tab that may go anywhere and may see errors, as an attack needs, and that has no cookie."""
     with contextlib.closing(browser.new_context()) as context:
         page = context.new_page()
@@ -119,8 +118,7 @@ def test_a_link_from_another_site_opens_the_page_and_markup_in_it_runs_no_script
     with attacker({"/": link}) as port, free_tab(browser) as page:
         give_cookie(page.context, server.url)
         page.goto(f"http://localhost:{port}/")
-        page.get_by_text("Hangproof").click()
-        page.locator("body.hp-open").wait_for()
+        press(page.get_by_text("Hangproof"), page.locator("body.hp-open"))
         assert page.url == f"{server.url}/?tab=doctor"
         page.evaluate("""() => {
             const box = document.createElement("div");
@@ -160,8 +158,7 @@ def test_logging_in_and_out(listening, browser):
         page.locator("body.hp-open").wait_for()
         cookie = "; ".join(f"{one['name']}={one['value']}" for one in page.context.cookies())
         assert ask(listening, "GET", "/config", Cookie=cookie)[0] == 200
-        page.get_by_role("button", name="Log out").click()
-        page.get_by_text("You are logged out.").wait_for()
+        press(page.get_by_role("button", name="Log out"), page.get_by_text("You are logged out."))
         assert page.context.cookies() == []
         assert ask(listening, "GET", "/config", Cookie=cookie)[0] == 401  # the old cookie is worth nothing
         page.goto(listening.url)
@@ -194,8 +191,7 @@ def test_any_address_shows_where_the_token_is_and_takes_it(server, browser):
         page.keyboard.press("Enter")
         page.get_by_role("alert").get_by_text("This is not the token.").wait_for()
         page.get_by_label("Token").fill(f"  {server.url}/?token={server.token} ")  # the whole line from the terminal
-        page.get_by_role("button", name="Open Hangproof").click()
-        page.locator("body.hp-open").wait_for()
+        press(page.get_by_role("button", name="Open Hangproof"), page.locator("body.hp-open"))
         assert page.url == f"{server.url}/?tab=doctor"
         (cookie,) = page.context.cookies()
         assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Strict")

@@ -1,5 +1,3 @@
 """Fixtures of the page's long journeys."""
 
 from ui_helpers import runs_data as data
-
-__all__ = ["data"]

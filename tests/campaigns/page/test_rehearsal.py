@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-from collections.abc import Iterator
 
 import pytest
 from ui_helpers import PACED, photos, serving
@@ -16,7 +15,7 @@ SLOW = {**PACED, "HANGPROOF_PACE_S": "4"}
 
 
 @contextlib.contextmanager
-def two_browsers(browser) -> Iterator[tuple]:
+def two_browsers(browser):
     """Two tabs in contexts of their own. Requests that failed while there was no server are no errors."""
     with a_tab(browser) as first, a_tab(browser, width=390, color_scheme="dark") as second:
         yield first, second

@@ -1,8 +1,6 @@
 """`python -m captions` on a folder of images: what is written and kept, and that a key is sent to its server only."""
 
 import json
-import subprocess
-from pathlib import Path
 
 import pytest
 from caption_server import answering, texts
@@ -11,7 +9,7 @@ from runs_helpers import python
 KEY = "sk-secret-0123456789"
 
 
-def command(folder: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+def command(folder, *arguments: str, **env: str):
     """The command's result; HTTP_PROXY is set to see that this machine is asked directly."""
     env = {"HTTP_PROXY": "http://127.0.0.1:9", "NO_PROXY": "", **env}
     return python("-m", "captions", str(folder), *arguments, timeout=120, **env)

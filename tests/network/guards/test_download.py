@@ -13,7 +13,6 @@ import pytest
 from download_helpers import CONTENT, FILES, NAME, REPO, get, no_overlap, part, whole
 from filelock import FileLock
 from hub_server import COMMIT, Fault, only_hub
-from huggingface_hub import close_session
 from hypothesis import HealthCheck, example, given, settings, strategies as st
 from monitor_helpers import wait_for
 from ui_helpers import small_disk
@@ -90,12 +89,12 @@ def test_https_is_watched_too_and_an_unknown_certificate_is_refused_at_once(tmp_
                 get(tmp_path / "d" / NAME)
             assert error.value.kind == "server"
             monkeypatch.setenv("SSL_CERT_FILE", str(made))
-            close_session()
+            huggingface_hub.close_session()
             hub.faults = [Fault("drop", 100_000), Fault("stall", 200_000)]
             get(tmp_path / "d" / NAME, stall_s=60)
             assert (tmp_path / "d" / NAME).read_bytes() == CONTENT and no_overlap(hub)
     finally:
-        close_session()
+        huggingface_hub.close_session()
 
 
 def test_a_disk_that_fills_keeps_the_received_bytes_and_says_so(hub, tmp_path):

@@ -5,6 +5,7 @@ import http.client
 
 import psutil
 import pytest
+from runs_helpers import written
 from ui_helpers import PROJECT, photos
 from ui_page import PATIENCE_S
 from ui_requests import ask
@@ -19,8 +20,7 @@ OTHERS = "a.html a.svg a.xml a.xhtml a.js a.pdf a.css a a.png.html .a.png .hidde
 @pytest.mark.parametrize("name", [*KINDS, *OTHERS.split()])
 def test_a_file_of_a_run_is_an_image_or_a_download_and_no_other_is_sent(server, name):
     path = server.data / "outputs" / "kinds" / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(CONTENT)
+    written(path, CONTENT)
     status, headers, body = ask(server, "GET", f"/gradio_api/file={path}")
     if name not in KINDS:
         assert status == 404
@@ -32,11 +32,9 @@ def test_a_file_of_a_run_is_an_image_or_a_download_and_no_other_is_sent(server, 
 
 def test_a_downloaded_log_has_only_the_names_of_the_secrets_of_its_run(server):
     log = server.data / "outputs" / "logged" / "training.log"
-    log.parent.mkdir(parents=True)
-    log.write_bytes(b"key 0123456789abcdef\n" * 100_000 + b"\xff end")
+    written(log, b"key 0123456789abcdef\n" * 100_000 + b"\xff end")
     env = server.data / ".secrets" / "logged.env"
-    env.parent.mkdir(exist_ok=True)
-    env.write_text("export WANDB_API_KEY=0123456789abcdef\n")
+    written(env, "export WANDB_API_KEY=0123456789abcdef\n")
     status, headers, body = ask(server, "GET", f"/gradio_api/file={log}")
     assert (status, body) == (200, b"key (WANDB_API_KEY)\n" * 100_000 + b"\xff end")
     assert headers["Content-Disposition"].startswith("attachment") and headers["Content-Type"] == KINDS[log.name]
@@ -49,8 +47,7 @@ def test_files_are_found_only_by_their_own_path(server, tmp_path):
     waiting, outside = data / "datasets" / ".uploads" / "x" / "1.png", tmp_path / "outside.png"
     link = data / "outputs" / "link.png"
     for path in (thumb, state, waiting, outside, data / "models.toml"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(photo)
+        written(path, photo)
     link.symlink_to(outside)
     assert ask(server, "GET", f"/gradio_api/file={thumb}")[0] == 200
     refused = [state, waiting, outside, link, data / "outputs", data / "models.toml", server.log, PROJECT / "app.py"]

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from http.cookies import SimpleCookie
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from ui.api.server import CLIENT
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "PROPFIND")
 
 
-def routes(application, prefix: str = "") -> Iterator[tuple[str, set[str]]]:
+def routes(application, prefix: str = ""):
     """(path with its parameters filled in, methods) of every route of an application and of those mounted in it."""
     for route in getattr(application, "routes", None) or []:
         path = re.sub(r"\{[^}]*\}", "x", prefix + getattr(route, "path", ""))

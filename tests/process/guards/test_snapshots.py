@@ -11,7 +11,6 @@ import torch
 from snapshot_helpers import raw, restored, take, writer
 
 from guards import checkpoint, reading, snapshot_files, snapshots
-from guards.snapshot_files import File
 from guards.snapshots import Snapshots
 from monitor.resume.checkpoints import memory_summary
 
@@ -27,7 +26,7 @@ def test_a_snapshot_keeps_the_values_of_its_step(ring):
     tensor = torch.zeros(1 << 20)
     ours = writer(ring)
     ours.due()
-    ours.take("toy-step00000001-state", 1, 1, [File("a.pt", "torch", {"a": tensor, "n": [1.5]})])
+    ours.take("toy-step00000001-state", 1, 1, [snapshot_files.File("a.pt", "torch", {"a": tensor, "n": [1.5]})])
     tensor.fill_(7.0)
     ours.wait()
     values = torch.load(restored(ring) / "a.pt")
@@ -37,7 +36,7 @@ def test_a_snapshot_keeps_the_values_of_its_step(ring):
 def test_the_thread_waits_for_an_event_before_it_copies_pinned_memory_into_the_snapshot(ring):
     """The event is a stand-in that fills the memory; a copy from a GPU itself needs one."""
     ours, waited = writer(ring), []
-    plan = snapshot_files.plan([File("a.pt", "torch", {"a": torch.arange(700_000), "b": torch.ones(3)})])
+    plan = snapshot_files.plan([snapshot_files.File("a.pt", "torch", {"a": torch.arange(700_000), "b": torch.ones(3)})])
     slot, pinned = ours._slots[0], torch.zeros(plan.layout.end + 100, dtype=torch.uint8)
     ours._begin(slot, plan)
 
@@ -82,7 +81,7 @@ def test_what_cannot_be_held_turns_it_off_and_gives_the_memory_back(ring, capfd,
         monkeypatch.setattr(snapshots, "MEMORY_POLL_S", 0.0)
         assert not ours.due()
     else:
-        take(ours, 2, [File("a.pt", "torch", {"a": lambda: 0})])
+        take(ours, 2, [snapshot_files.File("a.pt", "torch", {"a": lambda: 0})])
     assert reason in ours.off and not ours.active and not ours.due()
     assert list(ring.iterdir()) == [ring / snapshots.OFF]
     assert memory_summary(str(ring))["off"] == ours.off and ours.off in capfd.readouterr().out
@@ -96,7 +95,7 @@ def test_a_state_that_does_not_fit_into_memory_turns_it_off(ring, monkeypatch, s
         monkeypatch.setattr(os, "statvfs", lambda folder: SimpleNamespace(f_bavail=64 << 8, f_frsize=4096))
     monkeypatch.setattr(snapshots, "LOW", 0)
     ours = writer(ring)
-    take(ours, 1, [File("a.pt", "torch", torch.zeros(3 << 20))])
+    take(ours, 1, [snapshot_files.File("a.pt", "torch", torch.zeros(3 << 20))])
     assert ours.active == (short_of is None)
     assert ours.active or ("67 MB free" in ours.off and list(ring.iterdir()) == [ring / snapshots.OFF])
     assert ("the machine or its container has" in ours.off) == (short_of == "memory")
@@ -140,5 +139,5 @@ def test_while_a_snapshot_is_written_the_other_one_counts_and_it_does_not(ring, 
 
     monkeypatch.setattr(snapshot_files, "complete", completes)
     for step in (1, 2, 3):
-        take(ours, step, [File("a.pt", "torch", torch.full((9,), step))])
+        take(ours, step, [snapshot_files.File("a.pt", "torch", torch.full((9,), step))])
     assert seen == [[], [], [1], [1], [2], [2]] and steps(ring) == [3, 2]

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 from launch_helpers import put_run, run_with_store
 from monitor_helpers import wait_for
-from runs_helpers import call
+from runs_helpers import call, written
 
 from launch import fleet
 from launch.common import LaunchError
@@ -22,8 +22,7 @@ def test_a_store_shows_its_runs_with_the_machine_that_holds_each(data, tmp_path)
     lease = Lease(open_place(str(store)).under("starting"))  # has a lease, and no status yet
     wait_for(lambda: lease.poll() == "held", what="the lease is held")
     (store / "far-cat" / "requests").mkdir()
-    (store / "unclaimed").mkdir()
-    (store / "unclaimed" / "status.json").write_text('{"state": "running"}')
+    written(store / "unclaimed" / "status.json", '{"state": "running"}')
     (store / "not a run").mkdir()
     found = {run["slug"]: run for run in fleet.read_store(str(store))}
     assert set(found) == {"far-cat", "done", "starting", "unclaimed"}

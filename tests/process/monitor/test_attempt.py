@@ -210,9 +210,7 @@ def test_what_is_killed_is_named_and_what_lives_on_starts_no_second_writer(make_
     assert Incident.load(loop.incident.folder).killed == [{"name": "python", "pid": 8}]
     loop.state.shutdown = Shutdown("preempted", gone_by_s=time.monotonic() + 4)
     kill_processes(loop, attempt, (3.0, 30.0))
-    assert loop.queue.acquire.called, (
-        "an adopted training had the GPU: the pause before the restart gives it to no other run"
-    )
+    assert loop.queue.acquire.called, "the pause before the restart gives an adopted training's GPU to no other run"
     assert given[0] == (END.grace_s, END.kill_wait_s) and given[1] == (3.0, pytest.approx(1.0, abs=0.5))
     assert waits[0] == ({8}, END.gpu_memory_s) and waits[1][0] == {7} and waits[1][1] <= 4
     assert [p["pid"] for p in loop.incident.killed] == [8, 7]

@@ -1,21 +1,23 @@
-"""How an attempt is started, what keeps a run from its start, and what makes a run complete, on real folders."""
+"""How an attempt is started, what prevents that, what makes a run complete, and two machines that train one run."""
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
 import pytest
+from machines_helpers import AGAIN, together
 from monitor_evidence import LORA, beat, open_incident, saved_state
-from monitor_helpers import events, finish, monitor, supervise, toy, toy_run, wait_for
+from monitor_helpers import ROOT, environment, events, finish, limits_file, monitor, supervise, toy, toy_run, wait_for
 from proc_helpers import linux
-from run_facts import incidents, report, status, step_of
-from runs_helpers import executable, pictures
-from toys import fault_at
+from run_facts import incidents, report, status, step_of, weight
+from runs_helpers import executable, pictures, written
+from toys import fault_at, undisturbed
 
 import runs
 from monitor import config, recovery, state as states
@@ -32,9 +34,8 @@ from runs.scripts import rendered
 ENV = "env | grep HANGPROOF >env.txt\n"
 
 
-def script(run, text: str = "") -> Path:
-    path = run.folder.folder / "train.sh"
-    path.write_text(ENV + text)
+def script(run, text: str = ""):
+    path = written(run.folder.folder / "train.sh", ENV + text)
     return path
 
 
@@ -217,8 +218,7 @@ def test_a_lora_that_does_not_verify_is_never_called_completed(make_loop, tmp_pa
     assert "damaged" in recovery.complete(loop)
     lora.unlink()
     assert "missing" in recovery.complete(loop)
-    save_dir.mkdir()
-    (save_dir / lora.name).write_bytes(LORA)
+    written(save_dir / lora.name, LORA)
     loop.state.save_dir = str(save_dir)
     for size in (None, len(LORA) - 1, len(LORA)):  # beside what was saved locally, what an earlier attempt left
         if size:
@@ -288,9 +288,7 @@ def test_where_states_are_and_how_long_the_machine_stays(make_loop, tmp_path):
     (tmp_path / "local").mkdir()
     assert run.state_folders() == [own, tmp_path / "local"] and second.state_folders() == [own]
     saved_state(tmp_path / "local", 90).rename(tmp_path / "local" / "toy-r8-step00000090-state")
-    assert checkpoints.newest(run.state_folders()) is None, (
-        "another run, such as one of the same sweep, has this save_dir too"
-    )
+    assert checkpoints.newest(run.state_folders()) is None, "another run, as of a sweep, has this save_dir too"
     mine = saved_state(tmp_path / "local", 20)
     assert checkpoints.newest(run.state_folders()) == mine
     assert run.remaining_s() == float("inf")
@@ -355,3 +353,51 @@ def test_a_run_whose_folder_is_moved_stops_with_that_reason_and_leaves_nothing_a
     code, _, err = finish(process)
     assert code == 1 and f"{folder / 'train.sh'} is gone: the run's folder was moved or deleted. Move it back" in err
     assert not folder.exists() and checkpoints.newest([moved])
+
+
+STEPS = 60
+LIMITS = "[watch]\nstopped_s = 1\n[end]\ngrace_s = 1\n[phases.step]\nfloor_s = 60\n"
+
+
+@pytest.fixture
+def run(tmp_path):
+    return together(tmp_path / "toy", steps=STEPS)
+
+
+@pytest.fixture
+def loops(run):
+    """Two machines, started. Each is the shell's loop that starts a machine's part again, in place of Slurm's job."""
+    started, limits = [], str(limits_file(run, LIMITS))
+    for number in (0, 1):
+        env = environment(run, HANGPROOF_NODE=str(number), HANGPROOF_LIMITS=limits)
+        with open(run / f"console-{number}.txt", "ab") as log:
+            command = ["bash", "-c", AGAIN, sys.executable, str(run)]
+            started.append(subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=log))
+    yield started
+    for loop in started:
+        if loop.poll() is None:  # the test has failed
+            for process in [*psutil.Process(loop.pid).children(recursive=True), loop]:
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+            loop.wait()
+
+
+def console(folder):
+    return "\n".join(path.read_text(errors="replace")[-4000:] for path in sorted(folder.rglob("console-*.txt")))
+
+
+def test_a_stopped_rank_is_named_by_its_machine_and_all_start_again_from_the_last_state(run, loops):
+    second = run / "machines" / "1"
+    (rank,) = wait_for(lambda: status(run)["step"] >= 35 and status(second)["trainer_pids"], 60, "step 35")
+    os.kill(rank, signal.SIGSTOP)
+    assert [loop.wait(120) for loop in loops] == [0, 0], console(run)
+    now = status(run)
+    assert now["state"] == "completed" and now["attempt"] > 1 and weight(run) == undisturbed(STEPS), console(run)
+    (other,) = now["machines"]
+    assert other["machine"] == "1" and other["host"] and other["step"] >= 35, now  # as last read: it may end later
+    assert status(second)["step"] == STEPS
+    found, *_ = incidents(second)
+    assert (found["kind"], found["cause"], found["evidence"]["rank"]) == ("hang", "trainer_stopped", 1), found
+    own, *_ = incidents(run)
+    assert (own["kind"], own["evidence"]["rank"]) == ("crash", 0), "the first machine has its own side of it"
+    assert own["resumed_from"] >= 30

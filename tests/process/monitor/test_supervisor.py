@@ -47,7 +47,7 @@ def test_an_undisturbed_run_completes_with_exit_code_0_and_no_incident(folder):
 @pytest.mark.slow
 @pytest.mark.journey
 def test_a_step_that_hangs_is_found_ended_and_resumed_with_the_result_of_a_calm_run(folder):
-    """test_machines.py has one that is stopped."""
+    """test_recovery.py has one that is stopped."""
     toy_run(folder, HANG, **SHORT)
     code, output, _ = supervise(folder)
     assert code == 0

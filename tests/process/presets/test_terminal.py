@@ -51,7 +51,5 @@ def test_a_network_drive_that_is_gone_is_named_in_a_line():
         ("", "Traceback"),
     ):
         raises = f"lambda: (_ for _ in ()).throw(OSError(116, 'Stale file handle'{where}))"
-        done = run(
-            [sys.executable, "-c", PRINTS.format(raises)], cwd=ROOT, capture_output=True, timeout=60, check=False
-        )
+        done = run([sys.executable, "-c", PRINTS.format(raises)], cwd=ROOT, capture_output=True, timeout=60)
         assert done.returncode == 1 and done.stderr.decode().startswith(says), done.stderr

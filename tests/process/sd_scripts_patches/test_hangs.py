@@ -11,7 +11,6 @@ import re
 import sys
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 
 import patches_helpers as helpers
 import pytest
@@ -89,7 +88,7 @@ class Probe:
     env: dict[str, str] = field(default_factory=dict)
     never: str = "Segmentation fault"
 
-    def run(self, folder: Path) -> helpers.RunResult:
+    def run(self, folder) -> helpers.RunResult:
         folder.mkdir()
         return helpers.module(folder, self.source, *self.args, trainer=None, **self.env)
 

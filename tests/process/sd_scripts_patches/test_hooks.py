@@ -1,7 +1,5 @@
 """Modules and scripts that are rewritten and patched as they are imported."""
 
-from pathlib import Path
-
 import children
 import pytest
 from patches_helpers import write
@@ -48,7 +46,7 @@ runner.run_script(Path({folder!r}) / "script.py", [])
 TOO_EARLY = "import sys\nsys.path.insert(0, {folder!r})\nimport thing\n"
 
 
-def drive(folder: Path, thing: str = THING, script: str = SCRIPT, before: str = ""):
+def drive(folder, thing: str = THING, script: str = SCRIPT, before: str = ""):
     for name, text in {"probe_patch.py": REWRITE, "thing.py": thing, "script.py": script}.items():
         write(folder, name, text)
     return children.run((before + DRIVER).format(folder=str(folder)))

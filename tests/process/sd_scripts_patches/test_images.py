@@ -3,6 +3,7 @@
 import time
 from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
+from unittest.mock import Mock
 
 import patches_helpers as helpers
 import pytest
@@ -52,10 +53,7 @@ def test_the_replacement_of_a_batch_depends_on_the_index_alone(monkeypatch, caps
 
 
 def test_too_many_unreadable_images_end_the_run_with_a_name(monkeypatch):
-    def load(path, alpha):
-        raise FileNotFoundError(2, "No such file or directory", path)
-
-    _, data = images_module(monkeypatch, load)
+    _, data = images_module(monkeypatch, Mock(side_effect=FileNotFoundError(2, "No such file or directory")))
     monkeypatch.setenv("HANGPROOF_SKIP_IMAGES", "3")
     with pytest.raises(OSError, match=r"image 3\.png cannot be read \(FileNotFoundError") as caught:
         data[0]

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import psutil
 import pytest
@@ -65,12 +64,12 @@ def folder(tmp_path, data, monkeypatch):
             os.kill(pid, signal.SIGKILL)
 
 
-def pids(folder: Path) -> list[list[int]]:
+def pids(folder) -> list[list[int]]:
     """[its pid, that of the process it started] of each command that began."""
     return [[int(word) for word in line.split()] for line in (folder / "pids").read_text().splitlines()]
 
 
-def left(folder: Path) -> list[int]:
+def left(folder) -> list[int]:
     """The processes of the commands that live."""
     started = {pid for pair in pids(folder) for pid in pair}
     living = (one for one in psutil.process_iter(["status"]) if one.info["status"] != psutil.STATUS_ZOMBIE)

@@ -16,14 +16,13 @@ from trainer_helpers import good, metrics, sha, train as start
 from guards import checkpoint, reading, state_saves
 from guards.heartbeat import Heartbeat, read
 from guards.snapshots import Snapshots
-from guards.state_saves import StateSaves
 
 
 def test_a_save_that_stands_still_beats_no_more_and_one_on_a_slow_disk_does(ring, tmp_path, monkeypatch):
     """The disk writes a piece each time that the test allows it."""
     monkeypatch.setattr(state_saves, "BEAT_POLL_S", 0.05)
     record, allowed = tmp_path / "rank-0.hb", threading.Semaphore(0)
-    saves = StateSaves(Snapshots(ring, str(tmp_path), "spec"), Heartbeat(record))
+    saves = state_saves.StateSaves(Snapshots(ring, str(tmp_path), "spec"), Heartbeat(record))
 
     def write(files):
         for _ in range(6):

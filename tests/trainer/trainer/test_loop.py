@@ -1,11 +1,12 @@
-"""Whole runs of the trainer as processes: saves, samples and metrics, and a loss that is no number."""
+"""Whole runs of the trainer as processes: saves, samples and metrics, masks, and a loss that is no number."""
 
 import re
 import subprocess
 import sys
 
+from mask_helpers import EPOCHS, NO_LEARNING, check, mask_images
 from safetensors import safe_open
-from trainer_helpers import ROOT, environment, flags, fork, good, metrics
+from trainer_helpers import ROOT, environment, flags, fork, good, make_config, make_images, metrics, trained
 
 from guards import heartbeat
 
@@ -68,3 +69,28 @@ def test_a_loss_that_is_no_number_ends_the_run_names_its_images_and_nothing_of_i
     assert not list(tmp_path.glob("*.safetensors"))
     (beat,) = heartbeat.read_all(tmp_path / "beats")
     assert beat.outcome == "failed" and beat.note.startswith("the loss of step 2")
+
+
+def test_the_built_in_trainer_leaves_the_ignored_part_out_of_its_loss(work, tmp_path):
+    """A learning rate that changes no weight makes the losses of two runs comparable step by step: below a black mask
+    the loss is exactly 0, with a white one it is that of the image without a mask, with half a mask that of the other
+    half."""
+    images = make_images(tmp_path / "images")
+    plain, config, three = (tmp_path / f"{name}.toml" for name in ("plain", "masked", "three"))
+    for path, size in ((plain, 1), (config, 1), (three, 3)):
+        make_config(path, images, repeats=1, batch_size=size)
+        path.write_text(path.read_text() + ("" if path == plain else "alpha_mask = true\n"))
+    settings = {"max_train_steps": None, "max_train_epochs": EPOCHS, "learning_rate": NO_LEARNING}
+
+    def losses(config, name: str) -> list[float]:
+        return [row["loss"] for row in metrics(trained(work, name, config=config, **settings))]
+
+    whole = losses(plain, "whole")
+    mask_images(images)
+    masked = losses(config, "masked")
+    check(whole, masked, 5)
+    cached = {path: path.stat().st_mtime_ns for path in images.glob(".hangproof-cache/latents-*")}
+    assert losses(config, "again") == masked  # from the cache, which has the masks
+    assert {path: path.stat().st_mtime_ns for path in images.glob(".hangproof-cache/latents-*")} == cached
+    # The third image is a batch of its own, the first is in one with two that are trained.
+    assert losses(three, "three").count(0) == EPOCHS

@@ -5,14 +5,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from runs_helpers import made, written
 from safetensors.torch import load_file
 
 from guards import quantized
 
 
 def test_a_copy_that_cannot_be_written_is_reported_once_and_hinders_nothing(tmp_path, capsys):
-    weights = tmp_path / "flux.safetensors"
-    weights.write_bytes(b"weights")
+    weights = written(tmp_path / "flux.safetensors", b"weights")
     (tmp_path / quantized.FOLDER).write_text("in the way of the folder")
     copy = quantized.Copy(tmp_path, [weights], "float8")
     for name in ("weight", "bias"):
@@ -29,8 +29,7 @@ def model(tmp_path, monkeypatch):
     monkeypatch.setattr(quantized, "RESERVE", 0)
     at_once = SimpleNamespace(Thread=lambda target, **_: SimpleNamespace(start=target))
     monkeypatch.setattr(quantized, "threading", at_once)
-    file = tmp_path / "flux-00001-of-00002.safetensors"
-    file.write_bytes(b"a" * 100_000 + b"b" * 100_000)
+    file = written(tmp_path / "flux-00001-of-00002.safetensors", b"a" * 100_000 + b"b" * 100_000)
     return file
 
 
@@ -48,8 +47,7 @@ def test_another_model_or_another_cast_has_another_copy(model):
 
 def test_a_copy_is_complete_when_it_has_its_name_and_replaces_older_ones_of_its_model(model):
     copy = quantized.Copy(model.parent, [model], "float8")
-    folder = copy.path.parent
-    folder.mkdir()
+    folder = made(copy.path.parent)
     assert copy.path.name.startswith("flux-") and len(copy.path.name) == len("flux-.safetensors") + 16
     names = (f"flux-{'0' * 16}.safetensors", f"flux-fp8-{'0' * 16}.safetensors", "a.tmp", "b.tmp")
     old, other, left, recent = (folder / name for name in names)

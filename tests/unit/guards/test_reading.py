@@ -9,18 +9,17 @@ from unittest.mock import DEFAULT, Mock
 import pytest
 
 from guards import reading
-from guards.reading import TRIES_COUNT, read_bytes
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOMEM, errno.EIO])
 def test_a_shortage_is_tried_again_and_another_error_is_not(tmp_path, monkeypatch, number):
-    tries = 1 if number == errno.EIO else TRIES_COUNT
+    tries = 1 if number == errno.EIO else reading.TRIES_COUNT
     (tmp_path / "stat").write_bytes(b"7 (python) S")
     for fails, outcome in ((tries - 1, nullcontext()), (tries, pytest.raises(OSError))):
         opened = Mock(side_effect=[*[OSError(number, "no")] * fails, DEFAULT], wraps=open)
         with monkeypatch.context() as patch, outcome:
             patch.setattr(builtins, "open", opened)
-            assert read_bytes(tmp_path / "stat") == b"7 (python) S"
+            assert reading.read_bytes(tmp_path / "stat") == b"7 (python) S"
 
 
 def test_what_cannot_be_read_is_empty_and_what_is_no_object_is_none(tmp_path):

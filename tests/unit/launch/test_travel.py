@@ -47,9 +47,8 @@ def test_a_run_that_needs_files_of_this_machine_is_not_sent_to_a_rented_one_befo
     data, tmp_path, monkeypatch, field
 ):
     own = str(pictures(tmp_path / "own"))
-    folder = a_run(
-        data, store=str(tmp_path / "store"), **{field: own if field == "control_dir" else {"network_weights": own}}
-    )
+    value = own if field == "control_dir" else {"network_weights": own}
+    folder = a_run(data, store=str(tmp_path / "store"), **{field: value})
     with pytest.raises(LaunchError, match=f"needs {own}, which no store carries"):
         travel.upload(folder)
     monkeypatch.setattr(travel.StoreAgent, "flush", lambda *words: "")

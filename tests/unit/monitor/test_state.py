@@ -118,9 +118,8 @@ def test_a_completed_run_has_work_to_do_once_it_was_made_again(tmp_path):
     (tmp_path / f"{tmp_path.name}.safetensors").touch()
     assert states.nothing_left(tmp_path).startswith("already completed (40 steps). To train longer")
     (tmp_path / "job.json").write_text(json.dumps({"digest": "new", "run_toml": known}))
-    assert (
-        states.nothing_left(tmp_path) == "" and states.spec_hash(tmp_path) == "new" and not states.spec_edited(tmp_path)
-    )
+    assert states.nothing_left(tmp_path) == ""
+    assert states.spec_hash(tmp_path) == "new" and not states.spec_edited(tmp_path)
     (tmp_path / "run.toml").write_text("x = 2\n")
     assert states.spec_edited(tmp_path)
     state.renew(known)

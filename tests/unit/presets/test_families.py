@@ -6,7 +6,6 @@ The real parsers run in the trainer's environment, one process a trainer: import
 import json
 import re
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,7 +25,7 @@ from runs.paths import CHECKOUTS, datasets_dir
 from runs.sanity import judge
 
 
-def scripts(models=FAMILIES, platforms=PLATFORMS) -> Iterator[tuple["runs.RunSpec", str, str]]:
+def scripts(models=FAMILIES, platforms=PLATFORMS):
     """(spec, platform, text) of each of these × tier × platform."""
     for model, backend in models:
         for tier in fitting(model, backend):

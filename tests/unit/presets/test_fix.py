@@ -5,7 +5,6 @@ that lint reports. Batch files and PowerShell scripts are compared by the parser
 """
 
 import re
-from pathlib import Path
 
 import pytest
 from cmd_words import cmd_words
@@ -21,7 +20,7 @@ OTHERS = [entry for entry in CORPUS["command"] if entry["source"] == "kohya-ss/m
 
 
 @pytest.fixture(scope="module")
-def programs(tmp_path_factory) -> Path:
+def programs(tmp_path_factory):
     return stand_ins(tmp_path_factory.mktemp("programs"))
 
 

@@ -1,14 +1,12 @@
 """The flags of a trainer are read from its source, at each commit."""
 
-from pathlib import Path
-
 import pytest
 
 import presets
 from presets import schema
 
 
-def small_checkout(folder: Path) -> Path:
+def small_checkout(folder):
     """A checkout with a parser in two files."""
     (folder / "library").mkdir(parents=True)
     (folder / "library/args.py").write_text("""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from draft_helpers import camera_exif, limits
 from PIL import Image
-from runs_helpers import picture, pictures, sources
+from runs_helpers import made, picture, pictures, sources
 
 import runs
 from runs import dataset
@@ -17,8 +17,7 @@ from runs import dataset
 
 def take(tmp_path: Path, images, trigger="") -> tuple[Path, list[str]]:
     """Copy images into a data set; returns its folder and the notes."""
-    folder = tmp_path / "taken"
-    folder.mkdir()
+    folder = made(tmp_path / "taken")
     notes: list[str] = []
     images = images if isinstance(images, Path) else sources(images)
     dataset.ingest(dataset.gather(images, trigger), folder, notes.append)
@@ -78,8 +77,7 @@ def test_transparency_is_white_an_animation_gives_its_first_frame_and_a_plain_pi
 def test_no_images_is_an_error_and_one_is_a_note_and_a_pipe_does_not_block(tmp_path):
     os.mkfifo(tmp_path / "pipe.png")
     assert "no images" in refused(tmp_path)
-    empty = tmp_path / "empty"
-    empty.mkdir()
+    empty = made(tmp_path / "empty")
     (empty / "readme.md").write_text("hello")
     assert f"no images in {empty};" in refused(empty) and "no images in the selected files;" in refused([])
     assert "is not a folder" in refused(tmp_path / "nowhere")
@@ -110,8 +108,7 @@ def test_hostile_names_become_harmless_and_stay_apart(tmp_path):
     names = [f"{stem}.png" for stem in stems]
     files = [picture(tmp_path / "in" / name) for name in names]
     files += [picture(tmp_path / part / "same.png") for part in ("one", "two")]  # of one name, from two folders
-    folder = tmp_path / "taken"
-    folder.mkdir()
+    folder = made(tmp_path / "taken")
     dataset.ingest([dataset.Source(path, path.name, f"caption of {i}") for i, path in enumerate(files)], folder)
     taken = dataset.images_in(folder)
     assert len({p.name.casefold() for p in taken}) == len(files)

@@ -12,7 +12,7 @@ from unittest.mock import Mock
 
 import pytest
 import tomllib
-from runs_helpers import contents, picture, pictures, sources, spec
+from runs_helpers import contents, picture, pictures, sources, spec, written
 from ui_helpers import small_disk
 
 import runs
@@ -54,8 +54,7 @@ def test_bad_input_and_ctrl_c_in_the_middle_leave_nothing(tmp_path, data, monkey
         patch.setattr("runs.folders.write", Mock(side_effect=KeyboardInterrupt))
         runs.create(spec(), pictures(tmp_path / "in"))
     assert nothing_made(data)
-    text = tmp_path / "words.png"
-    text.write_text("words")
+    text = written(tmp_path / "words.png", "words")
     for images, match in (
         (sources([picture(tmp_path / "a.png"), text]), "words.png: Not a readable image"),
         ([], "no images"),

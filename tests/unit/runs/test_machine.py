@@ -4,10 +4,9 @@ import re
 
 import psutil
 import pytest
-from runs_helpers import PROJECT, python
+from runs_helpers import PROJECT, made, python
 
 from runs import machine
-from runs.machine import Machine, tier_for
 
 SHIM = PROJECT / "tests/support/shims/nvml"
 ASK = "import sys; from runs import machine as m; m.DRIVER_TIMEOUT_S = {}; print(m.this_machine(), 'torch' in sys.modules)"
@@ -38,15 +37,14 @@ def test_the_gpus_of_a_run_are_those_that_the_environment_leaves_it(monkeypatch)
 
 def test_the_tier_is_the_largest_that_the_gpu_has_memory_for():
     for vram_gb, tier in ((None, "12G"), (8.0, "12G"), (15.0, "12G"), (15.99, "16G"), (79.6, "20G")):
-        assert tier_for(Machine("Stand-in" if vram_gb else "", vram_gb, True, 100.0)) == tier
+        assert machine.tier_for(machine.Machine("Stand-in" if vram_gb else "", vram_gb, True, 100.0)) == tier
 
 
 @pytest.mark.parametrize("folder", ["lib/python3.11/site-packages", "Lib/site-packages"])
 def test_a_cuda_build_is_recognized_in_the_backends_environment(tmp_path, monkeypatch, folder):
     monkeypatch.setenv("SD_SCRIPTS_VENV", str(tmp_path))
     assert not machine.cuda_build("sd-scripts")
-    package = tmp_path / folder / "torch"
-    package.mkdir(parents=True)
+    package = made(tmp_path / folder / "torch")
     for text, cuda in (
         ("__all__ = ['cuda']\n__version__ = '2.13.0+cpu'\ncuda: Optional[str] = None\n", False),
         ("__version__ = '2.13.0+cu128'\ncuda: Optional[str] = '12.8'\n", True),

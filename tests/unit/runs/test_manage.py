@@ -5,11 +5,10 @@ import json
 import os
 import re
 import subprocess
-from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from runs_helpers import call, contents, sources
+from runs_helpers import call, contents, made, sources, written
 from ui_helpers import lora_file, photos
 
 import runs
@@ -20,13 +19,12 @@ from runs import manage
 from ui.run import view
 
 
-def new_run(name: str = "first light") -> Path:
+def new_run(name: str = "first light"):
     """A run with one image, a LoRA and a state, stopped at step 8."""
     spec = runs.make({"name": name, "model": "tiny-flux", "backend": "diffusers", "trigger": "tok"})
     folder = runs.create(spec, sources(photos("coffee.png")))
     lora_file(folder / f"{folder.name}.safetensors", 8)
-    (folder / f"{folder.name}-step00000008-state").mkdir()
-    (folder / f"{folder.name}-step00000008-state" / "hangproof.json").write_text("{}")
+    written(folder / f"{folder.name}-step00000008-state" / "hangproof.json", "{}")
     (folder / "status.json").write_text(json.dumps({"name": name, "folder": str(folder), "state": "stopped"}))
     (folder / "monitor.json").write_text(json.dumps({"version": 2, "state": "stopped", "spec_hash": spec_hash(folder)}))
     return folder
@@ -63,8 +61,7 @@ def test_a_run_that_is_monitored_or_whose_training_lives_is_not_deleted(data, mo
 
 
 def test_a_link_is_not_followed(data, tmp_path):
-    outside = tmp_path / "outside"
-    outside.mkdir()
+    outside = made(tmp_path / "outside")
     (outside / "run.toml").write_text('name = "x"\n')
     (outside / "precious").write_text("keep")
     runs.outputs_dir().mkdir(parents=True)
@@ -106,7 +103,7 @@ def test_an_interrupted_deletion_leaves_no_half_run_and_is_completed_later(data,
 def test_a_run_whose_images_cannot_be_deleted_stays_whole(data, monkeypatch):
     folder, rename = new_run(), os.replace
 
-    def busy(old: Path, new: Path) -> None:
+    def busy(old, new) -> None:
         if old.parent == runs.datasets_dir():
             raise OSError(errno.EBUSY, "Device or resource busy")  # a mount, or on Windows an open file
         rename(old, new)

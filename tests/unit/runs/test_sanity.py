@@ -4,7 +4,6 @@ All but the rules one by one go through `form.review`, the function that Start u
 """
 
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -34,7 +33,7 @@ PARSER = "import argparse\ndef setup_parser():\n    parser = argparse.ArgumentPa
 
 
 @pytest.fixture
-def checkout(data, tmp_path, monkeypatch) -> Path:
+def checkout(data, tmp_path, monkeypatch):
     """A data folder with a base model whose files are there, and a small checkout in place of sd-scripts."""
     folder = tmp_path / "sd-scripts"
     (folder / "library").mkdir(parents=True)

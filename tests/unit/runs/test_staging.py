@@ -10,7 +10,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from runs_helpers import pictures, spec
+from runs_helpers import pictures, spec, written
 
 import runs
 from monitor.process.spawned import idle
@@ -45,8 +45,7 @@ def test_a_later_run_of_the_same_name_does_not_see_the_files_of_the_first(data, 
     folder = made(data)
     first = locally(folder)
     assert locally(folder) == first, "the same for all attempts of a run"
-    first.mkdir(parents=True, exist_ok=True)
-    (first / "cat.safetensors").write_text("of the first")
+    written(first / "cat.safetensors", "of the first")
     shutil.rmtree(folder)  # by hand
     second = locally(made(data))
     assert second != first and not (second / "cat.safetensors").exists()

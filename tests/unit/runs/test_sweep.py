@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given, settings, strategies as st
-from runs_helpers import pictures
+from runs_helpers import pictures, written
 from sweep_helpers import FIELDS, make
 
 import runs
@@ -113,11 +113,9 @@ def test_a_sweep_is_made_completely_or_not_at_all(base, monkeypatch, module, nam
 @pytest.mark.parametrize("subset", ["cache", "weight-3", "__MACOSX", "10_cache"])
 def test_a_subset_of_any_name_is_trained_by_every_run_of_a_sweep(base, subset):
     data = runs.datasets_dir() / base.slug
-    (data / subset).mkdir()
-    (data / subset / "0.png").write_bytes((data / "0.png").read_bytes())
+    written(data / subset / "0.png", (data / "0.png").read_bytes())
     for cache in (data / ".hangproof-cache", data / subset / ".hangproof-cache"):
-        cache.mkdir()
-        (cache / "latents-1.npz").write_bytes(b"of another resolution")
+        written(cache / "latents-1.npz", b"of another resolution")
     made = make(base, rank=[4, 8])
     for run, _ in made.runs:
         assert dataset.counts(runs.datasets_dir() / run) == {"": 2, subset: 1}
@@ -165,8 +163,7 @@ def test_the_table_has_losses_times_and_loras(base):
 
 @pytest.mark.parametrize("text", ["[]", '{"name": "x", "base": "a", "fields": [], "runs": [["../outputs", {}]]}'])
 def test_a_damaged_sweep_is_none(base, text):
-    (runs.outputs_dir() / sweep.SWEEPS).mkdir()
-    (runs.outputs_dir() / sweep.SWEEPS / "x.json").write_text(text)
+    written(runs.outputs_dir() / sweep.SWEEPS / "x.json", text)
     assert sweep.all_sweeps() == []
     with pytest.raises(RunError, match="no sweep 'x'"):
         sweep.find("x")

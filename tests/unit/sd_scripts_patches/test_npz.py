@@ -1,14 +1,17 @@
-"""Caches of sd-scripts: a damaged one counts as missing, and then every cache of its folder is read in full."""
+"""Damaged caches: of sd-scripts one counts as missing, and then its folder is read; of musubi-tuner one is named."""
 
 import io
 import os
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import numpy
 import patches_helpers as helpers
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from sd_scripts_patches import npz
+from sd_scripts_patches.musubi import caches
 
 
 @pytest.fixture
@@ -58,3 +61,68 @@ def test_latents_replace_a_damaged_cache_and_other_files_are_left_to_numpy(train
     np.savez(memory, a=numpy.ones(2))
     memory.seek(0)
     assert np.load(memory)["a"].tolist() == [1, 1]
+
+
+def test_a_cache_with_a_header_of_terabytes_is_renamed_before_anything_makes_room_for_it(tmp_path):
+    path = tmp_path / "a_zi.safetensors"
+    path.write_bytes(bytes([16, 0, 0, 0, 0, 16, 0, 0]) + b"{}" + b" " * 98)
+    with pytest.raises(ValueError, match=r"a_zi\.safetensors is damaged .*renamed to a_zi\.safetensors\.corrupt"):
+        caches.within_limit(path, lambda: path.open("rb").read(1 << 44))
+    assert not path.exists()
+
+
+def test_a_text_cache_that_a_kill_left_with_one_of_two_encoders_is_renamed_and_is_made_again(tmp_path):
+    """HunyuanVideo's. --skip_existing leaves out what exists, and the training stops at the encoder that is missing."""
+    half, whole = (tmp_path / f"{name}_hv_te.safetensors" for name in "ab")
+    encoders = {"llm_float16": torch.ones(2), "clipL_float16": torch.ones(1), "clipL_mask": torch.ones(1)}
+    save_file({"llm_float16": encoders["llm_float16"]}, half)
+    save_file(encoders, whole)
+    with pytest.raises(ValueError, match="outputs of one text encoder only: llm"):
+        caches.read(half, lambda: load_file(half))
+    assert caches.read(whole, lambda: load_file(whole)).keys() == encoders.keys()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"{half.name}.corrupt", whole.name]
+
+
+@pytest.mark.parametrize("of", [lambda path: {"video_paths": [path]}, lambda path: {"data": [{"video_path": path}]}])
+def test_a_video_on_a_disk_that_does_not_answer_is_named(tmp_path, monkeypatch, of):
+    monkeypatch.setenv("HANGPROOF_IMAGE_TIMEOUT_S", "0.5")
+    os.mkfifo(tmp_path / "a.mp4")
+    (video,) = {target.make for target in caches.PATCH.targets if target.name.endswith("get_video_data")}
+    with pytest.raises(TimeoutError, match=r"waited 0.5 s for video \S+a.mp4"):
+        video(lambda source, idx: None)(SimpleNamespace(**of(tmp_path / "a.mp4")), 0)
+
+
+def target(name):
+    """The wrapper of a function of musubi-tuner's."""
+    (make,) = {target.make for target in caches.PATCH.targets if target.name == name}
+    return make
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "what"),
+    [
+        ("VideoDirectoryDatasource.get_video_data", lambda path: (SimpleNamespace(video_paths=[path]), 0), "video"),
+        (
+            "VideoJsonlDatasource.get_video_data",
+            lambda path: (SimpleNamespace(data=[{"video_path": path}]), 0),
+            "video",
+        ),
+        ("ImageDirectoryDatasource.get_image_data", lambda path: (SimpleNamespace(image_paths=[path]), 0), "image"),
+        ("find_keys", lambda path: (path,), "cache file"),
+    ],
+)
+def test_a_file_on_a_disk_that_does_not_answer_is_named(tmp_path, monkeypatch, name, arguments, what):
+    for limit in ("IMAGE", "NPZ"):
+        monkeypatch.setenv(f"HANGPROOF_{limit}_TIMEOUT_S", "0.5")
+    os.mkfifo(tmp_path / "a")
+    with pytest.raises(TimeoutError, match=rf"waited 0.5 s for {what} \S+/a"):
+        target(name)(lambda *given: (tmp_path / "a").read_bytes())(*arguments(tmp_path / "a"))
+
+
+def test_nan_is_refused_and_not_replaced_by_zero():
+    item, written = SimpleNamespace(item_key="a.png"), []
+    save = target("save_latent_cache_common")(lambda item, tensors: written.append(tensors))
+    with pytest.raises(ValueError, match=r"a.png: no cache is written, because latents holds NaN or infinity"):
+        save(item, {"latents": torch.tensor([1.0, float("nan")])})
+    save(item, {"latents": torch.ones(1)})
+    assert written == [{"latents": torch.ones(1)}]

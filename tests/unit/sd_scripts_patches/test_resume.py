@@ -19,9 +19,8 @@ def loaded(tmp_path, shape=(10, 1, 1), state=None, json_step=None, scheduler=Non
     args = argparse.Namespace(**given)
     count = SimpleNamespace(state_dict=lambda: {"last_epoch": scheduler}, split_batches=False, scheduler=None)
     run = resume.Run()
-    run.accelerator = SimpleNamespace(
-        num_processes=shape[2], _schedulers=[count] if scheduler is not None else [], _optimizers=[]
-    )
+    schedulers = [count] if scheduler is not None else []
+    run.accelerator = SimpleNamespace(num_processes=shape[2], _schedulers=schedulers, _optimizers=[])
     run.loaded = state
     assert run.after_load(args, json_step, range(shape[0])) is None
     assert args.initial_step is args.initial_epoch is None and not args.sample_at_first

@@ -1,7 +1,5 @@
 """What most tests of the page's modules start with: a draft in an empty data root, or one with settings and images."""
 
-from pathlib import Path
-
 import pytest
 from configure_helpers import NO_GPU, filled
 from draft_helpers import mine
@@ -12,7 +10,7 @@ from ui.new import form
 
 
 @pytest.fixture
-def folder(data) -> Path:
+def folder(data):
     """The folder of a run that trains."""
     return write_run(data)
 

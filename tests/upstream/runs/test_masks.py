@@ -1,4 +1,4 @@
-"""What a mask does to real training with sd-scripts; tests/trainer/trainer/test_masks.py says how it is judged."""
+"""What a mask does to real training with sd-scripts; tests/trainer/trainer/test_loop.py says how it is judged."""
 
 import json
 

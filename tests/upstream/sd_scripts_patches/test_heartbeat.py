@@ -69,6 +69,5 @@ def test_every_step_has_its_line_of_metrics(runs):
 
 @pytest.mark.parametrize("name", ["sdxl", "lumina"])
 def test_a_family_of_sd_scripts_trains_the_same_and_is_followed(newest, name, tmp_path):
-    """SDXL samples in a pipeline, Lumina makes several images in one loop of its own. Z-Image: musubi/test_heartbeat;
-    all other families: tests/campaigns/test_runs_families.py."""
+    """SDXL samples in a pipeline, Lumina makes several images in one loop of its own."""
     helpers.same_family(name, tmp_path)

@@ -104,21 +104,19 @@ def test_the_loss_of_sdxl_is_that_of_sd_scripts_whatever_the_options(both):
     predict = lambda model, noisy, steps, batch, args: noisy / 2 + steps.view(-1, 1, 1, 1) / 1000  # noqa: E731
     family, batch, found = replace(sdxl.FAMILY, predict=predict), {"latents": both["batch"]["latents"]}, []
     for one in both["requested"]["sdxl"]:
-        found.append(
-            flow.loss_of(Namespace(**one), family, None, batch, one["noise_seed"], "cpu", torch.float32).item()
-        )
+        loss = flow.loss_of(Namespace(**one), family, None, batch, one["noise_seed"], "cpu", torch.float32)
+        found.append(loss.item())
     assert found == pytest.approx(both["answered"]["sdxl"], rel=1e-5)
 
 
 def test_a_lora_of_sdxl_has_the_names_of_sd_scripts(both):
     import diffusers  # after imports.heavy
 
-    kinds = ("DownBlock2D", *["CrossAttnDownBlock2D"] * 2), (*["CrossAttnUpBlock2D"] * 2, "UpBlock2D")
     blocks = {"block_out_channels": (320, 640, 1280), "transformer_layers_per_block": (1, 2, 10)}
+    blocks["down_block_types"] = "DownBlock2D", *["CrossAttnDownBlock2D"] * 2
+    blocks["up_block_types"] = *["CrossAttnUpBlock2D"] * 2, "UpBlock2D"
     with torch.device("meta"):
-        unet = diffusers.UNet2DConditionModel(
-            down_block_types=kinds[0], up_block_types=kinds[1], use_linear_projection=True, **blocks
-        )
+        unet = diffusers.UNet2DConditionModel(use_linear_projection=True, **blocks)
     names = [f"{name}.lora_A.weight" for name in lora.layers(unet, sdxl.FAMILY.blocks["all"])]
     theirs = sorted(f"{name}.lora_down.weight" for name in both["answered"]["layers"])
     assert sorted(lora.kohya_names(names).values()) == theirs

@@ -2,7 +2,7 @@
 a folder of the server."""
 
 from draft_helpers import photo
-from ui_page import close_and_open, hold, open_page, unfold, until
+from ui_page import hold, open_page, press, unfold, until
 
 from ui.dataset import draft, draft_store
 
@@ -33,21 +33,18 @@ def test_many_images_are_found_selected_edited_and_moved(tab, server, tmp_path, 
     tab.get_by_label("Search captions").fill("Tag 1")
     shows("13 shown")
     tab.get_by_label("Select 001.png").press("Space")
-    tab.get_by_role("button", name="Next ›").click()
-    tab.get_by_text("Page 2 of 2").wait_for()
+    press(tab.get_by_role("button", name="Next ›"), tab.get_by_text("Page 2 of 2"))
     tab.get_by_label("Select 037.png").press("Shift+Space")
     tab.get_by_text("13 selected", exact=True).wait_for()
     tab.get_by_role("button", name="Invert selection").click()
     tab.locator(".hp-selection").wait_for(state="hidden")  # none of those that are shown
-    tab.get_by_role("button", name="Select all 13").click()
-    tab.get_by_text("13 selected", exact=True).wait_for()
+    press(tab.get_by_role("button", name="Select all 13"), tab.get_by_text("13 selected", exact=True))
 
     # Move them into a new subset.
     fold.get_by_role("tab", name="Subsets").click()
     fold.get_by_label("Move the selected images to the subset").fill("first")
     fold.get_by_label("Its repeats").fill("5")
-    tab.locator("#bulk-move").click()
-    tab.get_by_text("13 images moved.").wait_for()
+    press(tab.locator("#bulk-move"), tab.get_by_text("13 images moved."))
     assert draft.counts(mine) == {"": 27, "5_first": 13}
     fold.get_by_label("Subset", exact=True).click()
     tab.get_by_role("option", name="first × 5 (13)").click()
@@ -69,10 +66,11 @@ def test_many_images_are_found_selected_edited_and_moved(tab, server, tmp_path, 
     apply.get_by_text("Change 40 captions").wait_for()
     tab.wait_for_timeout(500)
     assert apply.inner_text() == "Change 40 captions"
-    apply.click()
-    tab.get_by_text("40 captions changed.").wait_for()
+    press(apply, tab.get_by_text("40 captions changed."))
     assert sum("photo" in item.caption for item in draft.items(mine)) == 0
-    close_and_open(fold)
+    label = fold.locator("button.label-wrap").first  # its content is made anew
+    until(lambda: not label.evaluate("(label) => label.matches('.open')") or label.click(), "the fold is closed")
+    unfold(label)
     apply.wait_for()
 
     # An upload that takes long is cancelled.
@@ -84,8 +82,7 @@ def test_many_images_are_found_selected_edited_and_moved(tab, server, tmp_path, 
     tab.locator(".hp-toolbar").get_by_role("button", name="Undo: removal of tags").click()
     tab.get_by_text("Images are being uploaded. Undo and redo when that has ended").wait_for()
     assert not any("photo" in item.caption for item in draft.items(mine))
-    cancel.click()
-    tab.get_by_text("Upload cancelled. 3 files not uploaded").wait_for()
+    press(cancel, tab.get_by_text("Upload cancelled. 3 files not uploaded"))
     assert len(draft.items(mine)) == 40
 
     # A folder on the server is imported.

@@ -5,7 +5,7 @@ import threading
 from caption_server import answering
 from draft_helpers import photo
 from ui_helpers import serving
-from ui_page import RUN_S, a_tab, assert_accessible, caption, captions, drop, open_page, saved, unfold, until
+from ui_page import RUN_S, a_tab, assert_accessible, caption, captions, drop, open_page, press, saved, unfold, until
 from ui_requests import files_with
 
 KEY = "sk-0123"
@@ -36,14 +36,12 @@ def test_captions_are_written_shown_replaced_and_continued(browser, data, tmp_pa
         unfold(form.locator("button.label-wrap").first)
         write = page.locator("#write-captions")
         form.get_by_label("Server", exact=True).check()
-        write.click()
-        form.get_by_text("Enter the server's address").wait_for()
+        press(write, form.get_by_text("Enter the server's address"))
         form.get_by_label("Address").fill(model.url)
         form.get_by_label("Model", exact=True).locator("visible=true").fill("vision")
         form.get_by_label("Variable with the API key").fill("MY_KEY")
         assert_accessible(page, "#caption-writer")
-        write.click()
-        form.get_by_text("Finished. 2 of 2 captions written").wait_for()
+        press(write, form.get_by_text("Finished. 2 of 2 captions written"))
         until(lambda: page.wait_for_timeout(50) or refused, "the cards cannot be asked for")
         works.append(True)
         written = [f"ohwx, <b>a picture</b> {n}" for n in (1, 2)]
@@ -58,8 +56,7 @@ def test_captions_are_written_shown_replaced_and_continued(browser, data, tmp_pa
         form.get_by_label("Replace captions that I wrote").check()
         write.click()
         until(lambda: any("late" in text for text in captions(page).values()), "the first caption")
-        form.get_by_role("button", name="Cancel").click()
-        form.get_by_text("Cancelled.").wait_for()
+        press(form.get_by_role("button", name="Cancel"), form.get_by_text("Cancelled."))
         cancelled.set()
         model.answer = lambda number, question: "continued"
         form.get_by_role("button", name="Continue").click()

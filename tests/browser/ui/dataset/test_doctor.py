@@ -4,7 +4,7 @@ import re
 
 from draft_helpers import photo
 from PIL import Image
-from ui_page import assert_accessible, caption, drop, hold, open_page, saved, shows, unfold, until
+from ui_page import assert_accessible, caption, drop, hold, open_page, press, saved, shows, unfold, until
 
 
 def headings(page) -> dict[str, str]:
@@ -44,8 +44,7 @@ def test_images_are_checked_fixed_and_the_fixes_undone(tab, server, tmp_path):
     until(lambda: found <= set(headings(tab)), "the findings")
     assert headings(tab)["duplicate"] == "Copies: 1"
     choose("duplicate").locator("figure[data-file='copy.png'], figure[data-file='0.png']").first.wait_for()
-    tab.locator("#check-fix").get_by_text("Remove").click()
-    tab.get_by_text("Removed 1 image.").wait_for()
+    press(tab.locator("#check-fix").get_by_text("Remove"), tab.get_by_text("Removed 1 image."))
     shows(tab, 6)
     until(lambda: "duplicate" not in headings(tab), "the finding goes")
     check.get_by_role("button", name="Undo").click()
@@ -74,8 +73,7 @@ def test_images_are_checked_fixed_and_the_fixes_undone(tab, server, tmp_path):
     assert set(statuses) == {200}
     choose("buckets").get_by_text(re.compile("% kept|all of it is trained")).first.wait_for()
     choose("no_caption")
-    check.get_by_role("button", name="Write captions…").click()
-    tab.get_by_text("6 selected", exact=True).wait_for()
+    press(check.get_by_role("button", name="Write captions…"), tab.get_by_text("6 selected", exact=True))
     tab.locator("#write-captions").wait_for()
     tab.set_viewport_size({"width": 390, "height": 800})
     assert_accessible(tab, "#image-check")

@@ -1,7 +1,6 @@
 """Step 2 in a real browser: folders, undo, order, warnings, and the same draft in two tabs and two browsers."""
 
 import re
-from pathlib import Path
 
 from draft_helpers import photo
 from PIL import Image
@@ -12,7 +11,7 @@ from ui.dataset import draft
 HOSTILE = 'a "cat" <img src=x onerror="document.title=\'gone\'"> ${7*7} {{7*7}} \'é💥'
 
 
-def os_drop(page, *paths: Path, on: str = ".hp-drop") -> None:
+def os_drop(page, *paths, on: str = ".hp-drop") -> None:
     """Drop files and folders from the system onto the middle of an element."""
     page.locator(on).scroll_into_view_if_needed()
     box = page.locator(on).bounding_box()
@@ -37,7 +36,7 @@ def card(page, name: str):
     return page.locator(".hp-card").filter(has=page.locator(f".hp-file[title='{name}']"))
 
 
-def two_folders(root: Path, seed: int = 0) -> None:
+def two_folders(root, seed: int = 0) -> None:
     """a/ and b/ with a picture of one name each, captions, and one picture that both contain."""
     for number, folder in enumerate("ab"):
         photo(root / folder / "1.png", seed + number)

@@ -5,7 +5,7 @@ import socket
 from launch_helpers import put_run, run_with_store
 from machines import Machine, Toy
 from ui_helpers import serving
-from ui_page import RUN_S, a_tab, assert_accessible
+from ui_page import RUN_S, a_tab, assert_accessible, press
 
 SLOW = Toy(20_000, 20, step_s=0.05)  # longer than any test
 MARKUP = '<img src=x onerror="document.title=1"><script>document.title=2</script>'
@@ -39,8 +39,7 @@ def test_a_store_is_shown_as_text_for_everyone_and_its_real_run_is_stopped_from_
             state = run.get_by_test_id("far-state")
             state.get_by_text("Training").wait_for(timeout=RUN_S * 1000)
             run.get_by_text(socket.gethostname()).first.wait_for()
-            run.get_by_role("button", name="Stop toy").click()
-            run.get_by_text("Stop requested").wait_for()
+            press(run.get_by_role("button", name="Stop toy"), run.get_by_text("Stop requested"))
             assert far.wait(RUN_S) == 3, far.output()  # stopped by the user
             assert far.status()["state"] == "stopped" and far.newest_checkpoint() > 0
             page.get_by_role("button", name="Refresh").click()

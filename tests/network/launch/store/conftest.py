@@ -2,8 +2,6 @@
 
 import json
 import os
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from store_helpers import QUICK, add_state, held, log, make_run
@@ -15,14 +13,14 @@ from runs.paths import outputs_dir
 
 
 @pytest.fixture
-def home(tmp_path, monkeypatch) -> Path:
+def home(tmp_path, monkeypatch):
     """The data root of the first machine."""
     monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path / "home"))
     return tmp_path / "home"
 
 
 @pytest.fixture
-def run(home, tmp_path) -> Path:
+def run(home, tmp_path):
     """A run with a state, a LoRA of an epoch, logs, a sample and an incident."""
     folder = make_run(tmp_path)
     log(folder, "started")
@@ -53,7 +51,7 @@ def copier(run, place) -> Copier:
 
 
 @pytest.fixture(params=EACH_KIND)
-def server(request, tmp_path, monkeypatch) -> Iterator[Server]:
+def server(request, tmp_path, monkeypatch):
     """A store of each kind."""
     with serving(request.param, tmp_path, monkeypatch) as one:
         yield one
@@ -63,7 +61,7 @@ def server(request, tmp_path, monkeypatch) -> Iterator[Server]:
 def other(tmp_path, monkeypatch):
     """Makes this an empty machine: a call sets another data root."""
 
-    def move(name: str = "other") -> Path:
+    def move(name: str = "other"):
         monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path / name))
         return outputs_dir()
 

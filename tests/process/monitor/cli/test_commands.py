@@ -78,9 +78,8 @@ def test_what_is_asked_of_a_run_that_cannot_do_it_is_refused_with_the_reason(tmp
         commands.ask_to_end(folder, {})
     for state in ("stopped", "running"):  # of the latter, the monitor died
         (folder / "status.json").write_text(json.dumps({"state": state}))
-        with pytest.raises(
-            MonitorError, match=rf"is not running \(last state: {state}, no reason is recorded\); a checkpoint can"
-        ):
+        why = rf"is not running \(last state: {state}, no reason is recorded\); a checkpoint can"
+        with pytest.raises(MonitorError, match=why):
             commands.request(folder, "save")
     (folder / "status.json").unlink()
     prompts = folder / "sample_prompts.txt"
@@ -123,9 +122,8 @@ def test_a_start_on_a_full_disk_says_why_it_failed_or_that_the_run_is_watched(tm
         commands.launch(folder)
     with monkeypatch.context() as patch, pytest.raises(MonitorError, match="cannot write to .*the disk is full"):
         keeper.poll = lambda: 1
-        patch.setattr(
-            tempfile, "TemporaryFile", mock.Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
-        )
+        full = mock.Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
+        patch.setattr(tempfile, "TemporaryFile", full)
         commands.launch(folder)
     keeper.poll = lambda: None
     monkeypatch.setattr(commands, "is_held", mock.Mock(side_effect=[False, True]))

@@ -24,9 +24,7 @@ def test_prometheus_text_names_every_run_and_escapes_its_name():
     assert 'hangproof_last_progress_timestamp_seconds{run="my \\"lora\\""} 1767323045.5' in page
     assert metrics.text([]) == "\n"
     damaged = {key: [1] for key in STATUS} | {"state": "running", "updated_at": "soon"}
-    assert set(page.splitlines()) < set(metrics.text([damaged, STATUS]).splitlines()), (
-        "one run's file costs the others nothing"
-    )
+    assert set(page.splitlines()) < set(metrics.text([damaged, STATUS]).splitlines()), "it costs the others nothing"
     assert r'{run="a	b\n\\t"} 12' in metrics.text([{**STATUS, "name": "a\tb\n\\t"}]), "a tab has no escape"
 
 

@@ -64,9 +64,8 @@ def test_the_sender_says_how_many_addresses_it_reached(tmp_path, monkeypatch, ca
     config.write_text(text, encoding="utf-8-sig")
     config.chmod(0o600)
     monkeypatch.setenv("HANGPROOF_NOTIFY", str(config))
-    monkeypatch.setattr(
-        "sys.stdin", io.StringIO(json.dumps({"kind": kind, "title": "t\x07", "body": "<@1> @everyone"}))
-    )
+    sent = {"kind": kind, "title": "t\x07", "body": "<@1> @everyone"}
+    monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(sent)))
     library = None if kind == "no library" else SimpleNamespace(Apprise=Apprise)
     monkeypatch.setitem(sys.modules, "apprise", library)
     Apprise.sent.clear()

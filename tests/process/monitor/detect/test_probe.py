@@ -8,7 +8,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -224,7 +223,7 @@ def sleeper(tmp_path, spawn):
     return Tree(str(tmp_path), key(child)), beat(0, 1, pid=child.pid)
 
 
-def gathered(sleeper, heartbeats: Path, gpu=lambda: ()) -> probe.Probe:
+def gathered(sleeper, heartbeats, gpu=lambda: ()) -> probe.Probe:
     """A probe that has gone through its life, with the evidence it could read."""
     tree, beat = sleeper
     found = probe.Probe(tree, heartbeats, CONFIG, gpu, [beat], True)

@@ -243,15 +243,9 @@ def test_the_python_of_a_virtual_environment_of_windows_is_the_child_of_what_was
 
 def test_on_windows_a_program_whose_dead_parent_had_a_number_of_ours_is_not_killed(monkeypatch):
     """The desktop's parent is gone since the login, and its number is used again."""
-    rows = {
-        4000: (9.0, 1, "cmd"),
-        4004: (9.0, 4000, "python"),
-        4008: (2.0, 4004, "explorer.exe"),
-        4012: (3.0, 4008, "x"),
-    }
-    found = {
-        pid: platform.ProcessInfo(pid, start, ppid, "R", name, 0.0, 0) for pid, (start, ppid, name) in rows.items()
-    }
+    rows = {4000: (9.0, 1, "cmd"), 4004: (9.0, 4000, "python")}
+    rows |= {4008: (2.0, 4004, "explorer.exe"), 4012: (3.0, 4008, "x")}
+    found = {pid: platform.ProcessInfo(pid, at, ppid, "R", name, 0.0, 0) for pid, (at, ppid, name) in rows.items()}
     monkeypatch.setattr(platform, "scan", lambda: found)
     monkeypatch.setattr(platform, "environ_of", lambda pid: {})
     assert [*spawned.Tree(MARK, (4000, 9.0)).refresh()] == [4000, 4004]

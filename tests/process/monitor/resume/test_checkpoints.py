@@ -9,7 +9,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -129,7 +128,7 @@ def test_steps_that_the_disk_refuses_stay_in_memory_and_the_next_start_goes_on_f
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch) -> Iterator[Path]:
+def run(tmp_path, monkeypatch):
     """A run's folder; the folders of snapshots are in a place of the test's own."""
     if not os.path.isdir("/dev/shm"):
         pytest.skip("no /dev/shm")
@@ -307,8 +306,7 @@ def test_the_newest_snapshot_is_written_to_the_disk_before_its_memory_is_freed(m
         run.unkept, point = None, ResumePoint(None, 25, record=tmp_path / "record", python=str(tmp_path / "python"))
         (tmp_path / "python").write_text(f"#!/bin/sh\n[ {code} = 1 ] || echo '{{}}'\nexit {code}\n")
         (tmp_path / "python").chmod(0o755)
-        assert (
-            checkpoints.keep_newest(run, pause).startswith(said) and checkpoints.keep_newest(run, pause) == run.unkept
-        )
+        assert checkpoints.keep_newest(run, pause).startswith(said)
+        assert checkpoints.keep_newest(run, pause) == run.unkept
         assert bool(run.unkept) is bool(code)
     assert "the snapshot of step 25 was written to the disk" in (run.folder.folder / "monitor.log").read_text()

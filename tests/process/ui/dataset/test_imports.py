@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import time
-from pathlib import Path
 from unittest.mock import Mock
 
 import psutil
@@ -27,7 +26,7 @@ def until_done(draft_id: str) -> list[dict]:
     return imports.status(draft_id)["finished"]
 
 
-def zip_of(path: Path, number: int) -> Path:
+def zip_of(path, number: int):
     return upload(packed(path, {f"{n}.png": png(n) for n in range(number)}))
 
 

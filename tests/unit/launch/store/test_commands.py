@@ -37,10 +37,8 @@ def test_a_run_is_shown_released_and_restored(data, tmp_path, monkeypatch, capsy
     restored = said("restore")
     assert restored["step"] == 10 and restored["files"] > 0
     there = tmp_path / "another machine" / "outputs" / folder.name
-    assert (
-        f"uses no store, as run.toml says. To go on with this one, set store = {address!r} in {there}"
-        in restored["error"]
-    )
+    error = f"uses no store, as run.toml says. To go on with this one, set store = {address!r} in {there}"
+    assert error in restored["error"]
     (there / "run.toml").write_text((there / "run.toml").read_text().replace('store = ""', f'store = "{address}/"'))
     again = said("restore")
     assert (again["files"], again["error"]) == (0, "")

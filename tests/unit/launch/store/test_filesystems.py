@@ -7,17 +7,16 @@ from types import SimpleNamespace
 import pytest
 
 from launch.store import filesystems
-from launch.store.filesystems import Pace, bounded, refusal
 
 
 def test_bytes_are_spread_over_time(monkeypatch):
     now, ticks, slept = [100.0], [], []
     sleep = lambda seconds: slept.append(seconds) or now.append(now[-1] + seconds)  # noqa: E731
     monkeypatch.setattr(filesystems, "time", SimpleNamespace(monotonic=lambda: now[-1], sleep=sleep))
-    pace = Pace(1000.0)
+    pace = filesystems.Pace(1000.0)
     pace.spend(2500, lambda: ticks.append(now[-1]))
     assert slept == [1.0, 1.0, 0.5] and ticks == [100.0, 101.0, 102.0, 102.5]
-    pace.spend(0), Pace(0.0).spend(10**9)
+    pace.spend(0), filesystems.Pace(0.0).spend(10**9)
     assert len(slept) == 3, "nothing to wait for"
     now.append(200.0)
     pace.spend(500)
@@ -25,7 +24,7 @@ def test_bytes_are_spread_over_time(monkeypatch):
 
 
 def test_a_call_in_which_nothing_moves_is_given_up_and_its_thread_ends_with_its_next_byte():
-    assert bounded(lambda tick: "found", 30.0, "read x") == "found"
+    assert filesystems.bounded(lambda tick: "found", 30.0, "read x") == "found"
     late = []
 
     def hangs(tick) -> None:
@@ -38,7 +37,7 @@ def test_a_call_in_which_nothing_moves_is_given_up_and_its_thread_ends_with_its_
             late.append(str(error))
 
     with pytest.raises(TimeoutError, match=r"no answer within 0.1 s"):
-        bounded(hangs, 0.1, "read x")
+        filesystems.bounded(hangs, 0.1, "read x")
     late.append("")
     while len(late) < 2:
         time.sleep(0.01)
@@ -75,4 +74,4 @@ LATE.__cause__ = RuntimeError("An error occurred (RequestTimeTooSkewed) when cal
     ],
 )
 def test_which_errors_are_final(error, why):
-    assert why in refusal(error) and bool(why) == bool(refusal(error))
+    assert why in filesystems.refusal(error) and bool(why) == bool(filesystems.refusal(error))

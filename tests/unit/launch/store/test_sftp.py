@@ -1,6 +1,7 @@
 """What ~/.ssh/config says of a host, and a rename on a server that does not replace files."""
 
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -36,10 +37,8 @@ def test_the_address_decides_and_sshs_settings_fill_it_in(tmp_path, monkeypatch,
 
 @pytest.mark.parametrize("exists", [True, False])
 def test_a_server_without_posix_rename_deletes_the_old_file_first(exists):
-    files, refusal = {"new": 1, "temporary": 2} if exists else {"temporary": 2}, OSError("Operation unsupported")
-
-    def posix_rename(old: str, new: str) -> None:
-        raise refusal
+    files = {"new": 1, "temporary": 2} if exists else {"temporary": 2}
+    posix_rename = Mock(side_effect=OSError("Operation unsupported"))
 
     def rename(old: str, new: str) -> None:
         if new in files:
@@ -53,6 +52,6 @@ def test_a_server_without_posix_rename_deletes_the_old_file_first(exists):
     server = SimpleNamespace(ftp=SimpleNamespace(posix_rename=posix_rename, rename=rename, remove=remove))
     sftp.KnownHosts.mv(server, "temporary", "new")
     assert files == {"new": 2}
-    refusal = OSError("Permission denied")
+    posix_rename.side_effect = OSError("Permission denied")
     with pytest.raises(OSError, match="denied"):
         sftp.KnownHosts.mv(server, "temporary", "new")

@@ -127,9 +127,7 @@ def test_what_a_run_has_learned_serves_the_next_attempt_from_its_first_step_on()
     assert played.detect_s < 6
     for usual_s, after, least_s, most_s in ((0.05, 3, 120, 480), (14.0, 3, 350, 480), (0.05, 0, 880, 920)):
         new = play(hanging("steady", usual_s, "step", after, 5), Watch(CONFIG, {}))
-        assert new.caught.step == after and least_s <= new.detect_s <= most_s, (
-            "of which only its first steps are known, or not even these"
-        )
+        assert new.caught.step == after and least_s <= new.detect_s <= most_s, "its first steps are known at most"
     none_needed = config.Section(**{**vars(WATCH), "min_sample_count": 0})
     assert Durations().budget(CONFIG.phases["step"], none_needed) == CONFIG.phases["step"].ceiling_s
 

@@ -144,13 +144,9 @@ def test_a_kernel_record_of_a_fault_is_kept_if_it_is_new(tmp_path, monkeypatch):
     monkeypatch.setattr(platform, "now", lambda: suspended)
     record.write_text(f"4,812,{int(now.mono_s * 1e6)},-;NVRM: Xid (PCI:0000:01:00): 79, pid=71\n")
     assert hung(attempt(tmp_path, beat())).kernel == ["NVRM: Xid (PCI:0000:01:00): 79, pid=71"]
-    for other, cause in (
-        ("0000:02:00", "gpu_lost"),
-        ("0000:01:00", "exited_unexpectedly"),
-    ):  # of the GPU of another run
-        found = causes.of_crash(
-            replace(known("crash"), other_gpus=[other]), attempt(tmp_path, beat()), ended(1, None, "")
-        )
+    for other, cause in (("0000:02:00", "gpu_lost"), ("0000:01:00", "exited_unexpectedly")):  # another run's GPU
+        known_first = replace(known("crash"), other_gpus=[other])
+        found = causes.of_crash(known_first, attempt(tmp_path, beat()), ended(1, None, ""))
         assert causes.match(found).name == cause
 
 

@@ -201,12 +201,8 @@ def test_an_upload_is_deleted_by_its_age_only(data, mine, tmp_path):
     killed, building = (data / kind / f".new-{n}" for n, kind in enumerate(("datasets", "outputs")))
     for path in (killed, building):
         path.mkdir(parents=True)
-    for path in (
-        old,
-        old.parent,
-        killed,
-        again.parent,
-    ):  # `again` was written a second time, which its folder does not show
+    # `again` was written a second time, which its folder does not show.
+    for path in (old, old.parent, killed, again.parent):
         os.utime(path, (time.time() - 2 * draft.UPLOAD_EXPIRES_S,) * 2)
     draft.delete_expired()
     assert [path.exists() for path in (old, new, again)] == [False, True, True]

@@ -2,7 +2,6 @@
 
 import itertools
 import shutil
-from pathlib import Path
 
 import pytest
 import tomllib
@@ -92,7 +91,7 @@ def test_a_lone_caption_file_gives_a_message_and_waits_and_a_systems_file_gives_
     assert drop(mine, *((note(tmp_path / "junk", "x"), name) for name in junk)) == (0, [])
 
 
-def kohya(root: Path) -> list[tuple[Path, str]]:
+def kohya(root):
     """A folder in kohya's layout, with identical names everywhere."""
     for seed, folder in enumerate(("10_cat", "3_dog", "plain", ".")):
         photo(root / folder / "1.png", seed, size=(128, 96))

@@ -7,7 +7,6 @@ import shutil
 import sqlite3
 import tempfile
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -187,7 +186,7 @@ class Walk(RuleBasedStateMachine):
 
     @precondition(lambda self: draft.items(self.mine))
     @rule(which=st.integers(0, 99), data=st.data(), act=st.sampled_from(list(EDITS)))
-    def edit(self, which: int, data: st.DataObject, act: Callable) -> None:
+    def edit(self, which: int, data: st.DataObject, act) -> None:
         item, given = self.one(which), data.draw(EDITS[act])
         before = {one.id: one.caption for one in draft.items(self.mine)}
         if act is image_edit.mask:

@@ -13,7 +13,6 @@ from draft_helpers import filled, texts
 from hypothesis import given, settings, strategies as st
 
 from ui.dataset import bulk, doctor, draft, draft_store
-from ui.dataset.draft_store import applied, difference, placed
 from ui.new import new_lora
 
 WRITER = """
@@ -138,11 +137,11 @@ KEYS = st.lists(st.sampled_from("abcdefgh"), unique=True, max_size=8)
 @settings(max_examples=50)
 @given(before=KEYS, after=KEYS, changed=st.sets(st.sampled_from("abcdefgh")))
 def test_a_step_leads_from_each_state_to_the_other_in_its_order(before, after, changed):
-    old = {"images": placed({key: {"caption": key} for key in before}), "texts": {}}
+    old = {"images": draft_store.placed({key: {"caption": key} for key in before}), "texts": {}}
     table = {key: {**old["images"].get(key, {}), "caption": key.upper() if key in changed else key} for key in after}
-    new = {"images": placed(table), "texts": {}}
+    new = {"images": draft_store.placed(table), "texts": {}}
     for start, end in ((new, old), (old, new)):
-        found = applied(start, difference(end, start))
+        found = draft_store.applied(start, draft_store.difference(end, start))
         assert found == end and list(found["images"]) == list(end["images"])
 
 

@@ -14,7 +14,6 @@ import random
 import struct
 import tempfile
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
@@ -43,7 +42,7 @@ FOLDERS |= st.sampled_from(["a", "b"]) | st.lists(st.text(max_size=6), max_size=
 
 
 @contextlib.contextmanager
-def sandbox() -> Iterator[Path]:
+def sandbox():
     """A data root, deep in a folder of its own. Fails when a file is outside its outputs/, datasets/ and .secrets/."""
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None, ignore_cleanup_errors=True) as top:

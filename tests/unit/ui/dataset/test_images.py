@@ -2,8 +2,8 @@
 
 import functools
 import json
-from collections.abc import Callable
 from inspect import signature
+from unittest.mock import Mock
 
 import gradio as gr
 import pytest
@@ -16,7 +16,6 @@ from runs.pictures import valid_crop
 from ui import jobs
 from ui.api.server import endpoints
 from ui.dataset import bulk, draft, images, imports, subsets
-from ui.dataset.images import Query, image_action
 from ui.page import build
 from ui.run import actions
 from ui.run.view import folder_of
@@ -46,7 +45,7 @@ def act(action: str, sent: object) -> dict:
     return images.image_action({**sent, "action": action} if isinstance(sent, dict) else sent)
 
 
-def endpoint(function: Callable, sent: object) -> dict:
+def endpoint(function, sent: object) -> dict:
     """A call of the API, with the values by their names."""
     try:
         if not isinstance(sent, dict):
@@ -69,13 +68,9 @@ def calls() -> list:
 @pytest.fixture
 def place(data, monkeypatch) -> str:
     """The id of a draft with two captions, beside a run "my-run". No call starts a process."""
-
-    def refuse(*_, **__):
-        raise RunError("nothing is started here")
-
     monkeypatch.setattr(bulk, "PATTERN_S", 0.3)
-    monkeypatch.setattr(jobs, "start", refuse)
-    monkeypatch.setattr(actions, "start", refuse)
+    for module in (jobs, actions):
+        monkeypatch.setattr(module, "start", Mock(side_effect=RunError("nothing is started here")))
     (write_run(data, state="completed", message="") / "training.log").write_text("one\n")
     (data.parent / "secret.txt").write_text("secret")
     monkeypatch.setenv("HOME", str(data.parent))
@@ -124,21 +119,21 @@ def test_images_are_found_by_caption_tag_subset_and_warning(mine, monkeypatch):
     items = draft.items(mine)
 
     def found(**query):
-        return [ids.index(item.id) for item in Query(**query).found(items)]
+        return [ids.index(item.id) for item in images.Query(**query).found(items)]
 
     assert found() == [0, 1, 2, 3] and found(kind="no_caption") == [2]
     assert found(text="RED hair") == [0, 1] and found(how="lacks", text="red") == [2, 3]
     assert found(how="tag", text=" Red  hair ") == [0] and found(how="no_tag", text="red hair") == [1, 2, 3]
     assert found(folder="5_extra") == [3] and found(folder="", text="solo") == [0] and found(kind="model") == []
     sent = {"draft": mine, "action": "ids", "between": [ids[3], ids[0]]}
-    assert image_action({**sent, "query": {"text": "o"}})["ids"] == [ids[0], ids[3]]
-    assert image_action({**sent, "query": {"how": "lacks", "text": "o"}, "between": None})["ids"] == ids[1:3]
-    refused = image_action({**sent, "query": {"text": "solo"}, "between": [ids[1], ids[3]]})
+    assert images.image_action({**sent, "query": {"text": "o"}})["ids"] == [ids[0], ids[3]]
+    assert images.image_action({**sent, "query": {"how": "lacks", "text": "o"}, "between": None})["ids"] == ids[1:3]
+    refused = images.image_action({**sent, "query": {"text": "solo"}, "between": [ids[1], ids[3]]})
     assert "no longer shown" in refused["error"]
     monkeypatch.setattr(images, "PAGE_SIZE", 3)
     assert [images.listing(mine, page)["page"] for page in (-1, 99)] == [0, 1]
     one, other = item("a", 64, 64, warnings=["near"]), item("b", 64, 64, warnings=[])
-    assert Query(kind="near").found([one, other]) == [one] == Query(kind="warned").found([other, one])
+    assert images.Query(kind="near").found([one, other]) == [one] == images.Query(kind="warned").found([other, one])
 
 
 def test_nothing_is_undone_while_images_are_imported(mine, tmp_path, monkeypatch):

@@ -1,7 +1,5 @@
 """The table of a trainer's options: listed as in its parser, validated by runs, stored in one field."""
 
-from pathlib import Path
-
 import pytest
 from checkout_helpers import parser_checkout
 
@@ -13,7 +11,7 @@ from ui.new import flags, form, summary
 
 
 @pytest.fixture
-def checkout(tmp_path, monkeypatch) -> Path:
+def checkout(tmp_path, monkeypatch):
     """A small checkout in place of sd-scripts."""
     folder = parser_checkout(tmp_path / "checkout")
     monkeypatch.setenv("SD_SCRIPTS_DIR", str(folder))

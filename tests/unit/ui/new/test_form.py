@@ -2,10 +2,13 @@
 draft: what was set is stored, what was not follows the model, the machine and the images."""
 
 import json
+import math
 
+import hypothesis
 import pytest
 from configure_helpers import GPU, NO_GPU, values
 from draft_helpers import add_photos, create_run, drop, photo
+from hypothesis import strategies as st
 from runs_helpers import pictures
 
 import presets
@@ -16,6 +19,7 @@ from runs.machine import Machine
 from ui.dataset import draft
 from ui.dataset.images import image_action
 from ui.new import form, new_lora, summary
+from ui.new.form import LEAST, MOST, propose
 
 pytestmark = pytest.mark.usefixtures("no_gpu")
 
@@ -288,3 +292,42 @@ def test_a_tier_that_is_too_small_changes_with_the_model_unless_the_user_chose_i
     ((kind, text),) = form.review(now, {"": 20}).marks()["tier"]
     assert kind == "bad" and "HunyuanImage 2.1 does not fit" in text and "20G" in text
     assert choose(mine, "z-image")["tier"] == "16G"
+
+
+IMAGES, BATCH, ACCUMULATION = st.integers(1, 5000), st.integers(1, 64), st.integers(1, 32)
+
+
+def steps_per_epoch(images: int, repeats: int, fixed: int, batch: int, accumulation: int) -> int:
+    return math.ceil(math.ceil((images * repeats + fixed) / batch) / accumulation)
+
+
+def distance(steps: int) -> int:
+    return max(LEAST - steps, steps - MOST, 0)
+
+
+@hypothesis.settings(max_examples=150, deadline=None)
+@hypothesis.given(IMAGES, st.one_of(st.just(0), st.integers(1, 20_000)), BATCH, ACCUMULATION)
+def test_the_steps_are_those_of_the_plan_and_as_near_to_the_range_as_any_choice(images, fixed, batch, accumulation):
+    found = propose(images, fixed, batch, accumulation)
+    assert found.repeats >= 1 and found.epochs >= 1
+    each = steps_per_epoch(images, found.repeats, fixed, batch, accumulation)
+    assert found.steps == found.epochs * each
+    if found.steps == found.epochs * each and LEAST <= found.steps <= MOST:
+        return
+    for repeats in range(1, 51):
+        other = steps_per_epoch(images, repeats, fixed, batch, accumulation)
+        for epochs in {max(1, LEAST // other), LEAST // other + 1, max(1, MOST // other)}:
+            assert distance(found.steps) <= distance(epochs * other), (found, repeats, epochs)
+
+
+def test_usual_data_sets_get_usual_settings():
+    run = presets.defaults()["run"]
+    for images, fixed, wanted in (
+        (10, 0, (10, 20, 2000)), (20, 0, (10, 10, 2000)), (50, 0, (5, 8, 2000)), (100, 0, (2, 10, 2000)),
+        (300, 0, (1, 8, 2400)), (5000, 0, (1, 1, 5000)), (1, 0, (96, 20, 1920)), (12, 0, (10, 17, 2040)),
+        (24, 0, (10, 8, 1920)), (0, 200, (1, 10, 2000)),
+        (0, 0, (run["repeats"], run["epochs"], propose(0).steps)),
+    ):  # fmt: skip
+        found = propose(images, fixed=fixed)
+        assert (found.repeats, found.epochs, found.steps) == wanted, (images, fixed)
+    assert all(LEAST <= propose(images).steps <= MOST for images in range(1, 1251)), "at batch size 1"

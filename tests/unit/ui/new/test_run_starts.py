@@ -2,7 +2,7 @@
 
 import json
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from configure_helpers import values
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("no_gpu")
 
 
 def test_start_asks_once_about_images_that_nothing_describes_and_about_a_failed_rehearsal(mine, tmp_path, monkeypatch):
-    begun: list[Path] = []
+    begun = []
     monkeypatch.setattr("ui.run.actions.start", begun.append)
 
     def start() -> tuple[str, str]:
@@ -56,11 +56,7 @@ def test_start_asks_once_about_images_that_nothing_describes_and_about_a_failed_
         run_starts.start(mine)
     tried = ThreadPoolExecutor(2).map(lambda _: run_starts.start_example()[0].name, range(2))  # at the same moment
     assert {*tried} == {"first-try", "first-try-2"}
-
-    def refuse(folder: Path) -> None:
-        raise runs.RunError("there is no monitor")
-
-    monkeypatch.setattr("ui.run.actions.start", refuse)
+    monkeypatch.setattr("ui.run.actions.start", Mock(side_effect=runs.RunError("there is no monitor")))
     form.save(mine, {"name": "refused"}, typed=True)
     with pytest.raises(runs.RunError, match="The run refused was created but did not start: there is no monitor"):
         run_starts.start(mine)  # as the API does

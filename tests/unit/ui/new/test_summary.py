@@ -3,8 +3,9 @@
 import json
 
 import pytest
-from configure_helpers import GPU, NO_GPU, PAIRS, values
+from configure_helpers import GPU, NO_GPU, values
 from draft_helpers import add_photos
+from families import MODELS
 
 import presets
 import runs
@@ -42,7 +43,7 @@ def test_cost_time_and_disk_are_beside_memory(data):
     assert "samples" in text and "Cost" not in summary.estimates(form.review(values(**fields), {"": 20}))
 
 
-@pytest.mark.parametrize(("key", "backend"), PAIRS)
+@pytest.mark.parametrize(("key", "backend"), MODELS)
 def test_the_notes_and_the_table_say_what_every_tier_needs(data, key, backend):
     given = values(model=key, **form.model_values(key, backend, "person", NO_GPU))
     assert given["backend"] == backend and form.parse(given)[1] == [], "the values of a model are valid for it"

@@ -2,7 +2,6 @@
 
 import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -29,7 +28,7 @@ def test_points_keep_the_extremes_and_the_mean(values, buckets):
 def shown(data):
     """The value of a run's charts after these lines were written."""
 
-    def show(folder: Path, text: list[str]) -> dict:
+    def show(folder, text: list[str]) -> dict:
         with (folder / "metrics.jsonl").open("a") as file:
             file.writelines(text)
         return charts.value(view.read(folder))

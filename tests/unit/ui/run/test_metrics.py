@@ -1,14 +1,13 @@
 """What is read of metrics.jsonl: from where the last read ended, in parts, and each step once."""
 
 import os
-from pathlib import Path
 
 from ui_helpers import metrics_line as line
 
 from ui.run import metrics, view
 
 
-def losses(folder: Path) -> dict[int, float]:
+def losses(folder) -> dict[int, float]:
     return view.with_metrics(folder, lambda found: dict(zip(found.steps["step"], found.steps["loss"], strict=True)))
 
 
