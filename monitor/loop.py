@@ -26,7 +26,7 @@ from monitor import config, gpu, recovery
 from monitor.attempt import Attempt, Unkillable, kill_processes
 from monitor.detect.probe import Missing, Probe, Sample, growths, processes
 from monitor.detect.progress import Watch
-from monitor.diagnose.incident import RESTARTING
+from monitor.diagnose.incident import COMPLETED, RESTARTING
 from monitor.diagnose.slow import Slowdown
 from monitor.ledger import Ledger, amount
 from monitor.process import platform
@@ -269,8 +269,12 @@ class Loop(Run):
             reason = f"{reason}; {missing}"
         goes_on = self.several and end.state is State.PREEMPTED  # the next monitor takes up its incident
         if (incident := self.incident) is not None and not goes_on:
-            ended = "completed" if end.state is State.COMPLETED else f"ended before it recovered: {reason}"
-            outcome = f"the run {ended}" if incident.outcome == RESTARTING else incident.outcome
+            outcome = incident.outcome
+            if outcome == RESTARTING and end.state is State.COMPLETED:
+                outcome = COMPLETED
+                incident.recover(time.monotonic())
+            elif outcome == RESTARTING:
+                outcome = f"the run ended before it recovered: {reason}"
             incident.close(self.folder, outcome)
         self.state.failing &= end.state is State.UNKILLABLE
         self.state.code, self.state.reason = EXIT_CODES[end.state] if end.code is None else end.code, reason

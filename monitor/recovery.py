@@ -230,11 +230,7 @@ def close_incident(run: Run, view: Observation, first_new: int) -> None:
         return
     first = max(view.beats, key=lambda b: b.step)
     later = first.step - first_new  # steps since, whose durations the record keeps: they date `first_new`
-    at_s = first.step_s - (sum(first.intervals[-later:]) if later else 0.0)
-    incident.recover_s = max(0.0, at_s - incident.progress_s)
-    # It went on by itself where it has resumed nothing; a full disk may not have kept how far the run was.
-    from_step = incident.best_step if incident.resumed_from is None else incident.resumed_from
-    incident.steps_repeated = max(0, incident.best_step - from_step)
+    incident.recover(first.step_s - (sum(first.intervals[-later:]) if later else 0.0))
     incident.close(run.folder, f"the run recovered: step {first_new} is new")
     run.state.save(run.folder)
     repeated = count(incident.steps_repeated, "step")

@@ -24,7 +24,7 @@ from monitor.run_folder import RunFolder, read_json, typed
 from monitor.state import Signals
 
 TAIL, WIDTH = 15, 200  # lines of the log in the report, characters of such a line
-RESTARTING = "the run is being restarted"
+RESTARTING, COMPLETED = "the run is being restarted", "the run completed"
 _PROCESS = "--- process "  # begins the stacks of a process in stacks.txt
 _OVERWRITTEN = re.compile(r"^.*\r(?=[^\r\n])", re.M)  # a progress bar, by its newer state
 _LAUNCHERS_TRACEBACK = re.compile(r"^Traceback \(most.*\n(?:[ \t].*\n)*subprocess\.CalledProcessError: .*\n", re.M)
@@ -93,6 +93,13 @@ class Incident:
             return incident
         except (AttributeError, LookupError, TypeError, ValueError):
             return None  # written by another version
+
+    def recover(self, at_s: float) -> None:
+        """The first new step was at `at_s` (monotonic), or the end of a run that had no other step left."""
+        self.recover_s = max(0.0, at_s - self.progress_s)
+        # It went on by itself where it has resumed nothing; a full disk may not have kept how far the run was.
+        from_step = self.best_step if self.resumed_from is None else self.resumed_from
+        self.steps_repeated = max(0, self.best_step - from_step)
 
     def close(self, folder: RunFolder, outcome: str) -> None:
         """Record how it ended, as a sentence; saved."""
@@ -211,7 +218,8 @@ def _cost(incident: Incident) -> str:
         return "No new step has been completed since then."
     were = "was" if repeated == 1 else "were"
     twice = f"{count(repeated, 'step')} {were} trained twice." if repeated else "No step was trained twice."
-    return f"{duration(recover_s)} from the last progress to the first new step. {twice}"
+    end = "the end of the run" if incident.outcome == COMPLETED else "the first new step"
+    return f"{duration(recover_s)} from the last progress to {end}. {twice}"
 
 
 def _details(e: Evidence) -> list[str]:

@@ -96,7 +96,7 @@ def test_the_end_of_a_run_says_what_is_not_kept_and_closes_its_incident(make_loo
     (event,) = events(run.folder.folder, str(end.state))
     assert event["reached"] == 33 and event["message"] == reason
     saved = Incident.load(run.incident.folder)
-    assert saved.outcome == outcome
+    assert saved.outcome == outcome and (saved.recover_s is None) == (end.state is not State.COMPLETED)
     assert RunState.load(run.folder).state is end.state and not run.state.failing
     run.close()
     assert step_requests.waiting(run.folder.folder) == () and len(events(run.folder.folder, "ledger")) == 1

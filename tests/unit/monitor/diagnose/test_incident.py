@@ -10,7 +10,7 @@ from markdown_it import MarkdownIt
 from monitor_evidence import LAUNCHER, crash, frames, hang, proc, rank
 
 from monitor.diagnose import causes, incident
-from monitor.diagnose.incident import Incident, report
+from monitor.diagnose.incident import COMPLETED, Incident, report
 from monitor.process import platform
 from monitor.run_folder import RunFolder
 from monitor.state import Signals
@@ -80,6 +80,8 @@ def test_what_was_done_and_what_it_cost_agree():
     early = text_of(hang(**SLEEPS), from_memory=True, standby=True)
     assert "from its snapshot in memory of step 8, in an attempt that had been started early." in early
     assert "1 step was trained twice." in text_of(hang(**SLEEPS), steps_repeated=1)
+    at_end = text_of(hang(**SLEEPS), outcome=COMPLETED)
+    assert "5.0 s from the last progress to the end of the run. 2 steps were trained twice." in at_end
     open_yet = dict(resumed_from=None, steps_repeated=None, recover_s=None, outcome="the run is being restarted")
     text = text_of(hang(**SLEEPS), **open_yet)
     assert "- The run is being restarted.\n" in text and "None" not in text
