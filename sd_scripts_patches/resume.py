@@ -188,6 +188,12 @@ class Run:
         )
         return index, self.step
 
+    def validation_is_left(self, args: Any) -> bool:
+        """Whether a kill lost the validation of the resumed step: it follows the save, and is in each snapshot."""
+        every = args.validate_every_n_steps
+        due = self.resume_from is not None and not self.epoch_over and bool(every) and self.step % every == 0
+        return due and not snapshot_files.is_restored(args.resume)
+
     def iterate_batches(self, loader: Any, epoch: int) -> Iterator[tuple[int, Any]]:
         """Yield (step, batch) for the loop over an epoch's batches. epoch: its index."""
         state = self.resume_from
