@@ -65,7 +65,7 @@ class Run:
         self.since_s = math.inf  # when that was saved: a sample image that is newer need not be drawn again
         self.rates: list[Any] = []  # of this run, by group of parameters
         self.settings: list[dict[str, Any]] = []  # of each optimizer, before its first step
-        self.fixed: list[Any] = []  # weights of the network that no optimizer trains
+        self.beside: list[tuple[Any, str]] = []  # what the network keeps beside its trained weights
         self.resume_from: TrainerState | None = None  # until the resumed epoch has started
         self.replay: TrainerState | None = None  # set while the generators are set before single reads
         self.order: str | None = None  # the generator from which the order of the next epoch is drawn
@@ -78,9 +78,8 @@ class Run:
         self.accelerator = accelerator
         self.settings = [trainer_state.numbers(one.optimizer) for one in accelerator._optimizers]
         trained = {id(weight) for group in self._groups() for weight in group["params"]}
-        for weights in ([*model.parameters()] for model in accelerator._models):
-            fixed = [weight for weight in weights if id(weight) not in trained]
-            self.fixed += fixed if len(fixed) < len(weights) else []  # not those of the base model
+        for model in accelerator._models:
+            self.beside += trainer_state.beside_weights(model, trained)
         accelerator.register_load_state_pre_hook(lambda models, folder: self._load(Path(folder)))
         accelerator.register_save_state_pre_hook(lambda models, weights, folder: self._save(Path(folder)))
 
@@ -274,7 +273,7 @@ class Run:
         self.loaded = trainer_state.read(folder)
         with contextlib.suppress(OSError):  # kohya's trainers alone write no guard file
             self.since_s = (folder / checkpoint.GUARD).stat().st_mtime
-        trainer_state.read_gradients(folder, self.fixed)
+        trainer_state.read_beside(folder, self.beside)
         self.rates = [_rate(group) for group in self._groups()]
         extra = self.loaded.extra if self.loaded is not None else {}
         optimizers = [one.optimizer for one in self.accelerator._optimizers]
@@ -322,7 +321,7 @@ class Run:
     def _save(self, folder: Path) -> None:
         if self.loader is not None:
             trainer_state.write(folder, self.current_state())
-            trainer_state.write_gradients(folder, self.fixed)
+            trainer_state.write_beside(folder, self.beside)
 
     def _losses(self) -> dict[str, Any]:
         """Return the averages, including a loss that LossRecorder.add has not received yet."""
