@@ -233,7 +233,7 @@ def close_incident(run: Run, view: Observation, first_new: int) -> None:
     incident.recover(first.step_s - (sum(first.intervals[-later:]) if later else 0.0))
     incident.close(run.folder, f"the run recovered: step {first_new} is new")
     run.state.save(run.folder)
-    repeated = count(incident.steps_repeated, "step")
+    repeated = count(incident.steps_repeated or 0, "step")
     message = f"step {first_new} is new: recovered in {incident.recover_s:.1f} s, {repeated} trained twice"
     run.folder.event("progress", message, incident=incident.number)
 
