@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 Progress = Callable[[hub.Progress], None]
 HUB_TIMEOUT_S = 8.0  # for a response of the hub, name resolution included
 POINTER = b"version https://git-lfs"
+FOLDERS = ("pretrained_model_name_or_path", "qwen3")  # sd-scripts also reads these as a folder in the hub's layout
 OPTIONAL = "base_weights"  # of the files that a trainer needs: only some models of a family have it
 
 
@@ -60,9 +61,10 @@ def problems(spec: "RunSpec", ask: bool = False) -> list[str]:
 
 
 def _files(spec: "RunSpec") -> list[tuple[str, Path]]:
-    """(flag, path) of each file that a trainer of kohya's loads; a part in several files has several."""
+    """(flag, path) of each file that a trainer of kohya's loads; a part in several files has several, a folder none."""
     # The script runs in the project folder.
     values = [(flag, ROOT / value) for flag, value in model_files(spec).items()]
+    values = [(flag, path) for flag, path in values if flag not in FOLDERS or not path.is_dir()]
     return [(flag, path.with_name(name)) for flag, path in values for name in shards(path.name)]
 
 

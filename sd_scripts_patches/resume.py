@@ -67,7 +67,7 @@ class Run:
         self.since_s = math.inf  # when that was saved: a sample image that is newer need not be drawn again
         self.rates: list[Any] = []  # of this run, by group of parameters
         self.settings: list[dict[str, Any]] = []  # of each optimizer, before its first step
-        self.fixed: list[Any] = []  # weights of the network that no optimizer trains
+        self.beside: list[tuple[Any, str]] = []  # what the network keeps beside its trained weights
         self.resume_from: TrainerState | None = None  # until the resumed epoch has started
         self.replay: TrainerState | None = None  # set while the generators are set before single reads
         self.order: str | None = None  # the generator from which the order of the next epoch is drawn
@@ -80,9 +80,8 @@ class Run:
         self.accelerator = accelerator
         self.settings = [trainer_state.numbers(one.optimizer) for one in accelerator._optimizers]
         trained = {id(weight) for group in self._groups() for weight in group["params"]}
-        for weights in ([*model.parameters()] for model in accelerator._models):
-            fixed = [weight for weight in weights if id(weight) not in trained]
-            self.fixed += fixed if len(fixed) < len(weights) else []  # not those of the base model
+        for model in accelerator._models:
+            self.beside += trainer_state.beside_weights(model, trained)
         accelerator.register_load_state_pre_hook(lambda models, folder: self._load(Path(folder)))
         accelerator.register_save_state_pre_hook(lambda models, weights, folder: self._save(Path(folder)))
 
@@ -195,6 +194,12 @@ class Run:
         )
         return index, self.step
 
+    def validation_is_left(self, args: Any) -> bool:
+        """Whether a kill lost the validation of the resumed step: it follows the save, and is in each snapshot."""
+        every = args.validate_every_n_steps
+        due = self.resume_from is not None and not self.epoch_over and bool(every) and self.step % every == 0
+        return due and not snapshot_files.is_restored(args.resume)
+
     def iterate_batches(self, loader: Any, epoch: int) -> Iterator[tuple[int, Any]]:
         """Yield (step, batch) for the loop over an epoch's batches. epoch: its index."""
         state = self.resume_from
@@ -275,7 +280,7 @@ class Run:
         self.loaded = trainer_state.read(folder)
         with contextlib.suppress(OSError):  # kohya's trainers alone write no guard file
             self.since_s = (folder / checkpoint.GUARD).stat().st_mtime
-        trainer_state.read_gradients(folder, self.fixed)
+        trainer_state.read_beside(folder, self.beside)
         self.rates = [_rate(group) for group in self._groups()]
         extra = self.loaded.extra if self.loaded is not None else {}
         optimizers = [one.optimizer for one in self.accelerator._optimizers]
@@ -323,7 +328,7 @@ class Run:
     def _save(self, folder: Path) -> None:
         if self.loader is not None:
             trainer_state.write(folder, self.current_state())
-            trainer_state.write_gradients(folder, self.fixed)
+            trainer_state.write_beside(folder, self.beside)
 
     def _losses(self) -> dict[str, Any]:
         """Return the averages, including a loss that LossRecorder.add has not received yet."""

@@ -8,6 +8,7 @@ from sd_scripts_patches import ast_utils
 from sd_scripts_patches.patch import find_function
 
 AT_FIRST = "self.sample_images(accelerator, args, 0, global_step"
+VALIDATION = "if accelerator.sync_gradients and validation_steps > 0 and should_validate_step:"
 LOCALS = (
     *("args", "accelerator", "train_dataloader", "skipped_dataloader", "loss_recorder", "progress_bar"),
     *("steps_from_state", "current_epoch", "current_step", "epoch_to_start", "num_train_epochs", "initial_step"),
@@ -41,6 +42,10 @@ def rewrite(tree: ast.Module) -> ast.Module:
         if isinstance(call, ast.Expr) and text in ("optimizer_eval_fn()", "optimizer_train_fn()"):
             call.value = ast_utils.parse_expression(f"{needless} or {text}")
     rewrite_loops(train, "skipped_dataloader or train_dataloader", "current_step")
+    batches = find(train, ast.For, "for (step, batch) in _hangproof_run.iterate_batches(", prefix=True)
+    validation = ast.unparse(find(train, ast.If, VALIDATION, prefix=True))
+    left = "if validation_steps > 0 and _hangproof_run.validation_is_left(args):"
+    insert(train, batches, before=validation.replace(VALIDATION, left, 1))
     ast_utils.insert_import(tree, "from sd_scripts_patches.resume import run as _hangproof_run")
     return tree
 

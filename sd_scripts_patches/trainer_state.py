@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 FILE = "hangproof_resume.json"
 GRADIENTS = "hangproof_gradients.bin"
+NORMS = ("org_weight_norm_estimate", "combined_weight_norms", "grad_norms")
 VERSION = 1
 ACCELERATORS = ("cuda", "xpu")
 
@@ -91,27 +92,37 @@ def read(folder: Path) -> TrainerState | None:
         raise ResumeError(f"{path}: {error}; resume from another state") from error
 
 
-def write_gradients(folder: Path, weights: list[Any]) -> None:
-    """Write the gradients of weights that no optimizer trains: LoRA-FA's, or those of text encoders with a rate of 0.
+def beside_weights(model: Any, trained: set[int]) -> list[tuple[Any, str]]:
+    """Return what a network keeps beside its trained weights and the next step depends on: (what holds it, its name).
 
-    kohya's trainers never clear them, and clip by the norm of all.
+    Gradients of weights that no optimizer trains (LoRA-FA's, or those of text encoders with a rate of 0): kohya's trainers
+    never clear them, and clip by the norm of all. Of LoRA-GGPO the norms by which the next step is perturbed.
     """
+    weights = [*model.parameters()]
+    fixed = [weight for weight in weights if id(weight) not in trained]
+    perturbed = [module for module in model.modules() if "combined_weight_norms" in vars(module)]
+    found = [(weight, "grad") for weight in fixed if len(fixed) < len(weights)]  # not those of the base model
+    return found + [(module, name) for module in perturbed for name in NORMS]
+
+
+def write_beside(folder: Path, beside: list[tuple[Any, str]]) -> None:
+    """Write what `beside_weights` found."""
     import torch
 
-    if weights:
-        torch.save([weight.grad for weight in weights], folder / GRADIENTS)
+    if beside:
+        torch.save([getattr(owner, name) for owner, name in beside], folder / GRADIENTS)
 
 
-def read_gradients(folder: Path, weights: list[Any]) -> None:
-    """Restore what `write_gradients` wrote, where the settings still leave the same weights untrained."""
+def read_beside(folder: Path, beside: list[tuple[Any, str]]) -> None:
+    """Restore what `write_beside` wrote, where the settings still leave the same weights untrained."""
     import torch
 
     if (folder / GRADIENTS).exists():
         saved = torch.load(folder / GRADIENTS, map_location="cpu", weights_only=True)
-        if len(saved) == len(weights):
-            for weight, gradient in zip(weights, saved, strict=True):
-                if gradient is not None and gradient.shape == weight.shape:
-                    weight.grad = gradient.to(weight)
+        if len(saved) == len(beside):
+            for (owner, name), value in zip(beside, saved, strict=True):
+                if value is not None and getattr(owner, "shape", value.shape) == value.shape:
+                    setattr(owner, name, value.to(owner if name == "grad" else owner.device))
 
 
 def generators(devices: bool = True) -> dict[str, Any]:

@@ -133,7 +133,7 @@ def _outline(body: list[ast.stmt], followed: Followed) -> Iterator[ast.stmt]:
             node.args.kw_defaults = [value and none for value in node.args.kw_defaults]
         elif isinstance(node, ast.ClassDef):
             node.body, node.bases, node.keywords, node.decorator_list = below, [], [], []
-        elif isinstance(node, ast.For) and found:
+        elif isinstance(node, (ast.For, ast.If)) and found:
             node.body, node.orelse = below, []
         elif not found and hasattr(node, "body"):
             node = ast.If(ast.Name("_"), below, [])

@@ -80,6 +80,8 @@ def test_a_file_that_was_checked_is_the_one_that_the_trainer_gets(data, flux, tm
     files = {"pretrained_model_name_or_path": "x.safetensors"}  # the script runs in the project folder
     (problem,) = weights.problems(spec(model="sdxl", backend="sd-scripts", extra=files))
     assert f"model files missing: {weights.ROOT / 'x.safetensors'} " in problem
+    files["pretrained_model_name_or_path"] = str(flux)  # a folder, which sd-scripts reads too
+    assert weights.problems(spec(model="sdxl", backend="sd-scripts", extra=files)) == []
 
 
 def test_weights_in_several_files_are_all_looked_for(flux, tmp_path):

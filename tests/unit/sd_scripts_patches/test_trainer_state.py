@@ -50,8 +50,9 @@ class Optimizer(torch.optim.SGD):
 def test_an_optimizer_resumes_with_its_numbers_beside_its_state_and_the_objects_of_its_library(tmp_path):
     """Else the first step after a kill had another learning rate, or no state could be loaded and all work was lost.
 
-    The gradients of a weight that is not trained are never cleared, and count when those of all weights are clipped."""
-    networks = []
+    The gradients of a weight that is not trained are never cleared, and count when those of all weights are clipped.
+    LoRA-GGPO perturbs a step by the norms of the one before."""
+    networks, layers = [], []
 
     def made():
         networks.append(torch.nn.ParameterList([torch.zeros(1), torch.zeros(1)]))
@@ -59,7 +60,10 @@ def test_an_optimizer_resumes_with_its_numbers_beside_its_state_and_the_objects_
         optimizer.optimizer, optimizer.fused = optimizer, True  # as accelerate wraps it; a setting, which stays
         add = lambda hook: None  # noqa: E731
         adds = {"register_load_state_pre_hook": add, "register_save_state_pre_hook": add}
-        models = [torch.nn.Linear(1, 1), networks[-1]]
+        perturbed = torch.nn.Identity()  # a layer of LoRA-GGPO
+        vars(perturbed).update(dict.fromkeys(trainer_state.NORMS), device="cpu")
+        models = [torch.nn.Linear(1, 1), networks[-1], perturbed]
+        layers.append(perturbed)
         run.register_hooks(SimpleNamespace(_optimizers=[optimizer], _models=models, **adds))
         return optimizer, run
 
@@ -71,10 +75,13 @@ def test_an_optimizer_resumes_with_its_numbers_beside_its_state_and_the_objects_
     trainer_state.write(tmp_path, trainer_state.TrainerState(**counts, epoch_over=False, extra=extra))
     torch.save(before.state_dict(), tmp_path / "optimizer.bin")
     networks[0][1].grad = torch.ones(1)
-    trainer_state.write_gradients(tmp_path, run.fixed)
+    layers[0].grad_norms = torch.ones(2)
+    trainer_state.write_beside(tmp_path, run.beside)
     resumed._load(tmp_path)
     assert [weight.grad for weight in networks[1]] == [None, torch.ones(1)]
-    trainer_state.read_gradients(tmp_path, [other := torch.zeros(2)])
+    assert layers[1].grad_norms.tolist() == [1, 1] and layers[1].combined_weight_norms is None
+    other = torch.zeros(2)
+    trainer_state.read_beside(tmp_path, [(other, "grad"), *run.beside[1:]])
     assert other.grad is None, "the settings have changed which weights are trained"
     after.load_state_dict(load(tmp_path / "optimizer.bin"))
     assert (after.mean, after.param_groups[0]["norm"]) == (0.1, Norm.SIGN)
