@@ -20,7 +20,6 @@ and shuffled tags.
 from __future__ import annotations
 
 import contextlib
-import glob
 import logging
 import math
 from collections.abc import Callable, Iterator
@@ -33,6 +32,7 @@ from sd_scripts_patches import (
     data_order,
     hooks,
     legacy_state,
+    sampling,
     session,
     snapshots,
     train_loop,
@@ -43,8 +43,6 @@ from sd_scripts_patches.trainer_state import ResumeError, TrainerState
 
 MODULE = "train_network"
 UTIL = "library.train_util"
-COMPLETE = {".png": b"IEND\xaeB`\x82", ".mp4": b"moov"}
-"""What is written last into a sample of this type."""
 logger = logging.getLogger(__name__)
 
 
@@ -124,18 +122,8 @@ class Run:
         except (OSError, ValueError) as error:
             logger.warning(f"hangproof: cannot check for missing samples: {args.sample_prompts}: {error}")
             return 0, 0
-        found = self.samples(args, f"e{state.epoch:06d}")
+        found = sampling.sample_files(args, f"e{state.epoch:06d}")
         return (state.epoch, state.step) if len(found) < len(prompts) else (0, 0)
-
-    def samples(self, args: Any, when: str) -> list[Path]:
-        """The sample images and videos whose names go on with `when` after the LoRA's name. What a kill cut off goes."""
-        name = f"{glob.escape(args.output_name)}_" if args.output_name else ""
-        found = list(Path(args.output_dir, "sample").glob(f"{name}{when}_*"))
-        for path in found:
-            with contextlib.suppress(OSError):
-                if COMPLETE.get(path.suffix, b"") not in path.read_bytes():
-                    path.unlink()
-        return [path for path in found if path.exists()]
 
     def finished(self, args: Any) -> bool:
         """Whether the state is that of the end: nothing is left but to save its LoRA once more."""

@@ -11,10 +11,13 @@ HunyuanImage); both are restored.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import glob
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from guards import limits
@@ -32,6 +35,8 @@ FAMILIES = {
     "library.train_util": ("sample_images_common", "sample_image_inference"),
 }
 REQUIRED = ("library.flux_train_utils",)
+COMPLETE = {".png": b"IEND\xaeB`\x82", ".mp4": b"moov"}
+"""What is written last into a sample of this type."""
 
 
 class BudgetExceeded(Exception):
@@ -117,6 +122,17 @@ def _prompts(args: tuple[Any, ...]) -> list[dict[str, Any]]:
     return [entry for entry in flat if isinstance(entry, dict) and isinstance(entry.get("enum"), int)]
 
 
+def sample_files(args: Any, when: str) -> list[Path]:
+    """The sample images and videos whose names go on with `when` after the LoRA's name. What a kill cut off goes."""
+    name = f"{glob.escape(args.output_name)}_" if args.output_name else ""
+    found = list(Path(args.output_dir, "sample").glob(f"{name}{when}_*"))
+    for path in found:
+        with contextlib.suppress(OSError):
+            if COMPLETE.get(path.suffix, b"") not in path.read_bytes():
+                path.unlink()
+    return [path for path in found if path.exists()]
+
+
 def _drawn(args: tuple[Any, ...], prompts: list[dict[str, Any]]) -> bool:
     """Whether a killed process has drawn these images since the state from which this one goes on."""
     options = next((a for a in args if hasattr(a, "output_name")), None)
@@ -132,7 +148,7 @@ def _drawn(args: tuple[Any, ...], prompts: list[dict[str, Any]]) -> bool:
         case _:
             return False
     for prompt in prompts:
-        files = session.run.samples(options, f"{when}_{prompt['enum']:02d}")
+        files = sample_files(options, f"{when}_{prompt['enum']:02d}")
         if not any(path.stat().st_mtime > session.run.since_s for path in files):
             return False
     return True

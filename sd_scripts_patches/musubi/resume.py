@@ -21,7 +21,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from sd_scripts_patches import ast_utils, legacy_state, resume, session, train_loop, trainer_state
+from sd_scripts_patches import ast_utils, legacy_state, resume, sampling, session, train_loop, trainer_state
 from sd_scripts_patches.musubi import BASE, DATASET, LOOP, TRAIN_UTILS
 from sd_scripts_patches.patch import Patch, Target, around, find_function, function, with_names
 from sd_scripts_patches.trainer_state import ResumeError, TrainerState
@@ -63,7 +63,7 @@ class Run(resume.Run):
         state = self.resume_from
         if state is not None and state.epoch_over and sample_parameters:
             own = Path(args.output_dir, "sample").glob(f"sample_{state.step:06d}_*.png")  # Kandinsky 5 names them so
-            if len([*self.samples(args, f"e{state.epoch:06d}"), *own]) < len(sample_parameters):
+            if len([*sampling.sample_files(args, f"e{state.epoch:06d}"), *own]) < len(sample_parameters):
                 yield state.epoch, state.step
 
     def _infer(self, args: argparse.Namespace, shape: tuple[int, int, int]) -> TrainerState:

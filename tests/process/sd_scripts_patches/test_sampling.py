@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import torch
 
 from sd_scripts_patches import sampling, session
-from sd_scripts_patches.resume import COMPLETE, Run
+from sd_scripts_patches.resume import Run
 
 
 def test_a_prompt_file_damaged_during_the_run_costs_only_the_samples(capsys):
@@ -53,7 +53,8 @@ def test_an_image_that_a_killed_process_has_drawn_since_the_state_is_not_drawn_a
     monkeypatch.setattr(session, "run", Run())
     session.run.since_s = 100.0
     (tmp_path / "sample").mkdir()
-    for number, (at_s, end) in enumerate([(200, COMPLETE[".png"]), (50, COMPLETE[".png"]), (200, b"")]):
+    whole = sampling.COMPLETE[".png"]
+    for number, (at_s, end) in enumerate([(200, whole), (50, whole), (200, b"")]):
         path = tmp_path / "sample" / f"x_000004_{number:02d}_20261130_42.png"
         path.write_bytes(b"PNG" + end)
         os.utime(path, (at_s, at_s))

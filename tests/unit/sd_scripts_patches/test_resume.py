@@ -8,7 +8,7 @@ import accelerate
 import pytest
 import torch
 
-from sd_scripts_patches import data_order, resume, trainer_state
+from sd_scripts_patches import data_order, resume, sampling, trainer_state
 from sd_scripts_patches.musubi import resume as musubi
 
 
@@ -73,7 +73,7 @@ def test_other_settings_keep_the_step_and_are_named(tmp_path, caplog):
 def test_an_epochs_samples_are_drawn_again_only_if_a_kill_lost_them_also_those_of_kandinsky(tmp_path, drawn, end, lost):
     """Also if it cut off the last one, which is then removed."""
     (tmp_path / "sample").mkdir()
-    (tmp_path / "sample" / drawn).write_bytes(resume.COMPLETE.get(end, b"cut"))
+    (tmp_path / "sample" / drawn).write_bytes(sampling.COMPLETE.get(end, b"cut"))
     run = musubi.Run()
     run.resume_from = trainer_state.TrainerState(**{**vars(known()), "epoch_over": True})
     args = argparse.Namespace(output_dir=tmp_path, output_name="x")
