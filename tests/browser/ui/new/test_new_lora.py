@@ -172,8 +172,6 @@ def test_settings_come_from_a_template_and_a_file_and_a_sweep_is_planned(tab, se
     tab.get_by_role("option", name=re.compile("^Mine")).click()
     tab.locator("#use-settings").click()
     ui.become(tab, rank="32")
-    ui.field(tab, "template").click()
-    tab.get_by_role("option", name=re.compile("^Mine")).click()
     for label in ("Delete this template", "Delete it now? Press again"):
         tab.get_by_role("button", name=label).click()
     tab.locator("#setup").get_by_text("Deleted.", exact=True).wait_for()
