@@ -62,8 +62,9 @@ class Run(resume.Run):
         """Yield (epoch, step) when an epoch's state was saved and a kill lost its samples."""
         state = self.resume_from
         if state is not None and state.epoch_over and sample_parameters:
-            own = Path(args.output_dir, "sample").glob(f"sample_{state.step:06d}_*.png")  # Kandinsky 5 names them so
-            if len([*sampling.sample_files(args, f"e{state.epoch:06d}"), *own]) < len(sample_parameters):
+            own = SimpleNamespace(output_dir=args.output_dir, output_name="sample")  # as Kandinsky 5 names them
+            found = sampling.sample_files(args, f"e{state.epoch:06d}") + sampling.sample_files(own, f"{state.step:06d}")
+            if len(found) < len(sample_parameters):
                 yield state.epoch, state.step
 
     def _infer(self, args: argparse.Namespace, shape: tuple[int, int, int]) -> TrainerState:

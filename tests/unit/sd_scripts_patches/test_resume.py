@@ -64,6 +64,7 @@ def test_other_settings_keep_the_step_and_are_named(tmp_path, caplog):
     [
         ("x_e000002_00_20.png", ".png", 0),
         ("sample_000012_00.png", ".png", 0),
+        ("sample_000012_00.png", "", 1),
         ("x_000012_00.png", ".png", 1),
         ("x_e000002_00_20.png", "", 1),
         ("x_e000002_00_20.mp4", ".mp4", 0),
