@@ -208,7 +208,7 @@ def _what_was_done(incident: Incident) -> list[str]:
         early = ", in an attempt that had been started early" if incident.standby else ""
         lines.append(f"The monitor restarted the run from its {source} of step {incident.resumed_from}{early}.")
     elif incident.resumed_from is not None:
-        lines.append("The monitor restarted the run from step 0, because there was no checkpoint to resume from.")
+        lines.append("The monitor restarted the run from step 0, because the disk had no checkpoint to resume from.")
     if incident.outcome != RESTARTING or incident.resumed_from is None:
         lines.append(f"{incident.outcome[:1].upper()}{incident.outcome[1:].rstrip('.')}.")
     return lines

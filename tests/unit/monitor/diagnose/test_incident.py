@@ -73,7 +73,7 @@ def test_what_was_done_and_what_it_cost_agree():
     over = text_of(
         hang(**SLEEPS), resumed_from=0, changed=["the training starts over: its checkpoints are incompatible"]
     )
-    assert "from step 0, because there was no checkpoint to resume from." in over
+    assert "from step 0, because the disk had no checkpoint to resume from." in over
     bad = text_of(hang(**SLEEPS), resumed_from=0, bad_checkpoints=["toy-step00000008-state.bad (truncated)"])
     assert "- Checkpoint set aside as damaged: toy-step00000008-state.bad (truncated).\n" in bad
     assert "No step was trained twice." in text_of(hang(**SLEEPS), steps_repeated=0)
