@@ -290,9 +290,7 @@ def admission(loop: Loop, store: StoreAgent) -> Transition | None:
     if store.unreachable_s() >= loop.config.store.connect_s:
         reason = f"the store {store.address} cannot be reached ({view.error})"
         if not view.error:  # on a busy machine, the process has not asked it yet
-            reason = (
-                f"the process that asks the store {store.address} gave no answer; see monitor.log, or start fewer runs"
-            )
+            reason = f"the store's own process has not asked {store.address} yet; see monitor.log, or start fewer runs"
         waited = f"waited {loop.config.store.connect_s:.0f} s; start the run again once it answers"
         return Transition(State.FAILED, f"{reason}; {waited}", code=EXIT_BUDGET)
     return Transition(State.QUEUED, f"{view.message}: {view.error}" if view.error else view.message)

@@ -9,7 +9,7 @@ by the same tables: what both have in common stays as the job has it. Paths are 
 import json
 import os
 import sys
-from dataclasses import asdict, dataclass, field, make_dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -225,13 +225,38 @@ def for_platform(job: Job, platform: str) -> Job:
 
 # job.json -------------------------------------------------------------------------------------------------------------
 
-# What every attempt reads of these parts.
-Command = make_dataclass("Command", [("what", str), ("script", str), ("flags", dict[str, Any])])
-Places = make_dataclass("Places", [(key, str) for key in ("run", "data", "models", "root")])
-NEEDED = [("name", str), ("model", str), ("backend", str), ("nodes", int), ("gpus", int)]
-Spec = make_dataclass(
-    "Spec", [*NEEDED, ("save_dir", str, ""), ("secrets", list[str], ()), ("edited", dict[str, str], None)]
-)
+
+@dataclass
+class _Command:
+    """What every attempt reads of a command."""
+
+    what: str
+    script: str
+    flags: dict[str, Any]
+
+
+@dataclass
+class _Places:
+    """What every attempt reads of the places."""
+
+    run: str
+    data: str
+    models: str
+    root: str
+
+
+@dataclass
+class _Settings:
+    """What every attempt reads of the spec."""
+
+    name: str
+    model: str
+    backend: str
+    nodes: int
+    gpus: int
+    save_dir: str = ""
+    secrets: list[str] = field(default_factory=list)
+    edited: dict[str, str] | None = None
 
 
 def dumps(job: Job) -> str:
@@ -244,7 +269,7 @@ def loads(text: str) -> Job:
     import tomlkit
 
     job: Job = typed(Job, json.loads(text), "the file")
-    for kind, part in [(Spec, job.spec), (Places, job.places), *((Command, one) for one in job.commands)]:
+    for kind, part in [(_Settings, job.spec), (_Places, job.places), *((_Command, one) for one in job.commands)]:
         typed(kind, part)
     if not job.commands or job.spec["backend"] not in presets.backends():
         raise ValueError("commands or spec.backend: it has no training command that this version knows")

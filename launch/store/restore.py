@@ -314,7 +314,7 @@ class Restored:
         try:
             job = load(self.folder)
         except RunError as error:
-            first = f", once {source / 'run.toml'} is moved to {self.folder}" * fetched_spec
+            first = f", once {source / 'run.toml'} is moved to {self.folder}" if fetched_spec else ""
             raise RunError(f"{error}{first}; then restore it again") from error
         if job is not None:
             place(self.folder, own_spec=fetched_job and not fetched_spec)

@@ -21,13 +21,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from shlex import quote
 from typing import IO, Any
 
 from guards.reading import json_object, moved_bytes
 from monitor.phrases import count
 from monitor.process import platform
 from monitor.process.platform import LOCK, NULL, Lock, ProcessInfo, Stream, is_held
+from runs.quoting import quote
 
 TOKEN = "HANGPROOF_TOKEN"
 RUN = "HANGPROOF_RUN"

@@ -243,7 +243,7 @@ def test_a_stop_ends_although_the_runs_folder_cannot_be_read_any_more(make_loop,
         (StoreView(lease=LeaseState.LOST, message="taken"), State.FAILED, 4, "taken"),
         (StoreView(lease=LeaseState.REFUSED, message="other"), State.FAILED, 4, "other"),
         (StoreView(error="late"), State.FAILED, 4, "the store s3://x cannot be reached (late); waited 900 s; start"),
-        (StoreView(), State.FAILED, 4, "the process that asks the store s3://x gave no answer; see monitor.log, or"),
+        (StoreView(), State.FAILED, 4, "the store's own process has not asked s3://x yet; see monitor.log, or"),
     ],
 )
 def test_the_first_attempt_waits_for_the_store(make_loop, view, state, code, words):
