@@ -4,9 +4,9 @@ Decision: `outputs/.queue.json` holds the order; whoever changes it holds a file
 the next run's turn: each monitor that ends, the page, each command of the queue and `resume-all` start a process
 (`work`) that starts what can start now, and ends. So a kill of any of them costs nothing.
 
-What is being started is noted in the file before, with the time, and removed from it afterwards. Whoever finds such a
-note after a kill sees by the run's own status whether it was started: it is then not started again, even if it has
-ended already. A run that has started is left to its monitor, whatever becomes of it.
+What is being started is noted in the file before, with the time of its status, and removed from it afterwards. Whoever
+finds such a note after a kill sees whether that status was written since (no clock is compared with a network drive's):
+the run is then not started again, even if it has ended already. One that has started is left to its monitor.
 
 An entry with a `problem` could not be started: it stays, and does not keep the others waiting. A sweep is one entry
 with several runs, which are started one after another. monitor/gpu.py is below this: it keeps two runs off one GPU,
@@ -66,11 +66,11 @@ class Entry:
 
 @dataclass
 class Queue:
-    """The content of the file. `taken`: the run that is being started, and when that began (Unix time)."""
+    """The content of the file. `taken`: the run that is being started; `status_ns`: `_status_ns` before that."""
 
     entries: list[Entry] = field(default_factory=list)
     taken: str = ""
-    taken_s: float = 0.0
+    status_ns: int = 0
 
 
 def read() -> Queue:
@@ -82,9 +82,9 @@ def read() -> Queue:
         entry = _entry(one)
         if entry is not None and entry.run not in {known.run for known in found}:
             found.append(entry)
-    taken, taken_s = values.get("taken"), values.get("taken_s")
-    known = isinstance(taken, str) and isinstance(taken_s, int | float)
-    return Queue(found, str(taken) if known else "", float(taken_s) if known and taken_s else 0.0)
+    taken, status_ns = values.get("taken"), values.get("status_ns")
+    known = isinstance(taken, str) and isinstance(status_ns, int)
+    return Queue(found, taken, status_ns) if known else Queue(found)
 
 
 def _entry(values: object) -> Entry | None:
@@ -333,7 +333,7 @@ def advance() -> None:
         with changing() as queue:
             waits = any(name in (entry.run, *entry.sweep) for entry in queue.entries)
             queue.entries = [left for entry in queue.entries if (left := _without(entry, name, problem))]
-            queue.taken, queue.taken_s = "", 0.0
+            queue.taken, queue.status_ns = "", 0
         if not (waits or problem):
             with contextlib.suppress(MonitorError):  # cancelled while it was being started
                 ask_to_end(outputs() / name, {"now": False})
@@ -357,9 +357,9 @@ def _take() -> str:
         first = next((one.next_run for one in entries if not one.problem), "")
         name = "" if first and blockers(outputs() / first) else first
         if name:
-            queue.taken, queue.taken_s = name, time.time()
+            queue.taken, queue.status_ns = name, _status_ns(outputs() / name)
         elif queue.taken not in [one.next_run for one in entries]:  # else its monitor may still write its status
-            queue.taken, queue.taken_s = "", 0.0
+            queue.taken, queue.status_ns = "", 0
         queue.entries = entries
         return name
 
@@ -383,9 +383,14 @@ def _waits(folder: Path, now: Queue) -> bool:
 
 def _was_started(folder: Path, now: Queue) -> bool:
     """Whether the run that a killed process had taken got its monitor, which writes its status first."""
+    return folder.name == now.taken and _status_ns(folder) not in (0, now.status_ns)
+
+
+def _status_ns(folder: Path) -> int:
+    """When the run's status was written, by the clock of its disk; 0 for never."""
     with contextlib.suppress(OSError):
-        return folder.name == now.taken and (folder / STATUS).stat().st_mtime >= now.taken_s
-    return False
+        return (folder / STATUS).stat().st_mtime_ns
+    return 0
 
 
 def _start(folder: Path) -> str:

@@ -3,7 +3,9 @@
 import json
 import os
 import random
+import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from monitor_helpers import events, toy_run, wait_for
@@ -56,6 +58,11 @@ def test_many_who_change_the_queue_at_once_lose_nothing(data):
     assert sorted(waiting()) == sorted(set(names) - {"run-10"})
     with pytest.raises(MonitorError, match="run-10 is not in the queue"):
         queue.move("run-10", 1)
+
+
+def written(run: Path, ahead_s: float) -> None:
+    (run / "status.json").write_text("{}")
+    os.utime(run / "status.json", (time.time() + ahead_s,) * 2)
 
 
 def waiting() -> list[str]:
@@ -140,14 +147,17 @@ def test_what_was_started_before_a_kill_is_not_started_again(data):
     assert len(starts(other)) == 1
 
 
-def test_a_look_at_a_busy_gpu_keeps_the_note_of_what_is_being_started(data):
+@pytest.mark.parametrize("ahead_s", [None, -3600, 3600])  # an earlier status, by the clock of a network drive
+def test_a_look_at_a_busy_gpu_keeps_the_note_of_what_is_being_started(data, ahead_s):
     run, other = made(data, "run", "other")
     queue.insert(run)
+    if ahead_s is not None:
+        written(run, ahead_s)
     assert queue._take() == "run"  # the process that took it was killed here, before the monitor had its lock
     lock = Lock(other / LOCK)
     assert lock.acquire()
     assert queue._take() == "" and queue.read().taken == "run"
-    (run / "status.json").write_text("{}")  # the monitor's first act
+    written(run, (ahead_s or 0) + 1)  # the monitor's first act
     lock.release()
     assert queue._take() == "" and queue.read() == queue.Queue()
 
