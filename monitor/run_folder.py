@@ -15,6 +15,7 @@ import select
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -38,6 +39,7 @@ MACHINES = "machines"  # in the run's folder: what the monitors of other machine
 # of another machine's status
 SHOWN = ["host", "state", "phase", "step", "incidents", "message", "reason", "updated_at"]
 MESSAGE_S = 60.0  # for a message to leave
+SENDERS = 4  # messages that leave at the same time
 SCRIPT = "train.bat" if platform.WINDOWS else "train.sh"
 
 
@@ -267,12 +269,13 @@ class RunFolder:
 
 
 class Notifier:
-    """Messages to people, at events: starts a subprocess (cli/notify.py) for each, and kills one that is too slow."""
+    """Messages to people, at events: a subprocess (cli/notify.py) for each, a few at a time; kills one that is too slow."""
 
     def __init__(self, name: str, log: Callable[[str], None]):
         self.name = name
         self._log = log
         self._path = os.fspath(notify_file())
+        self._waiting: deque[tuple[str, bytes]] = deque(maxlen=100)  # the newest
         self._sending: list[tuple[str, Subjob]] = []
 
     def event(self, kind: str, message: str) -> None:
@@ -280,12 +283,17 @@ class Notifier:
         if not os.path.isfile(self._path):
             return
         text = json.dumps({"kind": kind, "title": f"{self.name}: {kind}", "body": message}).encode("utf-8")
-        self._sending.append((kind, Subjob(python("monitor.cli.notify"), MESSAGE_S, stdin=text)))
+        self._waiting.append((kind, text))
+        self.poll()
 
     def poll(self, wait_s: float = 0.0) -> None:
-        """Collect what is done; wait up to `wait_s` seconds for the rest (the last message of a run)."""
-        until_s = time.monotonic() + wait_s
-        while self._sending:
+        """Collect what is done and send what waits. wait_s: at the end of a run, up to which the newest, which then wait
+        for none that hangs, are waited for."""
+        until_s, most = time.monotonic() + wait_s, 2 * SENDERS if wait_s else SENDERS
+        while self._sending or self._waiting:
+            while self._waiting and len(self._sending) < most:
+                kind, text = self._waiting.pop() if wait_s else self._waiting.popleft()
+                self._sending.append((kind, Subjob(python("monitor.cli.notify"), MESSAGE_S, stdin=text)))
             for kind, job in [sending for sending in self._sending if sending[1].done()]:
                 self._sending.remove((kind, job))
                 if job.error:

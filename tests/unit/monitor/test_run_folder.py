@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from monitor_helpers import wait_for
 
 from monitor import run_folder
 from monitor.run_folder import SCRIPT, MonitorError, RunFolder, find, machine_number, machines
@@ -193,3 +194,23 @@ def test_a_message_that_cannot_be_sent_is_logged_with_what_the_sender_said(tmp_p
     notifier.event("hang", "this one takes longer")
     notifier.poll()
     notifier.poll(30)
+
+
+def test_messages_that_hang_are_a_few_processes_and_do_not_delay_the_last_one_of_a_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("HANGPROOF_NOTIFY", str(tmp_path / "notify.toml"))
+    (tmp_path / "notify.toml").touch()
+    script = f"grep -q completed && touch {tmp_path}/sent || exec sleep 300"
+    monkeypatch.setattr(run_folder, "python", lambda module: ["sh", "-c", script])
+    notifier = run_folder.Notifier("toy", print)
+    for number in range(30):
+        notifier.event("hang", f"{number}")
+    notifier.event("completed", "the last one")
+    notifier.poll()
+    assert len(notifier._sending) == run_folder.SENDERS
+    notifier.poll(0.1)
+    assert len(notifier._sending) <= 2 * run_folder.SENDERS
+    try:
+        wait_for((tmp_path / "sent").exists, what="the last message")
+    finally:
+        for _, job in notifier._sending:
+            job.kill()
