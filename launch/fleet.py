@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import json
 import re
+import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any
@@ -29,6 +30,7 @@ LIMITS = Limits(call_s=10.0, tries=1)
 MOST_RUNS = 100  # of one store, the newest
 MOST_STORES = 50
 THREADS = 8  # calls to one store at the same time
+STORE_S = 30.0  # after which no more of its runs are read: the page shows nothing before all stores have answered
 STATUS_BYTES = 256 << 10
 SLUG = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9_-]{{0,{MAX_SLUG - 1}}}")
 WORDS = ("name", "message", "reason", "phase")
@@ -49,12 +51,13 @@ def read_store(address: str) -> list[dict[str, Any]]:
     """
     place = open_place(address, LIMITS)
     slugs = [slug for slug in place.folders() if SLUG.fullmatch(slug)]
+    until_s = time.monotonic() + STORE_S
     with ThreadPoolExecutor(THREADS) as pool:
-        found = [run for run in pool.map(lambda slug: read_run(place.under(slug), slug), slugs) if run]
+        found = [run for run in pool.map(lambda slug: read_run(place.under(slug), slug, until_s), slugs) if run]
     return sorted(found, key=lambda run: run["updated_at"] or "", reverse=True)[:MOST_RUNS]
 
 
-def read_run(place: Place, slug: str) -> dict[str, Any] | None:
+def read_run(place: Place, slug: str, until_s: float) -> dict[str, Any] | None:
     """A run's status in a store, who holds its lease, whether a stop is requested; None for a folder that is no run.
 
     Its state is "unknown" without a status; what cannot be read is named in "problem".
@@ -63,6 +66,8 @@ def read_run(place: Place, slug: str) -> dict[str, Any] | None:
     run |= {"holder": "", "held": False, "stop_requested": False}
     found: dict[str, Any] = {}
     try:
+        if time.monotonic() > until_s:
+            raise StoreError(f"not read: the store did not send all runs within {STORE_S:.0f} s")
         with contextlib.suppress(NotFound):
             run |= (found := status(place.read("status.json", STATUS_BYTES), slug))
         if claim := lease.current(place):

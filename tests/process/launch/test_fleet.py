@@ -57,6 +57,13 @@ def test_a_hostile_status_costs_only_itself(data, tmp_path, content):
     fleet.describe(bad, datetime.now(UTC))
 
 
+def test_a_store_that_is_slow_shows_which_runs_it_did_not_send_in_time(data, tmp_path, monkeypatch):
+    put_run(tmp_path / "store")
+    monkeypatch.setattr(fleet, "STORE_S", -1.0)
+    (run,) = fleet.read_store(str(tmp_path / "store"))
+    assert run["state"] == "unknown" and "did not send all runs" in run["problem"]
+
+
 def test_names_that_leave_the_store_are_no_runs(data, tmp_path):
     store = tmp_path / "store"
     put_run(store)
