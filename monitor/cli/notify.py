@@ -17,6 +17,7 @@ import json
 import os
 import re
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -61,14 +62,16 @@ def send(kind: str, title: str, body: str) -> tuple[int, int]:
         return 0, 0
     import apprise
 
-    sent = 0
     # A file named @everyone calls nobody, and an error such as <class 'int'> is no markup.
     title, body = (re.sub(r"@(?=everyone|here)|(?<=<)@", "@\u200b", plain(text)) for text in (title, body))
     message = {"title": title, "body": body, "body_format": "text", "notify_type": TYPES.get(kind, "info")}
-    for url in config["urls"]:
+
+    def reached(url: str) -> bool:
         service = apprise.Apprise()
-        sent += bool(service.add(url) and service.notify(**message))
-    return sent, len(config["urls"])
+        return bool(service.add(url) and service.notify(**message))
+
+    with ThreadPoolExecutor(len(config["urls"])) as pool:  # one that hangs delays no other
+        return sum(pool.map(reached, config["urls"])), len(config["urls"])
 
 
 def main() -> int:
