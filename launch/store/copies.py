@@ -80,7 +80,7 @@ class Copier:
 
         on_progress: called with the bytes sent and the bytes to send, before and after each file.
 
-        Raises NotHeld: the lease is not held. Refused, Unavailable: the store failed; the next push continues.
+        Raises NotHeld: the lease is not held. Refused, Unavailable, NotFound: the store failed; the next push continues.
         """
         self._check_lease()
         run = self.folder.name
@@ -111,6 +111,7 @@ class Copier:
             self._check_lease()
             if not self.place.create(now.name, now.dumps()):
                 raise NotHeld(f"{now.name} exists in {self.place.address}: another process writes this run")
+            self.place.read(now.name)  # NotFound: lost, though it was confirmed; the next push writes it again
             self.last = found.manifest = now
         self.memory.synced = now.hashes()
         with contextlib.suppress(OSError):  # a full disk costs time at the next push

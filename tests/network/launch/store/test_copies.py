@@ -17,7 +17,7 @@ from guards import checkpoint
 from launch.store import copies
 from launch.store.copies import Copier, NotHeld, each_manifest, manifest_names, newest_manifest
 from launch.store.lease import Lease, this_owner
-from launch.store.manifest import FILES, Memory
+from launch.store.manifest import FILES, MANIFESTS, Memory
 from launch.store.places import Limits, Place, Refused, StoreError, open_place
 from launch.store.restore import restore
 from runs.paths import datasets_dir, outputs_dir
@@ -300,18 +300,24 @@ def test_a_run_survives_on_every_store(server, run, other):
     assert done.step == 20 and belonging(outputs_dir() / run.name) == before and faults.failed > 5
 
 
-def test_a_store_that_drops_what_it_confirmed_keeps_the_last_good_manifest(run, place, copier, monkeypatch):
-    write, dropped = place.write, []
+@pytest.mark.parametrize(
+    ("call", "part", "said"),
+    [("write", FILES, "that it had confirmed"), ("write_new", MANIFESTS, "cannot read manifests/000001-000002")],
+)
+def test_a_store_that_drops_what_it_confirmed_keeps_the_last_good_manifest(
+    run, place, copier, monkeypatch, call, part, said
+):
+    write, dropped = getattr(place, call), []
     add_state(run, 20)
 
-    def losing(fs, key, source, meter):
-        write(fs, key, source, meter)
-        if f"{FILES}/" in key and not dropped:
+    def losing(fs, key, *more):
+        write(fs, key, *more)
+        if f"{part}/" in key and not dropped:
             dropped.append(key)
             os.unlink(key)
 
-    monkeypatch.setattr(place, "write", losing)
-    with pytest.raises(StoreError, match="that it had confirmed"):
+    monkeypatch.setattr(place, call, losing)
+    with pytest.raises(StoreError, match=said):
         copier.push()
     assert newest_manifest(place, run.name).step == 10
     assert copier.push().manifest.step == 20 and dropped
