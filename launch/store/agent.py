@@ -109,16 +109,17 @@ class Agent:
 
     def serve(self) -> None:
         """Obey until the monitor is gone or wants the lease released."""
-        threading.Thread(target=self.guarded, args=(self.keep_lease,), daemon=True).start()
-        copying = threading.Thread(target=self.guarded, args=(self.copy,), daemon=True)
+        work = (self.copy, self.keep_lease)
+        copying, keeping = (threading.Thread(target=self.guarded, args=(one,), daemon=True) for one in work)
         copying.start()
+        keeping.start()
         for line in sys.stdin.buffer:
             order = json.loads(line)
             if order["what"] == "flush":
                 self.orders = order["order"]
                 self.wake.set()
             elif order["what"] == "release":
-                self.release(copying, time.monotonic() + order["limit_s"] * RELEASE_SHARE)
+                self.release(copying, keeping, time.monotonic() + order["limit_s"] * RELEASE_SHARE)
                 break
 
     def guarded(self, work: Callable[[], None]) -> None:
@@ -130,12 +131,13 @@ class Agent:
             sys.stderr.flush()
             os._exit(EXIT_FAILED)
 
-    def release(self, copying: threading.Thread, until_s: float) -> None:
+    def release(self, copying: threading.Thread, keeping: threading.Thread, until_s: float) -> None:
         """Copy the last lines and the final status, then give the lease back."""
         self.final = True
         self.wake.set()
         copying.join(max(0.0, until_s - time.monotonic()))
         self.released.set()
+        keeping.join(max(0.0, until_s - time.monotonic()))  # a renewal under way would undo the release
         for last in (self.send_status, self.lease.release):
             with contextlib.suppress(StoreError):
                 last()

@@ -262,7 +262,7 @@ def test_the_first_copy_waits_for_the_lease_and_the_last_gives_it_back(one, monk
     thread = Mock(join=lambda limit_s: (add_state(one.folder, 5), one.held.set(), one.copy()))
     (one.folder / STATUS).write_text('{"state": "completed"}')
     one.lease = held(one.place)
-    one.release(thread, 0.0)
+    one.release(thread, Mock(), 0.0)
     found = values(one)
     assert (found["lease"], found["message"]) == ("connecting", "the lease was given back") and one.released.is_set()
     assert not one.lease.valid() and one.place.read(STATUS) == b'{"state": "completed"}'
@@ -277,6 +277,25 @@ def test_the_first_copy_waits_for_the_lease_and_the_last_gives_it_back(one, monk
     one.lease, one.final = Mock(state=LOST, valid=lambda: False, holder=""), False
     one.copy()
     assert values(one)["error"] == "", "the one who took the lease is reported elsewhere"
+
+
+def test_a_renewal_under_way_does_not_undo_the_release(one):
+    one.lease, under_way = held(one.place), threading.Event()
+    put = one.lease.place.put
+
+    def slow_once(name, data):
+        if not under_way.is_set():
+            under_way.set()
+            time.sleep(1)
+        put(name, data)
+
+    one.lease.place.put = slow_once
+    keeping = threading.Thread(target=one.keep_lease)
+    keeping.start()
+    under_way.wait()
+    one.release(Mock(), keeping, time.monotonic() + 60)
+    keeping.join()
+    assert current(one.place).released
 
 
 @pytest.mark.parametrize("sent, now", [(b'{"now": true}', True), (b'{"now": 1}', False), (b"[", False), (b"[]", False)])
