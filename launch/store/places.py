@@ -40,6 +40,7 @@ from launch.store.filesystems import Limits, Pace, bounded
 
 T = TypeVar("T")
 SLOWEST = 50_000.0  # bytes a second of a line that is still used: what a piece may take beyond the limit of a call
+MOST_CALLS = 16  # of a place; those that were given up and still hang, as on a dead mount, are threads of this machine
 LEFT_S = 24 * 3600.0  # a hidden file older than this was left by a killed writer
 NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}(?:/[A-Za-z0-9_][A-Za-z0-9._-]{0,199}){0,7}")
@@ -80,7 +81,7 @@ class Place:
         self.limits, self.options = limits or Limits(), options or {}
         self.conditional = scheme not in kinds.WHOLE  # `create` succeeds for only one of several callers
         self._idle: list[Any] = []
-        self._lock = threading.Lock()
+        self._lock, self._free = threading.Lock(), threading.BoundedSemaphore(MOST_CALLS)
         self._has_bucket = False
         self._pace = Pace(self.limits.bytes_per_s)
 
@@ -107,16 +108,20 @@ class Place:
             raise StoreError(f"{self.address}/{name} is larger than {most_bytes} bytes; Hangproof did not write it")
         return data
 
-    def get(self, name: str, path: Path, size: int) -> str:
-        """Write the first `size` bytes of a file to `path` (replaced, not fsynced); their SHA-256, to be compared.
+    def get(self, name: str, path: Path, size: int, on_progress: Callable[[int], None] = lambda count: None) -> str:
+        """Write the first `size` bytes of a file to `path`, after those that an earlier call has written; the SHA-256 of
+        all, to be compared. Not fsynced. on_progress: called with the bytes that are there, after each piece.
 
         Raises NotFound, Refused, Unavailable; StoreError: it has fewer. OSError: `path` cannot be written.
         """
         key, digest = self._key(name), hashlib.sha256()
         second = self._pace.bytes_per_s or kinds.PIECE
         piece = int(min(kinds.PIECE, max(kinds.PIECE / 32, second)))
-        with open(path, "wb") as file:
-            at = 0
+        with open(path, "a+b") as file:
+            file.seek(0)
+            while block := file.read(kinds.BLOCK):
+                digest.update(block)
+            at = file.tell()
             while at < size:
                 length = min(piece, size - at)
                 data = self._read(name, key, at, length, more_s=length / SLOWEST)
@@ -126,6 +131,7 @@ class Place:
                 digest.update(data)
                 at += len(data)
                 self._pace.spend(len(data))
+                on_progress(at)
         return digest.hexdigest()
 
     def put(self, name: str, source: bytes | Path) -> None:
@@ -191,8 +197,14 @@ class Place:
         """
 
         def once(tick: Callable[[], None]) -> T:
-            with self.session() as fs:
-                return work(fs, partial(self._pace.spend, tick=tick))
+            if not self._free.acquire(timeout=self.limits.call_s):
+                raise TimeoutError(f"{MOST_CALLS} earlier calls still hang")
+            try:
+                tick()  # this call may have been given up meanwhile
+                with self.session() as fs:
+                    return work(fs, partial(self._pace.spend, tick=tick))
+            finally:
+                self._free.release()
 
         limits, wait_s = self.limits, self.limits.first_wait_s
         for attempt in range(1, limits.tries + 1):
@@ -204,12 +216,13 @@ class Place:
                 absent = isinstance(error, FileNotFoundError)
                 if absent and gone and not os.path.exists(gone):
                     raise
-                if why := kinds.refusal(error):
-                    raise Refused(f"cannot {what} in {self.address}: {why} ({short(error)})") from error
-                if absent:
+                why = kinds.refusal(error)
+                if absent and not why:
                     raise NotFound(f"cannot {what}: {self.address} has no such file or bucket") from error
-                if self.scheme not in kinds.SHARED:  # which connect anew by themselves
-                    self._idle.clear()  # the server may be gone
+                if why or attempt == limits.tries or self.scheme not in kinds.SHARED:
+                    self._idle.clear()  # the server may be gone; those that are SHARED connect anew, but keep their login
+                if why:
+                    raise Refused(f"cannot {what} in {self.address}: {why} ({short(error)})") from error
                 if attempt == limits.tries:
                     times = f" {attempt} times" if attempt > 1 else ""
                     raise Unavailable(f"cannot {what} in {self.address}: failed{times}: {short(error)}") from error

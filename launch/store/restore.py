@@ -15,6 +15,7 @@ import shutil
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -179,14 +180,15 @@ class Restored:
         return synced == member.sha256 or own.stat().st_mtime >= member.changed_s
 
     def _fetch(self, members: dict[str, Member]) -> None:
-        """Fetch files to the staging folder; those that an earlier restore fetched are kept.
+        """Fetch files to the staging folder; what an earlier restore fetched of them is kept.
 
         Raises StoreError: contents are damaged. Unavailable. OSError: this machine's disk.
         """
         self.staging.mkdir(exist_ok=True)
         todo = {name: member for name, member in members.items() if not self._has(self.staging / name, member)}
         total, done = sum(member.size for member in todo.values()), 0
-        free = shutil.disk_usage(self.staging).free
+        parts = [path for name in todo if (path := self.staging / name).is_file()]
+        free = shutil.disk_usage(self.staging).free + sum(path.stat().st_size for path in parts)
         if total > free:
             raise _Conflict(
                 f"{self.folder.parent} has {free / 1e6:.0f} MB free and the run needs {total / 1e6:.0f} MB; "
@@ -198,8 +200,12 @@ class Restored:
             self.on_progress(done, total)
             path = self.staging / name
             path.parent.mkdir(parents=True, exist_ok=True)
+            moved = partial(self._moved, total, done)
             try:
-                sha256 = self.place.get(member.blob, path, member.size)
+                sha256 = self.place.get(member.blob, path, member.size, moved)
+                if sha256 != member.sha256:  # perhaps it was added to a part of other contents
+                    path.unlink()
+                    sha256 = self.place.get(member.blob, path, member.size, moved)
             except OSError:  # a full disk: what follows, such as the reason, needs some of it
                 path.unlink(missing_ok=True)
                 raise
@@ -212,6 +218,9 @@ class Restored:
             done += member.size
             self.fetched_bytes += member.size
         self.on_progress(done, total)
+
+    def _moved(self, total: int, done: int, count: int) -> None:
+        self.on_progress(done + count, total)
 
     def _check_states(self, manifest: Manifest, wanted: dict[str, Member]) -> None:
         """Compare each fetched state with its guard file, after what an earlier restore left in it is gone."""

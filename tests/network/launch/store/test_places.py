@@ -6,12 +6,16 @@ import os
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from store_helpers import QUICK
-from store_servers import serving
+from store_servers import ERROR, serving
+from werkzeug import wrappers
 
-from launch.store.places import Limits, NotFound, Place, Refused, StoreError, Unavailable, open_place
+from guards import deadline
+from launch.store import filesystems
+from launch.store.places import MOST_CALLS, Limits, NotFound, Place, Refused, StoreError, Unavailable, open_place
 
 BIG = 9_000_000  # more than one piece, more than one part of an upload
 
@@ -114,6 +118,19 @@ def test_a_store_that_always_fails_is_unavailable_after_its_tries_and_one_that_d
             place.list()
 
 
+def test_calls_that_hang_are_a_few_threads_and_the_place_works_again_when_they_return(monkeypatch):
+    back, before = threading.Event(), threading.active_count()
+    dead = SimpleNamespace(invalidate_cache=lambda: None, rm_file=lambda key: back.wait())
+    monkeypatch.setattr(filesystems, "connect", lambda scheme, options: dead)
+    monkeypatch.setattr(deadline, "POLL_S", 0.02)
+    place = open_place("/mnt/nas", Limits(call_s=0.02, tries=MOST_CALLS + 20, first_wait_s=0.0))
+    with pytest.raises(Unavailable, match="no answer within"):
+        place.delete(["x"])
+    assert threading.active_count() - before <= MOST_CALLS + 3
+    back.set()
+    place.limited(call_s=30, tries=1).delete(["x"])
+
+
 def test_bytes_per_second_are_limited(server, tmp_path):
     """A busy machine makes it slower, never faster."""
     data = os.urandom(300_000)
@@ -158,6 +175,24 @@ def test_an_upload_that_is_given_up_leaves_what_was_there(server, tmp_path):
     assert set(place.list("files")) == {"files/x"} and place.read("files/x") == b"old"
     folder = tmp_path / "folder store" / "files"  # of one kind
     assert not folder.exists() or [path.name for path in folder.iterdir()] == ["x"]
+
+
+@pytest.mark.slow
+def test_a_login_that_was_renewed_counts_from_the_next_call_on(tmp_path, monkeypatch):
+    with serving("s3", tmp_path, monkeypatch) as server:
+        file, answer = tmp_path / "credentials", server.s3.answer
+        monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+        monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+        expired = wrappers.Response(ERROR.format("ExpiredToken"), 400, content_type="application/xml")
+        server.s3.answer = lambda environ: expired if "old" in environ["HTTP_AUTHORIZATION"] else answer(environ)
+        place = server.place(QUICK)
+        for call in (lambda: place.put("a", b"1"), place.list, lambda: place.read("a")):
+            file.write_text("[default]\naws_access_key_id = old\naws_secret_access_key = x\n")
+            with pytest.raises(Refused, match="the login has expired"):
+                call()
+            file.write_text("[default]\naws_access_key_id = new\naws_secret_access_key = x\n")
+            call()
+            place._idle.clear()
 
 
 def test_a_link_in_a_folder_is_not_followed(tmp_path):

@@ -16,9 +16,10 @@ from safetensors.numpy import save_file
 from store_helpers import add_state, belonging, held, log, make_run
 
 import runs
+from launch.store import filesystems
 from launch.store.copies import Copier
 from launch.store.manifest import FILES
-from launch.store.places import StoreError
+from launch.store.places import StoreError, Unavailable
 from launch.store.restore import restore
 from runs import pin, scripts
 from runs.paths import datasets_dir, outputs_dir
@@ -92,6 +93,31 @@ def test_a_restore_that_is_killed_is_repeated_and_keeps_what_it_fetched(run, pla
             assert not (outputs / run.name / "run.toml").exists()
     assert rounds > 2 and done.fetched_bytes < total
     assert belonging(outputs / run.name) == before
+
+
+def test_a_restore_shows_each_piece_and_goes_on_in_the_middle_of_a_file(run, place, copier, other, monkeypatch):
+    file = f"run/{run.name}-step00000010-state/model.safetensors"
+    staged, blob = other() / f".restore-{run.name}" / file, copier.last.files[file].blob
+    seen, starts, read = [0], [], place._read
+
+    def cut(name, key, start, *length, **more):
+        starts.extend([start] if name == blob else [])
+        if starts == [*range(0, 120_000, 20_000)]:
+            raise Unavailable("the link is cut")
+        return read(name, key, start, *length, **more)
+
+    monkeypatch.setattr(place, "_read", cut)
+    monkeypatch.setattr(filesystems, "PIECE", 20_000)
+    with pytest.raises(Unavailable, match="the link is cut"):
+        restore(place, run.name, lambda done, total: seen.append(done))
+    assert max(after - before for before, after in itertools.pairwise(seen)) <= 20_000, "whoever waits sees bytes move"
+    starts.clear()
+    assert restore(place, run.name).step == 10 and starts == [*range(100_000, 200_000, 20_000)]
+    shutil.rmtree(other() / run.name)
+    staged.parent.mkdir(parents=True)
+    staged.write_bytes(b"a part of other contents")
+    done = restore(place, run.name)
+    assert done.step == 10 and not done.damaged and not done.notes
 
 
 @pytest.mark.parametrize("behind", [False, True])

@@ -66,6 +66,7 @@ LATE.__cause__ = RuntimeError("An error occurred (RequestTimeTooSkewed) when cal
         (ANSWER, "no permission"),
         (OSError("Forbidden: b/b/o"), "no permission"),  # gcsfs
         (LATE, "this machine's clock is wrong"),
+        (caused("(400) when calling the HeadObject operation (reached max retries: 0): Bad Request", 1), "has expired"),
         (OSError(errno.ENOSPC, "x"), "no space is left"),
         (OSError(errno.EROFS, "x"), "read-only"),
         (caused("the specified NOSUCHBUCKET", 4), "no such bucket"),
