@@ -40,7 +40,7 @@ from launch.store.filesystems import Limits, Pace, bounded
 
 T = TypeVar("T")
 SLOWEST = 50_000.0  # bytes a second of a line that is still used: what a piece may take beyond the limit of a call
-MOST_CALLS = 16  # of a place; those that were given up and still hang, as on a dead mount, are threads of this machine
+MOST_CALLS = 32  # of a place; those that were given up and still hang, as on a dead mount, are threads of this machine
 LEFT_S = 24 * 3600.0  # a hidden file older than this was left by a killed writer
 NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}(?:/[A-Za-z0-9_][A-Za-z0-9._-]{0,199}){0,7}")
