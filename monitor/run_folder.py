@@ -39,6 +39,10 @@ MACHINES = "machines"  # in the run's folder: what the monitors of other machine
 # of another machine's status
 SHOWN = ["host", "state", "phase", "step", "incidents", "message", "reason", "updated_at"]
 MESSAGE_S = 60.0  # for a message to leave
+NOTIFIED = {  # the events that are sent by default: what apprise calls them
+    "hang": "warning", "crash": "warning", "restarted": "info", "completed": "success", "failed": "failure",
+    "unkillable": "failure", "unwatched": "warning", "slowdown": "warning",
+}  # fmt: skip
 SENDERS = 4  # messages that leave at the same time
 SCRIPT = "train.bat" if platform.WINDOWS else "train.sh"
 
@@ -280,7 +284,13 @@ class Notifier:
 
     def event(self, kind: str, message: str) -> None:
         """Send what the user asked for. Costs one file check where nothing is configured."""
-        if not os.path.isfile(self._path):
+        try:
+            asked = kind in tomllib.loads(Path(self._path).read_text(encoding="utf-8-sig")).get("on", NOTIFIED)
+        except FileNotFoundError:
+            return
+        except (OSError, RecursionError, TypeError, ValueError):
+            asked = True  # the subprocess says what is wrong with the file
+        if not asked:
             return
         text = json.dumps({"kind": kind, "title": f"{self.name}: {kind}", "body": message}).encode("utf-8")
         self._waiting.append((kind, text))

@@ -23,13 +23,8 @@ from typing import Any
 
 import tomllib
 
-from monitor.run_folder import MonitorError, notify_file
+from monitor.run_folder import NOTIFIED, MonitorError, notify_file
 from presets.terminal import plain
-
-TYPES = {  # of the events that are sent by default: what apprise calls them
-    "hang": "warning", "crash": "warning", "restarted": "info", "completed": "success", "failed": "failure",
-    "unkillable": "failure", "unwatched": "warning", "slowdown": "warning",
-}  # fmt: skip
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -47,11 +42,11 @@ def read_config(path: Path) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         # the parser's message may quote the line, which is an address
         raise MonitorError(f"{path}: not a TOML file; see monitor/cli/notify.py for its form") from error
-    urls, kinds = table.get("urls"), table.get("on", list(TYPES))
+    urls, kinds = table.get("urls"), table.get("on", list(NOTIFIED))
     if not isinstance(urls, list) or not urls or not all(isinstance(u, str) for u in urls):
         raise MonitorError(f'{path}: write urls = ["…"] with one apprise address each')
     if not isinstance(kinds, list):
-        raise MonitorError(f"{path}: on must be a list of events, for example {list(TYPES)}")
+        raise MonitorError(f"{path}: on must be a list of events, for example {list(NOTIFIED)}")
     return {"urls": urls, "on": kinds}
 
 
@@ -64,7 +59,7 @@ def send(kind: str, title: str, body: str) -> tuple[int, int]:
 
     # A file named @everyone calls nobody, and an error such as <class 'int'> is no markup.
     title, body = (re.sub(r"@(?=everyone|here)|(?<=<)@", "@\u200b", plain(text)) for text in (title, body))
-    message = {"title": title, "body": body, "body_format": "text", "notify_type": TYPES.get(kind, "info")}
+    message = {"title": title, "body": body, "body_format": "text", "notify_type": NOTIFIED.get(kind, "info")}
 
     def reached(url: str) -> bool:
         service = apprise.Apprise()

@@ -202,6 +202,8 @@ def test_messages_that_hang_are_a_few_processes_and_do_not_delay_the_last_one_of
     script = f"grep -q completed && touch {tmp_path}/sent || exec sleep 300"
     monkeypatch.setattr(run_folder, "python", lambda module: ["sh", "-c", script])
     notifier = run_folder.Notifier("toy", print)
+    notifier.event("phase", "nobody asked for this")
+    assert not notifier._sending
     for number in range(30):
         notifier.event("hang", f"{number}")
     notifier.event("completed", "the last one")
