@@ -286,7 +286,7 @@ class Notifier:
         """Send what the user asked for. Costs one file check where nothing is configured."""
         try:
             asked = kind in tomllib.loads(Path(self._path).read_text(encoding="utf-8-sig")).get("on", NOTIFIED)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return
         except (OSError, RecursionError, TypeError, ValueError):
             asked = True  # the subprocess says what is wrong with the file
@@ -297,8 +297,8 @@ class Notifier:
         self.poll()
 
     def poll(self, wait_s: float = 0.0) -> None:
-        """Collect what is done and send what waits. wait_s: at the end of a run, up to which the newest, which then wait
-        for none that hangs, are waited for."""
+        """Collect what is done, send what waits. wait_s: at the end of a run, seconds for the newest messages, which
+        then wait for none that hangs."""
         until_s, most = time.monotonic() + wait_s, 2 * SENDERS if wait_s else SENDERS
         while self._sending or self._waiting:
             while self._waiting and len(self._sending) < most:
