@@ -83,8 +83,7 @@ def read() -> Queue:
         if entry is not None and entry.run not in {known.run for known in found}:
             found.append(entry)
     taken, status_ns = values.get("taken"), values.get("status_ns")
-    known = isinstance(taken, str) and isinstance(status_ns, int)
-    return Queue(found, taken, status_ns) if known else Queue(found)
+    return Queue(found, taken, status_ns) if isinstance(taken, str) and isinstance(status_ns, int) else Queue(found)
 
 
 def _entry(values: object) -> Entry | None:
