@@ -238,7 +238,7 @@ def _list(repo: str, read_s: float) -> dict[str, Remote]:
             files[name] = Remote(repo, commit, name, int(large.get("size", item["size"])), digest)
         if not files:
             raise ValueError("it names no file")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         text = f"{url} is not the list of files of a model hub ({type(error).__name__}: {error}); check HF_ENDPOINT"
         raise DownloadError("server", text) from error
     return files

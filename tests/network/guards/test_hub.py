@@ -1,6 +1,7 @@
 """What the hub is asked, and its answers: refusals, a busy server, and a hub that is out of reach, which is waited for
 once, not for each file; then the library raises its own error. Each way of having no network is a real one."""
 
+import math
 import socket
 import subprocess
 import sys
@@ -90,6 +91,7 @@ def test_a_silent_server_ends_the_first_request_at_its_own_limit(hub, tmp_path, 
     [
         ("hashes", False, "is not the list of files of a model hub"),
         ("files", {}, "is not the list of files of a model hub .*it names no file"),
+        ("row", lambda name: {"rfilename": name, "size": math.inf, "blobId": "0" * 40}, "is not the list of files"),
         ("redirect", "file:///etc/hostname", "unsupported protocol .*check HF_ENDPOINT"),
     ],
 )
