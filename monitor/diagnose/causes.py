@@ -235,7 +235,8 @@ BUSY = 95  # percent of a GPU
 _LAUNCHER = ("subprocess.CalledProcessError", "torch.distributed.elastic")
 _EXCEPTION = re.compile(r"([\w.]+\.)?[A-Z]\w*(Error|Exception|Interrupt|Exit)\b|[a-z_]\w*(\.\w+)*\.[A-Z]\w*: |error: ")
 _MORE = 12  # lines of one exception's message
-_NAME = r"(?<![\w.~-])[\w.~-]*[\\/](?:[^\"'<>|:\[\]\s]| (?![\\/])){0,250}"  # of a file with its folder; both may have spaces
+# Of a file with its folder; both may have spaces.
+_NAME = r"(?<![\w.~-])[\w.~-]*[\\/](?:[^\"'<>|:\[\]\s]| (?![\\/])){0,250}"
 _FILE = re.compile(rf"((?:\b[a-z]:)?{_NAME}\.(?:safetensors|sft|ckpt|pt|png|jpe?g|webp|npz|txt|toml))\b", re.I)
 
 
