@@ -260,7 +260,7 @@ def _listen(app: "ASGIApp", host: str, port: int) -> None:
     from ui.security import Connection
 
     # An access log would have the addresses with the token, and a warning is a line for each client that speaks no HTTP.
-    # backlog: where no file can be opened any more, asyncio prints so many errors a second.
+    # backlog: where no file can be opened any more, asyncio prints as many errors a second.
     quiet: dict[str, Any] = {"log_level": "error", "access_log": False, "server_header": False, "backlog": 32}
     config = uvicorn.Config(app, host, port, http=Connection, ws="none", **quiet)
     server = uvicorn.Server(config)
