@@ -257,10 +257,12 @@ def _listen(app: "ASGIApp", host: str, port: int) -> None:
     """
     import uvicorn
 
-    # An access log would have the addresses with the token. backlog: where no file can be opened any more, asyncio prints so
-    # many errors a second; with 2048, clients that connect and say nothing fill the disk.
-    quiet: dict[str, Any] = {"log_level": "warning", "access_log": False, "server_header": False, "backlog": 32}
-    config = uvicorn.Config(app, host, port, ws="none", **quiet)
+    from ui.security import Connection
+
+    # An access log would have the addresses with the token, and a warning is a line for each client that speaks no HTTP.
+    # backlog: where no file can be opened any more, asyncio prints as many errors a second.
+    quiet: dict[str, Any] = {"log_level": "error", "access_log": False, "server_header": False, "backlog": 32}
+    config = uvicorn.Config(app, host, port, http=Connection, ws="none", **quiet)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, name="server", daemon=True)
     thread.start()

@@ -91,7 +91,7 @@ SHOWN = re.compile(
 HIDDEN = "(set, hidden)"
 _SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH|COOKIE|IDENTITY|HEADER", re.IGNORECASE)
 _SECRET_VALUE = re.compile(r"://[^/\s]*@|[A-Za-z0-9+_=-]{32,}")  # a password in an address; a long key without "/"
-VALUE_CHARACTERS = 200
+VALUE_CHARACTERS, SECRET_CHARACTERS = 200, 8  # of a value: shown at most; from which it is looked for in a text
 
 
 class Record(ctypes.Structure):
@@ -302,7 +302,7 @@ class Heartbeat:
         now = time.monotonic()
         # After a failure the phase it happened in is the evidence.
         ended = {"phase": _PHASE_INDEX["end"], "phase_s": now} if outcome in ("done", "stopped") else {}
-        self._write(now, note, outcome=OUTCOMES.index(outcome), **ended)
+        self._write(now, _hidden(note), outcome=OUTCOMES.index(outcome), **ended)
 
     def _write(self, now: float, note: str | None = None, **fields: float) -> None:
         """Set these fields. The sequence number is odd meanwhile."""
@@ -316,6 +316,14 @@ class Heartbeat:
             text = note.encode("utf-8", "replace")[:_NOTE].decode("utf-8", "ignore").encode("utf-8")
             record.note_bytes, record.note[: len(text)] = len(text), text
         record.sequence += 1
+
+
+def _hidden(text: str) -> str:
+    """A text with the names instead of the values of this process's secrets: an error gets into the run's reports."""
+    for name, value in os.environ.items():
+        if len(value) >= SECRET_CHARACTERS and _SECRET_NAME.search(name):
+            text = text.replace(value, f"({name})")
+    return text
 
 
 def _about(device: str, backend: str) -> bytes:

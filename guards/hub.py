@@ -34,6 +34,7 @@ POLL_S = 0.5
 FIRST_REPORT_S, REPORT_S = 4.0, 30.0
 """A wait without progress is on the log after the first, and again after each of the others."""
 BUSY = (408, 425, 429)
+LOGIN = re.compile(r"(?<=://)[^/\s@]+@")  # in an address
 COMMIT, DIGEST = re.compile(r"[0-9a-f]{40}"), re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 NETWORK_ERRORS = (ConnectionError, TimeoutError)
 
@@ -45,7 +46,7 @@ class DownloadError(Exception):
     """
 
     def __init__(self, kind: str, message: str) -> None:
-        super().__init__(message)
+        super().__init__(LOGIN.sub("", message))
         self.kind = kind
 
     def or_by_hand(self, how: str) -> str:
@@ -66,7 +67,7 @@ class Remote:
     @property
     def url(self) -> str:
         """Where the file is."""
-        return f"{page_of(self.repo)}/resolve/{self.commit}/{urllib.parse.quote(self.name)}"
+        return f"{endpoint()}/{self.repo}/resolve/{self.commit}/{urllib.parse.quote(self.name)}"
 
 
 @dataclass(frozen=True)
@@ -84,9 +85,14 @@ def endpoint() -> str:
     return (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
 
 
+def shown() -> str:
+    """`endpoint` for people: without the user and password that it can have."""
+    return LOGIN.sub("", endpoint())
+
+
 def page_of(repo: str) -> str:
     """The page of a repository, which shows its licence."""
-    return f"{endpoint()}/{repo}"
+    return f"{shown()}/{repo}"
 
 
 def hub_home() -> Path:
@@ -162,7 +168,7 @@ class Patience:
     def pause(self, error: Exception, kept: int = 0) -> None:
         """Wait before the next attempt; DownloadError when there is none. kept: bytes of the file on the disk."""
         self.reason = str(error)
-        host = urllib.parse.urlsplit(endpoint()).netloc
+        host = urllib.parse.urlsplit(shown()).netloc
         bytes_kept = f"; the {kept} bytes received are kept" if kept else ""
         if "CERTIFICATE_VERIFY_FAILED" in self.reason:
             raise DownloadError("server", f"{host}: {self.reason}{bytes_kept}. Check HF_ENDPOINT and proxy") from error
@@ -210,7 +216,7 @@ def listing(repo: str) -> dict[str, Remote]:
         name = "HF_HUB_OFFLINE" if os.environ.get("HF_HUB_OFFLINE") else "TRANSFORMERS_OFFLINE"
         raise DownloadError("offline", f"{name} is set, so {repo} is not downloaded; unset it")
     limit_s = min(limits.seconds(name) or math.inf for name in ("download_stall_s", "hub_reach_s"))
-    patience = Patience(limit_s, f"an answer about {repo} from {endpoint()}")
+    patience = Patience(limit_s, f"an answer about {repo} from {shown()}")
     while True:
         at_most_s = min(patience.read_s(), round(max(patience.left_s(), POLL_S), 1))
         try:
@@ -238,7 +244,7 @@ def _list(repo: str, read_s: float) -> dict[str, Remote]:
             files[name] = Remote(repo, commit, name, int(large.get("size", item["size"])), digest)
         if not files:
             raise ValueError("it names no file")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         text = f"{url} is not the list of files of a model hub ({type(error).__name__}: {error}); check HF_ENDPOINT"
         raise DownloadError("server", text) from error
     return files

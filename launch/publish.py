@@ -215,7 +215,7 @@ def _hub() -> Iterator[Any]:
             reason = REFUSED.get(status, f"Hugging Face answered with HTTP status {status}; start it again later")
         elif isinstance(cause, httpx.HTTPError):
             why = f"cannot be reached or does not answer ({type(cause).__name__}); start it again later"
-            reason = f"{hub.endpoint()} {why}"
+            reason = f"{hub.shown()} {why}"
         else:
             raise
         raise LaunchError(reason) from error

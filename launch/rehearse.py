@@ -94,12 +94,11 @@ class Rehearsal:
     """A rehearsal as its file holds it. state: RUNNING, PASSED, FAILED or CANCELLED; `read` also returns LOST.
 
     digest: of the settings that were rehearsed. measured: see `launch/forecast.py`. problem: {"stage", "title", "text",
-    "change", "log"}, {} where it passed. Times are Unix time.
+    "change", "log"}, {} where it passed.
     """
 
     state: str = RUNNING
     digest: str = ""
-    began_s: float = 0.0
     took_s: float = 0.0
     stages: list[Stage] = field(default_factory=list)
     measured: dict[str, Any] = field(default_factory=dict)
@@ -165,12 +164,12 @@ def rehearse(folder: Path, limit_s: float = LIMIT_S) -> Rehearsal:
     if not pictures:
         raise LaunchError(f"{source} has no images; add some, then rehearse the run")
     stages = [Stage(key, title) for key, (title, _) in STAGES.items()]
-    found = Rehearsal(digest=digest(spec), began_s=time.time(), stages=stages)
-    until_s, files = time.monotonic() + limit_s, model_files(spec)
+    found = Rehearsal(digest=digest(spec), stages=stages)
+    began_s, files = time.monotonic(), model_files(spec)
     with scratch() as run:
         _write(folder, found)
         try:
-            Work(folder, found, until_s, run).rehearse(_reduced(spec, files, pictures[:IMAGES], source))
+            Work(folder, found, began_s + limit_s, run).rehearse(_reduced(spec, files, pictures[:IMAGES], source))
             found.state = FAILED if found.problem else PASSED
             if source is not own:  # of a draft, the page knows how many images there are
                 found.forecast = forecast.of(found.measured, spec, counts(source), captions_of(pictures))
@@ -183,7 +182,7 @@ def rehearse(folder: Path, limit_s: float = LIMIT_S) -> Rehearsal:
             found.problem = {"stage": "Start", "title": title, "text": str(error), "change": "", "log": ""}
             raise
         finally:
-            found.took_s = round(time.time() - found.began_s, 1)
+            found.took_s = round(time.monotonic() - began_s, 1)
             for stage in found.stages:
                 if stage.state in (WAITING, RUNNING):
                     stage.state = SKIPPED

@@ -196,7 +196,7 @@ class RunFolder:
     def incident_numbers(self) -> list[int]:
         """The numbers of the run's incidents (folders `incidents/NNNN`)."""
         try:
-            return [int(name) for name in os.listdir(self.own / "incidents") if name.isdigit()]
+            return [int(name) for name in os.listdir(self.own / "incidents") if name.isdecimal()]
         except (FileNotFoundError, NotADirectoryError):
             return []
 

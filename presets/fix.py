@@ -5,7 +5,6 @@ The script is parsed again after each change, so that no change depends on the p
 """
 
 import itertools
-import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -78,15 +77,16 @@ def _replace(text: str, t: Training, words: Mapping[int, list[str]], at: int = 0
         _Impossible: one of the words does not stand alone.
     """
     edits = [(at, at, added)]
-    mark = r"\^" if t.language == "cmd" else r"\\"
+    mark = "^" if t.language == "cmd" else "\\"
+    gaps = (" ", "\t", f"{mark}\n", f"{mark}\r\n")
     for i, new in words.items():
         word = t.command.words[i]
         if not word.alone:
             raise _Impossible
         start, end, space = word.start, word.end, ""
         if not new:  # removed with the spaces and line continuations before it
-            before = re.search(rf"(?:[ \t]|{mark}\r?\n)*$", text[:start])
-            start = before.start() if before else start
+            while gap := next((one for one in gaps if text.endswith(one, 0, start)), ""):
+                start -= len(gap)
             space = " " if text.startswith(("<", ">"), end) else ""
         edits.append((start, end, " ".join(new) or space))
     for start, end, new_text in sorted(edits, reverse=True):

@@ -169,6 +169,6 @@ def quote(value: str) -> str:
     """
     if re.fullmatch(r"[\w+./:\\@#=,-]+", value, re.ASCII):
         return value
-    inner = re.sub(r'(\\*)"', r'\1\1\\"', value)
-    inner = re.sub(r"(\\+)$", r"\1\1", inner)
+    inner = re.sub(r'(?<!\\)(\\*)"', r'\1\1\\"', value)
+    inner = re.sub(r"(?<!\\)(\\+)$", r"\1\1", inner)
     return "".join("%%" if c == "%" else f"^{c}" if c in '^&|<>()"!' else c for c in f'"{inner}"')

@@ -36,7 +36,8 @@ NAME = re.compile(
 )
 FLAG = re.compile(r"(api_?key|secret(_key)?|passw(or)?d|(^|_)token)$", re.I)  # not keep_tokens, not max_token_length
 VALUE = re.compile(
-    r"://[^/\s:@]*:[^/\s@]+@|\b(hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|rpa_[A-Za-z0-9]{16,}|AKIA[A-Z0-9]{12,})"
+    r"://[^/\s:@]*:[^/\s@]+@|[?&][\w-]*(?i:token|key|signature)=[^&\s]{8,}|\b(hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}"
+    r"|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}|rpa_[A-Za-z0-9]{16,}|A[KS]IA[A-Z0-9]{12,})"
 )
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 MAY_HOLD = ("environment", "extra", "edited", "secrets")  # fields of a spec, secrets

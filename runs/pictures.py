@@ -28,6 +28,8 @@ FORMATS = (*KEPT, "GIF", "TIFF", "AVIF", "HEIF")
 IMAGE_SUFFIXES = {*KEPT.values(), ".jpeg", ".gif", ".tif", ".tiff", ".avif", ".heic", ".heif", ".jxl", ".svg", ".ico"}
 USABLE = "PNG, JPEG, WebP, HEIC, AVIF, BMP, GIF or TIFF"
 EXIF_ORIENTATION = 0x0112
+# A decoder goes through the whole picture for each scan of a JPEG: a file of 1 MB can take it hours. Usual are one to ten.
+SCAN, MAX_SCANS = b"\xff\xda\x00", 200
 MAX_WORKERS = 8
 # Pillow's decoders raise these on damaged data; they have no common class. It turns some of them into SyntaxError for
 # the first frame of a file only (PIL/ImageFile.py): a later frame of a TIFF raises TypeError and KeyError.
@@ -71,6 +73,8 @@ def opened(path: Path | io.BytesIO, name: str, formats: Sequence[str] = FORMATS)
                 limits = presets.defaults()["images"]
                 if max(image.size) > limits["max_side"] or width * height > limits["max_megapixels"] * 1_000_000:
                     raise RunError(f"{name}: {width} × {height} pixels is too large; {_limits()}")
+                if image.format in ("JPEG", "MPO") and _scans(image) > MAX_SCANS:
+                    raise RunError(f"{name}: a JPEG with more than {MAX_SCANS} scans takes too long; export it again")
                 yield image
     except UnidentifiedImageError as error:
         usable = "JPEG or PNG" if len(formats) > 1 else formats[0]
@@ -81,6 +85,14 @@ def opened(path: Path | io.BytesIO, name: str, formats: Sequence[str] = FORMATS)
         raise RunError(f"{name}: {error.strerror}; check the file {path}") from error
     except DAMAGE as error:
         raise RunError(f"{name}: the image is damaged ({error}); export it again or remove it") from error
+
+
+def _scans(image: "Image.Image") -> int:
+    """How many scans the file of an image has; it is left at its start."""
+    image.fp.seek(0)
+    found = sum(block.count(SCAN) for block in iter(functools.partial(image.fp.read, 1 << 20), b""))
+    image.fp.seek(0)
+    return found
 
 
 Crop = Sequence[float]  # left, top, right, bottom as fractions of the image's width and height

@@ -139,7 +139,7 @@ def _from_hub(repo: str, model: dict, ask: bool) -> list[str]:
         return [f"{repo} is not on this machine. {licence} {login}; or {by_hand}"]
 
     def answer() -> None:
-        with hub.ask(f"{page}/resolve/main/model_index.json", 2 * HUB_TIMEOUT_S, "HEAD") as response:
+        with hub.ask(f"{hub.endpoint()}/{repo}/resolve/main/model_index.json", 2 * HUB_TIMEOUT_S, "HEAD") as response:
             hub.check_status(response, repo, "model_index.json")
 
     try:

@@ -6,7 +6,6 @@ components are made when the tab is opened and not with the page, so that they c
 """
 
 import functools
-import re
 import tempfile
 import time
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 import gradio as gr
 
+from guards import hub
 from monitor.cli.explain import checked
 from monitor.process.spawned import Subjob, python
 from monitor.run_folder import MonitorError
@@ -30,7 +30,6 @@ QUICK_S, FULL_S, EXPLAIN_S, LINT_S = 600.0, 3600.0, 60.0, 30.0
 DRILL, DRILL_S = "drill", 600.0  # the time is for its start alone: its run, one of the list, goes on without the page
 MOST_TEXT = 100_000  # characters of the stacks of a process
 SCRIPT_BYTES = 200_000
-PASSWORD = re.compile(r"(://)[^/\s@]+@")
 SHELLS = [("bash (Linux, macOS)", "train.sh"), ("batch (Windows)", "train.bat"), ("PowerShell (Windows)", "train.ps1")]
 ABOUT_DRILL = (
     "It trains a toy model on example photos and freezes it in the middle. You see how the hang is detected, explained "
@@ -105,7 +104,7 @@ def without_secrets(text: str) -> str:
     home = str(Path.home())
     if len(home) > 1:
         text = text.replace(home, "~")
-    return env_file.VALUE.sub("(hidden)", PASSWORD.sub(r"\1", text))
+    return env_file.VALUE.sub("(hidden)", hub.LOGIN.sub("", text))
 
 
 # What is shown --------------------------------------------------------------------------------------------------------

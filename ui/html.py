@@ -24,12 +24,12 @@ def esc(value: object) -> str:
 
 def hub_link(path: str, text: str) -> str:
     """A link to a page of the hub that opens in a new tab."""
-    return f'<a href="{esc(hub.endpoint())}/{esc(path)}" target="_blank" rel="noopener noreferrer">{esc(text)}</a>'
+    return f'<a href="{esc(hub.shown())}/{esc(path)}" target="_blank" rel="noopener noreferrer">{esc(text)}</a>'
 
 
 def linked(text: str) -> str:
     """Text as HTML in which the addresses of the hub's pages are links, and what is between backticks is code."""
-    address = re.compile(re.escape(esc(hub.endpoint())) + r"(?:/[\w.-]*\w)+")
+    address = re.compile(re.escape(esc(hub.shown())) + r"(?:/[\w.-]*\w)+")
     link = r'<a href="\g<0>" target="_blank" rel="noopener noreferrer">\g<0></a>'
     return re.sub("`([^`]+)`", r"<code>\1</code>", address.sub(link, esc(text)))
 

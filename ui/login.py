@@ -8,6 +8,7 @@ with the password in the same hash, so that a copy of the file logs nobody in an
 Sessions survive a restart of the server.
 """
 
+import asyncio
 import hashlib
 import hmac
 import ipaddress
@@ -35,6 +36,7 @@ from ui.token import cookie_value
 HERE = Path(__file__).parent
 SESSION_S = 30 * 24 * 3600
 MAX_SESSIONS = 100  # the oldest is dropped
+FORM_S = 30.0  # for a form to arrive
 MAX_FIELD = 1000  # characters of a typed user name, password or token
 READS = {"GET", "HEAD"}
 PAGES = {"/", "/api/"}
@@ -239,7 +241,11 @@ class Login:
             return page("password", shown, 200, {}, info=info) if self.credentials else page("token", shown)
         if not request.headers.get("content-type", "").startswith("application/x-www-form-urlencoded"):
             return PlainTextResponse("Send the form of the login page.", 401 if self.credentials is None else 415)
-        form = await request.form()
+        try:
+            async with asyncio.timeout(FORM_S):  # whoever sends it is not let in yet, and could keep the connection
+                form = await request.form()
+        except TimeoutError:
+            return PlainTextResponse("The form did not arrive completely. Send it again.", 408)
         shown = _own_query(str(form.get("next", "")))
         if self.credentials is None:
             return self._with_token(request, str(form.get("token", ""))[:MAX_FIELD], shown)

@@ -7,6 +7,7 @@ needs, and end within a size limit. The class is the outermost layer, in front o
 only the page itself.
 """
 
+import asyncio
 import ipaddress
 import re
 import secrets
@@ -19,6 +20,7 @@ from starlette.formparsers import MultiPartException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from ui import health, scripts, served
 from ui.login import PAGES, READS, Login
@@ -65,6 +67,7 @@ UPLOADS = {f"{API}upload", f"/api{API}upload"}
 # lists keep all other requests waiting for seconds.
 MOST_BYTES = {**dict.fromkeys(LOGIN, 16_000), **dict.fromkeys(CALLS, 32_000_000)}
 EVENT_BYTES = 4_000_000
+SILENT_S = 30.0  # without a request
 MCP = f"/api{API}mcp"
 EXACT = {path: methods for path, methods in ROUTES.items() if not path.endswith("*")}
 PREFIXES = {path[:-1]: methods for path, methods in ROUTES.items() if path.endswith("*")}
@@ -253,6 +256,22 @@ class Guard:
             return f"Open this page as http://127.0.0.1:{port} or http://localhost:{port}."
         how = f"--allow-host {name}" if HOST_NAME.fullmatch(name) or ":" in name else "--allow-host NAME"
         return f"Hangproof does not know this host name. If it is a name of this machine, start Hangproof with {how}."
+
+
+class Connection(H11Protocol):
+    """Closes itself when no request comes within SILENT_S: for the first one, or the rest of one, uvicorn waits for ever."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        """Begin to look after it."""
+        super().connection_made(transport)
+        self.loop.call_later(SILENT_S, self._look, self.cycle)
+
+    def _look(self, before: RequestResponseCycle | None) -> None:
+        """Close it where the last request is still the one of the look `before`, and was answered."""
+        if self.cycle is before and (self.cycle is None or self.cycle.response_complete):
+            self.transport.close()
+        elif not self.transport.is_closing():
+            self.loop.call_later(SILENT_S, self._look, self.cycle)
 
 
 def _too_large(limit: int) -> Response:

@@ -229,13 +229,14 @@ TABLE: list[dict[str, Any]] = tomllib.loads(Path(__file__).with_name("causes.tom
 ]
 for _row in TABLE:  # a list of conditions, one of which is enough
     _row["match"] = _row["match"] if isinstance(_row["match"], list) else [_row["match"]]
-LINES, WIDTH = 300, 4000  # of the log: an older line is not about how the run ended, a longer one makes searches slow
+LINES, WIDTH = 300, 2000  # of the log: an older line is not about how the run ended, a longer one makes searches slow
 CUT = " … "  # in the middle of a longer line: a launcher's error ends with the exit code, behind the complete command
 BUSY = 95  # percent of a GPU
 _LAUNCHER = ("subprocess.CalledProcessError", "torch.distributed.elastic")
 _EXCEPTION = re.compile(r"([\w.]+\.)?[A-Z]\w*(Error|Exception|Interrupt|Exit)\b|[a-z_]\w*(\.\w+)*\.[A-Z]\w*: |error: ")
 _MORE = 12  # lines of one exception's message
-_NAME = r"[\w.~-]*[\\/](?:[^\"'<>|:\[\]\s]| (?![\\/])){0,250}"  # of a file with its folder; both may have spaces
+# Of a file with its folder; both may have spaces.
+_NAME = r"(?<![\w.~-])[\w.~-]*[\\/](?:[^\"'<>|:\[\]\s]| (?![\\/])){0,250}"
 _FILE = re.compile(rf"((?:\b[a-z]:)?{_NAME}\.(?:safetensors|sft|ckpt|pt|png|jpe?g|webp|npz|txt|toml))\b", re.I)
 
 

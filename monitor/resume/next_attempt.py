@@ -17,7 +17,6 @@ import contextlib
 import io
 import json
 import os
-import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -33,6 +32,7 @@ from monitor.process import platform
 from monitor.process.spawned import ROOT, Subjob, python
 from monitor.run_folder import JOB, SCRIPT, TRAINING_LOG, MonitorError, RunFolder
 from monitor.state import Observation, spec_edited
+from runs.quoting import quote
 
 if TYPE_CHECKING:
     from monitor.recovery import Run
@@ -73,11 +73,8 @@ def start_problems(folder: RunFolder, timeout_s: float, pause: Pause) -> list[st
 
 
 def with_state(text: str, folder: Path, state: Path | None) -> str:
-    """A prepared script with this state in place of the stand-in, each as a word of the shell.
-
-    A folder whose word has another form in the script (`runs/quoting.py`) is not found: nothing is replaced.
-    """
-    return text.replace(shlex.quote(str(folder / STAND_IN)), shlex.quote(str(state)))
+    """A prepared script with this state in place of the stand-in, each as a word of the shell."""
+    return text.replace(quote(str(folder / STAND_IN)), quote(str(state)))
 
 
 def next_change(run: Run, ladder: Sequence[str], keeps: bool = False) -> Change:

@@ -45,9 +45,9 @@ def store(token: str) -> str:
     except HfHubHTTPError as error:
         known = {401: "Hugging Face does not know this token. Create a new one and copy it completely."}
         status = error.response.status_code
-        raise LoginError(known.get(status, f"{hub.endpoint()} answers HTTP {status}; try again later.")) from None
+        raise LoginError(known.get(status, f"{hub.shown()} answers HTTP {status}; try again later.")) from None
     except (httpx.HTTPError, TimeoutError) as error:
-        raise LoginError(f"{hub.endpoint()} cannot be reached ({type(error).__name__}); check the network.") from None
+        raise LoginError(f"{hub.shown()} cannot be reached ({type(error).__name__}); check the network.") from None
     except OSError as error:
         raise LoginError(f"The token cannot be stored ({error.strerror}): {error.filename}") from None
     except (ValueError, KeyError, TypeError):  # an organization's token, or not the hub's answer

@@ -1,6 +1,7 @@
 """What the hub is asked, and its answers: refusals, a busy server, and a hub that is out of reach, which is waited for
 once, not for each file; then the library raises its own error. Each way of having no network is a real one."""
 
+import math
 import socket
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import netns
 import pytest
 from download_helpers import NAME, get
 
+from guards import hub as guarded
 from guards.hub import DownloadError
 
 FILES = ("config.json", "tokenizer.json", "optional_1.json", "optional_2.json", "optional_3.json")
@@ -90,6 +92,7 @@ def test_a_silent_server_ends_the_first_request_at_its_own_limit(hub, tmp_path, 
     [
         ("hashes", False, "is not the list of files of a model hub"),
         ("files", {}, "is not the list of files of a model hub .*it names no file"),
+        ("row", lambda name: {"rfilename": name, "size": math.inf, "blobId": "0" * 40}, "is not the list of files"),
         ("redirect", "file:///etc/hostname", "unsupported protocol .*check HF_ENDPOINT"),
     ],
 )
@@ -106,8 +109,10 @@ def test_the_token_goes_to_the_hub_only_and_into_no_message(hub, tmp_path, monke
     sent = {path.startswith("/cdn/"): headers.get("authorization") for _, path, headers in hub.requests}
     assert sent == {False: "Bearer hf_secret", True: None}
     hub.refusal = (403, "GatedRepo")
+    monkeypatch.setenv("HF_ENDPOINT", hub.url.replace("://", "://me:hf_secret@"))
     with pytest.raises(DownloadError, match="A token is set") as error:
         get(tmp_path / "d" / "other")
+    assert guarded.shown() == hub.url and guarded.endpoint() != hub.url
     out, err = capfd.readouterr()
     assert "secret" not in f"{error.value}{out}{err}"
     assert not [p for p in tmp_path.rglob("*") if p.is_file() and b"hf_secret" in p.read_bytes()]

@@ -1,6 +1,8 @@
 """What other host names, wrong passwords and hostile requests can do to the page. (Websites: tests/browser.)"""
 
+import asyncio
 import contextlib
+import functools
 import http.client
 import json
 import socket
@@ -9,9 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
+import uvicorn
 from ui_helpers import Server, serving, write_run
 from ui_page import PATIENCE_S, until
 from ui_requests import PASSWORD, ask, log_in, upload, uploads
+from uvicorn.server import ServerState
+
+from ui import security
 
 AUTH = ("--auth", f"me:{PASSWORD}")
 JSON = {"Content_Type": "application/json"}
@@ -202,6 +208,37 @@ def test_connections_that_say_nothing_fill_no_disk(tmp_path):
         assert one.log.stat().st_size < 500_000
         held.close()
         until(lambda: ask(one, "GET", "/healthz")[0] == 200, "it answers again")
+
+
+def test_a_connection_without_a_request_is_closed_and_an_answer_under_way_is_not(monkeypatch):
+    monkeypatch.setattr(security, "SILENT_S", 0.5)
+    silent, written = {b"": b"", b"GET / HTTP": b"", b"GET /short HTTP/1.1\r\nHost: a\r\n\r\nGET": b"short"}, []
+
+    async def app(scope, receive, send):
+        long = scope["path"] == "/long"
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"short" * (not long), "more_body": long})
+        if long:
+            await asyncio.gather(*(talk(*one) for one in silent.items()))
+            await send({"type": "http.response.body", "body": b"long"})
+
+    async def talk(said, answer):
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        written.append(writer)
+        writer.write(said)
+        assert answer in await asyncio.wait_for(reader.read(), PATIENCE_S)
+
+    async def main():
+        nonlocal server
+        made = functools.partial(
+            security.Connection, uvicorn.Config(app, ws="none", log_level="error"), ServerState(), {}
+        )
+        server = await asyncio.get_running_loop().create_server(made, "127.0.0.1", 0)
+        await talk(b"GET /long HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n", b"long")
+
+    server = None
+    asyncio.run(main())
+    assert len(written) == 4
 
 
 def test_an_event_arrives_while_its_answer_goes_on(server):

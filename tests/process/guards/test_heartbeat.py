@@ -151,6 +151,12 @@ def test_a_phase_counts_from_zero_a_step_from_its_beginning_and_a_failure_keeps_
     assert read(path_of(tmp_path, 0)).intervals == tuple(range(45, 301)), "the last 256, oldest first"
 
 
+def test_the_reason_of_a_failure_has_the_name_and_not_the_value_of_a_secret(tmp_path, monkeypatch):
+    monkeypatch.setenv("MY_API_KEY", "0123 secret")
+    Heartbeat(path_of(tmp_path, 0)).end("failed", "ValueError: no such key: '0123 secret'")
+    assert read(path_of(tmp_path, 0)).note == "ValueError: no such key: '(MY_API_KEY)'"
+
+
 def test_a_reader_sees_when_each_check_point_was_reached_and_how_long_it_took(tmp_path):
     """One that begins again keeps its first time and adds up what it took; an unknown one is ignored.
 

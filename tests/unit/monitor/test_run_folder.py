@@ -140,6 +140,9 @@ def test_an_event_is_kept_logged_and_passed_on_and_a_full_disk_is_said_once_a_li
     assert (event["kind"], event["message"], event["step"]) == ("hang", "it hangs", 3) and event["mono_s"] > 0
     assert passed == [("hang", "it hangs")]
     assert (tmp_path / "monitor.log").read_text() == capfd.readouterr().err
+    for name in ("0007", "²", "old"):
+        (tmp_path / "incidents" / name).mkdir(parents=True)
+    assert folder.incident_numbers() == [7]
     folder.own = tmp_path / "gone"
     assert not folder.replace("x", "y") and folder.log("z") is None
     assert capfd.readouterr().err.count("cannot write") == 2

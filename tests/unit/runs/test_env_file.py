@@ -370,6 +370,10 @@ def test_a_run_toml_that_only_names_its_secrets_does_not_expose_them_and_a_flag_
     assert not env_file.exposed({"environment": {"A": "1"}, "secrets": ["A_KEY"]})
     assert all(map(env_file.is_secret_flag, ("wandb_api_key", "my_password", "token")))
     assert not any(map(env_file.is_secret_flag, ("keep_tokens", "max_token_length", "seed")))
+    key = "0123456789abcdef0123"
+    shown = (f"https://a.b/c?x=1&token={key}", f"https://a.b/c?X-Amz-Signature={key}", f"https://github_pat_{key}@a.b")
+    assert all(env_file.is_secret("MIRROR", text) for text in shown)
+    assert not env_file.is_secret("MIRROR", f"https://a.b/{key}?tokens=20&keys=1")
 
 
 def test_the_private_file_is_read_and_shown_as_a_person_may_have_written_it(data):

@@ -78,6 +78,9 @@ def test_a_picture_that_cannot_be_used_is_named_with_what_to_do(tmp_path, monkey
     (tmp_path / "text.png").write_text("words")
     cut = picture(tmp_path / "cut.png")
     cut.write_bytes(cut.read_bytes()[:90])
+    scans = picture(tmp_path / "scans.jpg", progressive=True)
+    whole = scans.read_bytes()
+    scans.write_bytes(whole[:-2] + whole[whole.rfind(pictures.SCAN) : -2] * 200 + whole[-2:])
     large = "too large; scale it down to at most 100 pixels per side and 0.007 megapixels"
     for path, says in (
         (tmp_path / "wide.png", f"wide.png: 101 × 10 pixels is {large}"),
@@ -85,6 +88,7 @@ def test_a_picture_that_cannot_be_used_is_named_with_what_to_do(tmp_path, monkey
         (tmp_path / "bomb.png", f"bomb.png: The image is {large}"),
         (tmp_path / "text.png", "text.png: Not a readable image. Export it as JPEG or PNG."),
         (cut, "cut.png: the image is damaged ("),
+        (scans, "scans.jpg: a JPEG with more than 200 scans takes too long; export it again"),
     ):
         with pytest.raises(RunError) as caught:
             pictures.decoded(path)

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import sys
+import time
 from pathlib import Path
 from unittest import mock
 
@@ -140,6 +141,12 @@ def test_one_process_has_the_environment_that_accelerate_gives_it(tmp_path, data
 @given(values=st.lists(text.map(lambda t: re.sub(r"[\r\n\x1a]", "", t)), min_size=1, max_size=4))
 def test_a_batch_file_hands_over_exactly_the_intended_arguments(values):
     assert cmd_words(" ".join(map(quote_cmd, values))) == values
+
+
+def test_a_value_of_backslashes_is_quoted_for_a_batch_file_in_a_moment():
+    value, began_s = "\\" * 40_000, time.process_time()
+    assert quote_cmd(f"{value} x{value}") == f'^"{value} x{value * 2}^"'
+    assert time.process_time() - began_s < 2
 
 
 def test_what_no_command_line_can_hold_is_refused_and_a_control_character_is_an_escape_on_the_flags_line():

@@ -1,10 +1,12 @@
 """Waits after wrong passwords, sessions, host names and size limits, as functions with clocks of their own."""
 
+import asyncio
 import os
 from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, settings, strategies as st
+from starlette.requests import Request
 
 import app
 from runs.files import RunError
@@ -17,6 +19,19 @@ from ui.security import Hosts, same_origin, valid_host
 def clock() -> Mock:
     """A clock that a test moves."""
     return Mock(return_value=1000.0)
+
+
+def test_a_form_that_does_not_arrive_is_not_waited_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(login, "FORM_S", 0.1)
+    headers = [(b"content-type", b"application/x-www-form-urlencoded"), (b"content-length", b"9")]
+    scope = {"type": "http", "method": "POST", "path": "/login", "query_string": b"", "headers": headers}
+
+    async def ask() -> int:
+        request = Request(scope, asyncio.Event().wait)
+        answer = Login("token", None, tmp_path, 7860).respond(request)
+        return (await asyncio.wait_for(answer, 30)).status_code
+
+    assert asyncio.run(ask()) == 408
 
 
 def test_the_wait_doubles_up_to_a_limit_and_is_forgotten(clock):

@@ -27,6 +27,7 @@ from monitor.process import platform
 from monitor.resume import next_attempt
 from monitor.resume.next_attempt import LOOK_S, REST_S, STAND_IN, Prewarm, Rendered, Standby, message, why_no_standby
 from monitor.run_folder import MonitorError, RunFolder
+from runs.quoting import quote
 
 pytestmark = pytest.mark.skipif(not platform.LINUX, reason="the standby attempt needs Linux")
 
@@ -311,6 +312,13 @@ def test_a_script_of_which_two_must_not_run_at_once_says_why(data, tmp_path, fie
     copied_from = f"/var/tmp/fast/{folder.name}" if "save_dir" in fields else ""
     assert (found["alone"], found["save_dir"]) == (reason, copied_from)
     assert line in found["text"] and STAND_IN in found["text"]
+
+
+@pytest.mark.parametrize("name", ["cat", "it's", "two words", "a\tb"])
+def test_the_stand_in_of_a_prepared_script_is_found_whatever_the_folder_is_called(name):
+    folder, state = Path("/runs") / name, Path("/runs") / name / "cat-step00000010-state"
+    text = next_attempt.with_state(f"train --resume {quote(str(folder / STAND_IN))}\n", folder, state)
+    assert text == f"train --resume {quote(str(state))}\n"
 
 
 def test_a_run_in_a_folder_of_another_name_is_not_trained_for_a_lora_that_nobody_finds(data, tmp_path):
