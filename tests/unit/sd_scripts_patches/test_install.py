@@ -76,6 +76,26 @@ def command(folder: Path, key: str, *words: str):
     return call("sd_scripts_patches.install", key, *words, **own, GIT_CONFIG_VALUE_0="https://github.com/")
 
 
+def test_a_second_start_waits_until_the_first_one_has_installed(tmp_path, monkeypatch, capsys):
+    """Two at once removed each other's environment."""
+    done, said = list[str](), ""
+
+    def fetch(*_):
+        done.append("second")
+        raise install.InstallError("no network")
+
+    monkeypatch.setattr(install, "ROOT", tmp_path)
+    monkeypatch.setattr(install, "fetch", fetch)
+    with ThreadPoolExecutor() as pool:
+        with install.alone():
+            second = pool.submit(install.main, ["musubi"])
+            while "another start installs a trainer; waiting until it ends" not in said:
+                assert not second.done()
+                said += capsys.readouterr().err
+            done.append("first")
+        assert second.result(60) == 1 and done == ["first", "second"]
+
+
 @each
 def test_the_command_reports_a_missing_network_and_exits_1(tmp_path, key):
     done = command(tmp_path, key, "--json")
@@ -170,6 +190,9 @@ def test_an_environment_is_stamped_last_made_once_and_removed_when_it_fails(tmp_
     assert not (target / "half").exists()
     with pytest.raises(install.InstallError, match="requirements of musubi-tuner"):
         install.make_environment(target, "this is no requirement !!\n", MUSUBI)
+    assert install.make_environment(target, wanted, MUSUBI) is False, "that of before is there again"
+    assert not target.with_name("v.before").exists()
+    shutil.rmtree(target)
     debian = str(executable(tmp_path / "debian", "#!/bin/sh\necho ensurepip is not available\nexit 1\n"))
     monkeypatch.setattr(install, "interpreter", lambda trainer: [debian])
     with pytest.raises(install.InstallError, match="create the environment .*: failed, see the messages above"):
