@@ -103,7 +103,7 @@ def fetch(folder: Path, trainer: Trainer, url: str = "", commit: str = "") -> bo
                 f"then ./start.sh {trainer.key}"
             )
         return False
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    temporary = folder.with_name(f".{folder.name}.tmp")  # one that was killed may have left it
     shutil.rmtree(temporary, ignore_errors=True)
     log(f"fetching {trainer.name} {commit[:8]} …")
     stall_limit = ["-c", "http.lowSpeedLimit=1000", "-c", f"http.lowSpeedTime={STALL_LIMIT_S}"]
@@ -245,8 +245,8 @@ def main(argv: list[str] | None = None) -> int:
         with alone() if os.access(ROOT, os.W_OK) else contextlib.nullcontext():
             new = fetch(folder, trainer)
             new |= make_environment(environment, requirements(folder, trainer), trainer)
-    except (InstallError, OSError) as error:
-        failed = f"{error}. No incomplete files were left"
+    except (InstallError, OSError, KeyboardInterrupt) as error:
+        failed = f"{str(error) or 'interrupted'}. No incomplete files were left"
         print(f"{trainer.key}: {failed}.", file=sys.stderr)
     else:
         checked = launcher.main(["check", str(folder)]) == 0

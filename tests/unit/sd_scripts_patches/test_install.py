@@ -45,6 +45,7 @@ def repository(folder: Path, key: str) -> str:
 def test_the_pinned_commit_is_fetched_completely_and_once_and_another_one_is_left_alone(tmp_path, capsys, key):
     upstream, target = str(tmp_path / "upstream"), tmp_path / "it's there"
     commit = repository(tmp_path / "upstream", key)
+    (tmp_path / ".it's there.tmp/half").mkdir(parents=True)  # of a start that was killed
     assert install.fetch(target, TRAINERS[key], upstream, commit) is True
     assert sorted(p.name for p in target.iterdir() if p.name != ".git") == sorted(FILES[key])
     assert git(target, "rev-parse", "HEAD") == commit
@@ -82,7 +83,7 @@ def test_a_second_start_waits_until_the_first_one_has_installed(tmp_path, monkey
 
     def fetch(*_):
         done.append("second")
-        raise install.InstallError("no network")
+        raise KeyboardInterrupt
 
     monkeypatch.setattr(install, "ROOT", tmp_path)
     monkeypatch.setattr(install, "fetch", fetch)
@@ -94,6 +95,7 @@ def test_a_second_start_waits_until_the_first_one_has_installed(tmp_path, monkey
                 said += capsys.readouterr().err
             done.append("first")
         assert second.result(60) == 1 and done == ["first", "second"]
+    assert capsys.readouterr().err.endswith("musubi: interrupted. No incomplete files were left.\n"), "Ctrl-C"
 
 
 @each
