@@ -69,6 +69,11 @@ set_up() {
             echo "Hangproof: $(id -un) cannot write to $PWD, so nothing can be installed there; use a copy of your own" >&2
             return 1
         }
+        case $PWD in *[\`\$\"\\]*)
+            echo "Hangproof: pip's programs do not start in a folder whose path has \$, \`, \" or \\; move $PWD" >&2
+            return 1
+            ;;
+        esac
         lock "$python"
         installed || install_requirements || return 1
         exec 9>&-
@@ -82,15 +87,21 @@ installed() {
 }
 
 install_requirements() {
+    local package advice="check that the disk has space, then run the command again"
     if ! usable || ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
         python=$(python_for_venv) || return 1
         echo "Hangproof: creating .venv with $("$python" --version) …" >&2
         "$python" -m venv --clear .venv >&2 || {
             rm -rf .venv
-            echo "Hangproof: $python cannot create a virtual environment; on Debian or Ubuntu run: apt install python3-venv" >&2
+            "$python" -c 'import ensurepip' 2>/dev/null || advice="on Debian or Ubuntu run: apt install python3-venv"
+            echo "Hangproof: $python cannot create a virtual environment, see above; $advice" >&2
             return 1
         }
     fi
+    # Of a package whose installation was interrupted, the programs can be missing, and pip would take it for installed.
+    for package in .venv/lib/python*/site-packages/*.dist-info; do
+        [ -e "$package/INSTALLER" ] || rm -rf "$package"
+    done
     echo "Hangproof: installing $requirements (first start only; PyTorch is a large download) …" >&2
     .venv/bin/python -m pip install --quiet --disable-pip-version-check -r "$requirements" >&2 || {
         echo "Hangproof: installing $requirements failed, see above; fix the error, then run the command again" >&2

@@ -60,6 +60,8 @@ if errorlevel 1 (
     echo Hangproof: this Python version is not supported; install Python 3.11 to 3.14 from python.org, then run start.bat again 1>&2
     exit /b 1
 )
+rem Of a package whose installation was interrupted, the programs can be missing, and pip would take it for installed.
+for /d %%d in (.venv\Lib\site-packages\*.dist-info) do if not exist "%%d\INSTALLER" rmdir /s /q "%%d"
 echo Hangproof: installing requirements.txt, first start only; PyTorch is a large download ... 1>&2
 rem On Windows, PyPI's PyTorch is the build for the processor alone. Pip prefers the CUDA build where it finds both.
 set "cuda="

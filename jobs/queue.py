@@ -26,12 +26,11 @@ from typing import Any
 
 from guards.checkpoint import atomic_write
 from guards.reading import read_bytes
-from monitor.cli.commands import START_S, ask_to_end, launch
+from monitor.cli.commands import ask_to_end, launch, refuse_unready
 from monitor.gpu import devices
 from monitor.process import platform
 from monitor.process.platform import LOCK, Lock, is_held
 from monitor.process.spawned import unwatched
-from monitor.resume.next_attempt import start_problems
 from monitor.run_folder import QUEUE as FILE, STATUS, MonitorError, RunFolder, read_json, wake_queue
 from monitor.state import FINAL, State, is_abandoned, nothing_left, read_status
 from runs import sweep
@@ -148,8 +147,7 @@ def add(folder: Path) -> int:
     """
     if done := nothing_left(folder):
         raise MonitorError(f"{folder.name} is {done}")
-    if missing := start_problems(RunFolder(folder), START_S, time.sleep):
-        raise MonitorError(f"{folder.name} cannot be started: {'; '.join(missing)}")
+    refuse_unready(RunFolder(folder))
     position = insert(folder)
     ensure_worker()
     return position

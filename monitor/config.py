@@ -71,7 +71,7 @@ def load(override: str | os.PathLike[str] | None = None, environ: Mapping[str, s
         changes["standby"] = {} if on else {"tries_count": 0}
     for key, value in _flat(changes):
         if key not in values:
-            raise ConfigError(f"{path}: unknown key {key}. Use a key of {_DEFAULTS}.")
+            raise ConfigError(f"{path}: unknown key {key}. Remove it, or use a key of {_DEFAULTS}.")
         types, expected = _UNITS[key.rpartition("_")[2]]
         if isinstance(value, bool) or not isinstance(value, types) or not 0 <= value < math.inf:
             raise ConfigError(f"{path}: {key} = {value!r}. Use {expected}.")

@@ -323,7 +323,8 @@ def _start_attempt(run: Run) -> Attempt | Transition:
         if state.attempt:
             return _try_again(run, missing, run.config.restart.disk_wait_s, EXIT_BUDGET)
         return Transition(State.FAILED, f"{missing}, then start the run again")
-    if not os.environ.pop(next_attempt.CHECKED, "") and run.incident is None:  # said once: the training has none of it
+    unchecked = os.environ.pop(next_attempt.CHECKED, next_attempt.UNCHECKED).endswith(next_attempt.UNCHECKED)
+    if unchecked and run.incident is None:  # said once: the training has none of it
         try:
             problems = next_attempt.start_problems(run.folder, run.config.check.render_s, run.pause)
         except MonitorError as error:

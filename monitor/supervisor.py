@@ -93,7 +93,7 @@ def supervise(
             run_folder.clear_stop_request(before_s=began_s)  # meant for a monitor of before
         loop = Loop(run_folder, turn, parent_pid)
         loop.state.keeper, loop.signals = keeper, list(received)
-        loop.anew = not restarted and os.environ.get(CHECKED) == START
+        loop.anew = not restarted and os.environ.get(CHECKED, "").startswith(START)
         return loop.run_until_final()
     except config.ConfigError as error:
         raise MonitorError(str(error)) from error

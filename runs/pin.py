@@ -10,6 +10,7 @@ for them, because the page, the time estimate and the monitor's mitigations read
 halves the one that the script has.
 """
 
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,9 +22,10 @@ from presets import PresetError
 from presets.syntax import Command
 from presets.training import commands, file_name, flags_of
 from runs import custom_script, env_file
-from runs.files import Fault, RunError, checksum, explained
+from runs.files import Fault, RunError, atomic_write, checksum, explained
 from runs.job import FILE, Job, fields, for_platform, is_here, load, made, moved, places, resolve, respecified
-from runs.paths import script_name
+from runs.paths import ROOT, script_name
+from runs.quoting import quote
 from runs.scripts import keep, rendered, script, text_of, write
 from runs.spec import ALIASES, RESERVED_FLAGS, RunSpec, load as load_spec
 
@@ -84,8 +86,27 @@ def _of_older_run(folder: Path, on_note: Callable[[str], None]) -> Job:
     if text is None:
         return write(folder, job)
     found = adopted(job, text)
+    if found and (here := _here(text, Path(str(found.flags.get("dataset_config"))).parent, folder)) != text:
+        atomic_write(folder / script_name(), here, executable=True)
+        text, found = here, adopted(job, here)
     on_note(OLDER if found else UNREADABLE)
     return keep(folder, found or job, text)
+
+
+def _here(text: str, was: Path, folder: Path) -> str:
+    """A script, with the paths of now where the folder `was` of its run, or Hangproof's, was moved or copied since.
+
+    It must not train in those of before. One with a path that the shell needs in quotes stays as it is.
+    """
+    if was.name == folder.name:
+        text = _replaced(text, str(was.parent.parent), str(folder.parent.parent), r"(?![\w.-])")
+    root = re.search(r'^export PYTHONPATH=([^\s"]+)"', text, re.M)
+    return _replaced(text, root[1], str(ROOT), r'(?=["\n]|/\.venv/)') if root else text
+
+
+def _replaced(text: str, old: str, new: str, before: str) -> str:
+    plain = quote(old + new) == old + new
+    return re.sub(re.escape(old) + before, lambda _: new, text) if plain else text
 
 
 # What an edited script says -------------------------------------------------------------------------------------------

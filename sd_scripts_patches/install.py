@@ -2,8 +2,9 @@
 
 Why a second virtual environment: the trainers need huggingface-hub below 1, the GUI needs it above. Neither is ever
 left incomplete. The checkout is made under a temporary name and renamed. The environment cannot be moved, so it gets a
-stamp file last; one without its stamp is made again, unless somebody else made it: that one is used as it is. At the
-end the guards are checked, and a training script is started as far as its help: it imports all that a training needs.
+stamp file last; one without its stamp is made again, unless somebody else made it: that one is used as it is. A complete
+one is put aside while its successor is made, and is back where that fails, as without a network. At the end the guards
+are checked, and a training script is started as far as its help: it imports all that a training needs.
 
 Exit codes: 0 ready, 1 with the reason on standard error.
 """
@@ -11,6 +12,7 @@ Exit codes: 0 ready, 1 with the reason on standard error.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
@@ -18,6 +20,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from guards import checkpoint, reading
@@ -60,6 +63,23 @@ def run(command: list[str], what: str, limit_s: float) -> None:
         raise InstallError(f"{what}: failed, see the messages above (no network? Connect and run it again)")
 
 
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Wait while another start installs a trainer: two would remove each other's environment."""
+    from filelock import FileLock, Timeout  # as in guards/download.py
+
+    lock = FileLock(ROOT / ".venv.lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        log("another start installs a trainer; waiting until it ends …")
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
 def fetch(folder: Path, trainer: Trainer, url: str = "", commit: str = "") -> bool:
     """Fetch the pinned commit of a trainer into `folder`. Returns False when there is a checkout already.
 
@@ -83,7 +103,7 @@ def fetch(folder: Path, trainer: Trainer, url: str = "", commit: str = "") -> bo
                 f"then ./start.sh {trainer.key}"
             )
         return False
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    temporary = folder.with_name(f".{folder.name}.tmp")  # one that was killed may have left it
     shutil.rmtree(temporary, ignore_errors=True)
     log(f"fetching {trainer.name} {commit[:8]} …")
     stall_limit = ["-c", "http.lowSpeedLimit=1000", "-c", f"http.lowSpeedTime={STALL_LIMIT_S}"]
@@ -161,6 +181,10 @@ def make_environment(folder: Path, wanted: str, trainer: Trainer) -> bool:
         return False
     python = interpreter(trainer)
     log(f"creating the environment {folder.name} with {' '.join(python)} (PyTorch is large) …")
+    before = folder.with_name(f"{folder.name}.before")
+    if stamp.exists():
+        shutil.rmtree(before, ignore_errors=True)
+        folder.rename(before)
     shutil.rmtree(folder, ignore_errors=True)
     try:
         folder.mkdir(parents=True)
@@ -173,7 +197,10 @@ def make_environment(folder: Path, wanted: str, trainer: Trainer) -> bool:
         stamp.write_text(digest + "\n", encoding="utf-8")
     except (InstallError, OSError, KeyboardInterrupt):
         shutil.rmtree(folder, ignore_errors=True)
+        if before.is_dir():
+            before.rename(folder)
         raise
+    shutil.rmtree(before, ignore_errors=True)
     return True
 
 
@@ -215,10 +242,11 @@ def main(argv: list[str] | None = None) -> int:
     folder, environment = trainer.checkout, trainer.environment
     new = False
     try:
-        new = fetch(folder, trainer)
-        new |= make_environment(environment, requirements(folder, trainer), trainer)
-    except (InstallError, OSError) as error:
-        failed = f"{error}. No incomplete files were left"
+        with alone() if os.access(ROOT, os.W_OK) else contextlib.nullcontext():
+            new = fetch(folder, trainer)
+            new |= make_environment(environment, requirements(folder, trainer), trainer)
+    except (InstallError, OSError, KeyboardInterrupt) as error:
+        failed = f"{str(error) or 'interrupted'}. No incomplete files were left"
         print(f"{trainer.key}: {failed}.", file=sys.stderr)
     else:
         checked = launcher.main(["check", str(folder)]) == 0

@@ -28,7 +28,7 @@ from monitor.phrases import PHASES, count, duration
 from monitor.process import platform, spawned
 from monitor.process.platform import LOCK, is_held
 from monitor.process.spawned import ROOT, Tree, helper_environment
-from monitor.resume.next_attempt import CHECKED, START, start_problems
+from monitor.resume.next_attempt import CHECKED, START, UNCHECKED, start_problems
 from monitor.run_folder import EVENTS, LOG, STATUS, STOP, MonitorError, RunFolder, all_folders, find, wake_queue
 from monitor.state import FINAL, WATCHED, AttemptRecord, RunState, State, is_abandoned, nothing_left, read_status
 from presets.terminal import plain
@@ -62,13 +62,8 @@ def launch(folder: Path, how: str = START) -> dict[str, Any]:
     if is_held(folder / LOCK):
         return {"folder": str(folder), "pid": (read_json(folder / STATUS) or {}).get("monitor_pid"), "already": True}
     run_folder, log = RunFolder(folder), folder / LOG
-    if RunState.load(run_folder).current is None:
-        try:
-            missing = start_problems(run_folder, START_S, time.sleep)
-        except OSError as error:
-            missing = [str(error)]
-        if missing:
-            raise MonitorError(f"{folder.name} cannot be started: {'; '.join(missing)}")
+    if RunState.load(run_folder).current is None and not refuse_unready(run_folder):
+        how += UNCHECKED
     before = log.stat().st_size if log.exists() else 0
     command = [sys.executable, "-m", "monitor", "run", str(folder)]
     env = helper_environment() | {"HANGPROOF_QUIET": "1", CHECKED: how}
@@ -92,6 +87,21 @@ def launch(folder: Path, how: str = START) -> dict[str, Any]:
     if is_held(folder / LOCK):  # it watches the run; a full disk takes no status.json
         return {"folder": str(folder), "pid": keeper.pid, "already": False}
     raise MonitorError(f"{folder.name}: the monitor does not respond within {START_S:.0f} s; see {log}")
+
+
+def refuse_unready(folder: RunFolder) -> bool:
+    """Whether the run can be started; False: a busy machine did not say in time, and the monitor looks again.
+
+    Raises:
+        MonitorError: it cannot; the message says why.
+    """
+    try:
+        missing = start_problems(folder, START_S, time.sleep)
+    except OSError:
+        return False
+    if missing:
+        raise MonitorError(f"{folder.name} cannot be started: {'; '.join(missing)}")
+    return True
 
 
 def status(args: argparse.Namespace) -> Answer:

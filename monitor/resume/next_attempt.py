@@ -44,7 +44,7 @@ REST_S = 60.0  # to the next try, where a script could not be rendered
 LOOK_S = 5.0  # between two looks at the standby's processes and at the free memory
 AT_MOST_BYTES = 4 << 30  # what the imports of a trainer need; a training holds its model and data beside them
 CHECKED = "HANGPROOF_CHECKED"  # set: whoever started the monitor has looked for what is missing; START: it was a person
-START = "start"
+START, UNCHECKED = "start", " unchecked"  # UNCHECKED at its end: that could not be found out
 OUTPUT = "output"  # what the standby prints before it is released; then it goes into training.log
 
 

@@ -92,7 +92,7 @@ class DraftFile:
             ((found,),) = self.sql("PRAGMA user_version")
             with self.explained():
                 if found not in (0, VERSION):  # 0: a new file
-                    raise sqlite3.DatabaseError("another version of Hangproof wrote it")
+                    raise sqlite3.DatabaseError("another version wrote it; its Export (ZIP) keeps the captions")
                 if not found:
                     self.db.executescript(f"BEGIN IMMEDIATE; {SCHEMA} COMMIT;")
             self.inode = path.stat().st_ino

@@ -226,7 +226,7 @@ def test_a_run_without_a_gpu_starts_at_once_and_one_with_a_gpu_waits(data, monke
     queue.remove("other")
     with monkeypatch.context() as race:  # its training is watched again while it is being added
         its = Lock(other / LOCK)
-        race.setattr(queue, "start_problems", lambda *_: [] if its.acquire() else ["it is held"])
+        race.setattr(queue, "refuse_unready", lambda *_: its.acquire())
         assert queue.start_or_wait(other)["position"] is None and not queue.read().entries
         its.release()
     monkeypatch.setenv("HANGPROOF_GPUS", "")

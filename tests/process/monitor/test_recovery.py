@@ -306,6 +306,7 @@ def test_what_prevents_a_start_is_said_and_a_full_disk_may_pass(make_loop, monke
     own.mkdir()
     other.mkdir()
     wrong = lambda *_: (_ for _ in ()).throw(MonitorError("run.toml: no tier"))  # noqa: E731
+    monkeypatch.setenv(next_attempt.CHECKED, f"start{next_attempt.UNCHECKED}")
     for problems, said in ((lambda *_: ["no model", "no tier"], "no model; no tier"), (wrong, "run.toml: no tier")):
         monkeypatch.setattr(next_attempt, "start_problems", problems)
         assert recovery.start_attempt(run) == Transition(State.FAILED, said)

@@ -21,7 +21,7 @@ from monitor.loop import Loop
 from monitor.process import platform
 from monitor.process.platform import LOCK, is_held
 from monitor.process.spawned import KillResult
-from monitor.resume.next_attempt import CHECKED, START
+from monitor.resume.next_attempt import CHECKED, START, UNCHECKED
 from monitor.run_folder import MonitorError
 from monitor.state import ExitStatus, Observation, RunState, Shutdown, Signals, State, Transition, Verdict, spec_hash
 from monitor.store import LeaseState, StoreView
@@ -444,7 +444,7 @@ def test_a_monitor_begins_once_and_lets_go_at_the_end(make_loop, monkeypatch, ca
     (loop,) = loops
     ours = f"{keeper.pid} {keeper.start}"
     assert loop.state.keeper == ours and loop.signals == [signal.SIGINT] and not loop.anew
-    monkeypatch.setenv(CHECKED, START)
+    monkeypatch.setenv(CHECKED, START + UNCHECKED)
     assert supervised(True) == 8 and request.exists()
     for known, code in ((ours, 4), ("7 1.0", 8)):  # the monitor before this one had saved the end
         assert supervised(True, state=State.FAILED, code=4, keeper=known) == code

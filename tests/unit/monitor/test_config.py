@@ -52,7 +52,7 @@ def test_a_file_replaces_values_but_not_below_the_guards(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[watch]\nexit = 3", "unknown key watch.exit."),
+        ("[watch]\nexit = 3", "unknown key watch.exit. Remove it, or use a key of "),
         ("[wacht]\nexit_s = 3", "unknown key wacht"),
         ("[phases.steps]\nfloor_s = 3", "unknown key phases.steps"),
         ("[end]\ngrace_s = -1", "Use a number of seconds, 0 or more"),

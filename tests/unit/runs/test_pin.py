@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from monitor.resume import next_attempt
 from monitor.run_folder import RunFolder
 from monitor.state import spec_edited, spec_hash
 from runs import job as jobs
+from runs.paths import ROOT
 from runs.pin import adopted, pinned
 from runs.scripts import rendered
 
@@ -79,6 +81,21 @@ def test_a_run_of_an_earlier_version_keeps_its_place_in_the_monitor(tmp_path, da
     before = spec_hash(folder)
     pinned(folder)
     assert spec_hash(folder) == before and (folder / "job.json").is_file() and not spec_edited(folder)
+
+
+def test_a_run_of_an_earlier_version_that_was_moved_trains_where_it_and_hangproof_are_now(tmp_path, monkeypatch):
+    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path / "before"))
+    folder = folder_of(tmp_path)
+    rank = f"--network_dim 12 --log_prefix {tmp_path}/before-x"
+    now = (folder / "train.sh").read_text().replace("--network_dim 4", rank)
+    (folder / "train.sh").write_text(re.sub(rf'{ROOT}(?=["\n]|/\.venv)', "/gone", now))
+    (folder / "job.json").unlink()
+    (tmp_path / "before").rename(tmp_path / "now")
+    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path / "now"))
+    folder = tmp_path / "now/outputs" / folder.name
+    job = pinned(folder)
+    assert rendered(job) == (folder / "train.sh").read_text() == now.replace("/before/", "/now/")
+    assert job.flags["output_dir"] == str(folder) and job.flags["network_dim"] == "12"
 
 
 def test_a_data_set_file_edited_by_hand_is_written_again_before_the_first_attempt_as_before_all(tmp_path, data):

@@ -45,6 +45,7 @@ def repository(folder: Path, key: str) -> str:
 def test_the_pinned_commit_is_fetched_completely_and_once_and_another_one_is_left_alone(tmp_path, capsys, key):
     upstream, target = str(tmp_path / "upstream"), tmp_path / "it's there"
     commit = repository(tmp_path / "upstream", key)
+    (tmp_path / ".it's there.tmp/half").mkdir(parents=True)  # of a start that was killed
     assert install.fetch(target, TRAINERS[key], upstream, commit) is True
     assert sorted(p.name for p in target.iterdir() if p.name != ".git") == sorted(FILES[key])
     assert git(target, "rev-parse", "HEAD") == commit
@@ -74,6 +75,27 @@ def command(folder: Path, key: str, *words: str):
     own = {TRAINERS[key].folder_variable: str(folder / "s"), TRAINERS[key].venv_variable: str(folder / "v")}
     own |= {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "url.http://127.0.0.1:9/.insteadOf"}
     return call("sd_scripts_patches.install", key, *words, **own, GIT_CONFIG_VALUE_0="https://github.com/")
+
+
+def test_a_second_start_waits_until_the_first_one_has_installed(tmp_path, monkeypatch, capsys):
+    """Two at once removed each other's environment."""
+    done, said = list[str](), ""
+
+    def fetch(*_):
+        done.append("second")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(install, "ROOT", tmp_path)
+    monkeypatch.setattr(install, "fetch", fetch)
+    with ThreadPoolExecutor() as pool:
+        with install.alone():
+            second = pool.submit(install.main, ["musubi"])
+            while "another start installs a trainer; waiting until it ends" not in said:
+                assert not second.done()
+                said += capsys.readouterr().err
+            done.append("first")
+        assert second.result(60) == 1 and done == ["first", "second"]
+    assert capsys.readouterr().err.endswith("musubi: interrupted. No incomplete files were left.\n"), "Ctrl-C"
 
 
 @each
@@ -170,6 +192,9 @@ def test_an_environment_is_stamped_last_made_once_and_removed_when_it_fails(tmp_
     assert not (target / "half").exists()
     with pytest.raises(install.InstallError, match="requirements of musubi-tuner"):
         install.make_environment(target, "this is no requirement !!\n", MUSUBI)
+    assert install.make_environment(target, wanted, MUSUBI) is False, "that of before is there again"
+    assert not target.with_name("v.before").exists()
+    shutil.rmtree(target)
     debian = str(executable(tmp_path / "debian", "#!/bin/sh\necho ensurepip is not available\nexit 1\n"))
     monkeypatch.setattr(install, "interpreter", lambda trainer: [debian])
     with pytest.raises(install.InstallError, match="create the environment .*: failed, see the messages above"):

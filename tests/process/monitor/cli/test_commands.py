@@ -130,6 +130,16 @@ def test_a_start_on_a_full_disk_says_why_it_failed_or_that_the_run_is_watched(tm
     assert commands.launch(folder) == {"folder": str(folder), "pid": 7, "already": False}
 
 
+def test_a_busy_machine_on_which_the_check_takes_too_long_refuses_no_start(tmp_path, monkeypatch):
+    folder, popen = toy_run(tmp_path / "toy"), mock.Mock(return_value=mock.Mock(pid=7, poll=lambda: None))
+    monkeypatch.setattr(commands, "START_S", 0.05)
+    monkeypatch.setattr(commands, "start_problems", mock.Mock(side_effect=OSError("timed out after 20 s")))
+    monkeypatch.setattr(commands.subprocess, "Popen", popen)
+    monkeypatch.setattr(commands, "is_held", mock.Mock(side_effect=[False, True]))
+    assert commands.launch(folder)["pid"] == 7
+    assert popen.call_args.kwargs["env"][commands.CHECKED] == commands.START + commands.UNCHECKED
+
+
 @pytest.mark.skipif(not LINUX, reason="/proc")
 def test_a_stop_reaches_the_monitor_of_a_run_whose_disk_takes_no_request(tmp_path, monkeypatch):
     folder = toy_run(tmp_path / "toy")

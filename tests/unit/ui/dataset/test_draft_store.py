@@ -94,7 +94,7 @@ def test_a_draft_of_another_version_is_refused_with_the_folder_of_its_images_and
         file.execute(f"PRAGMA user_version = {version}")
     os.utime(path, (0, 0))
     note = new_lora.load(mine)[2]
-    assert "another version of Hangproof wrote it" in note and f"its images are in {image.parent}." in note
+    assert f"its Export (ZIP) keeps the captions); its images are in {image.parent}." in note
     draft.delete_expired()
     assert image.exists() and path.exists(), "it expires 60 days after the refusal"
 
