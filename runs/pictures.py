@@ -5,6 +5,7 @@ another colour mode is decoded and changed, because sd-scripts and diffusers tre
 """
 
 import contextlib
+import errno
 import functools
 import io
 import os
@@ -77,9 +78,9 @@ def opened(path: Path | io.BytesIO, name: str, formats: Sequence[str] = FORMATS)
         raise RunError(f"{name}: Not a readable image. Export it as {usable}.") from error
     except Image.DecompressionBombError as error:
         raise RunError(f"{name}: The image is too large; {_limits()}") from error
-    except (FileNotFoundError, PermissionError) as error:
-        raise RunError(f"{name}: {error.strerror}; check the file {path}") from error
     except DAMAGE as error:
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):  # a place outside a damaged file
+            raise RunError(f"{name}: {error.strerror}; check the file {path}") from error
         raise RunError(f"{name}: the image is damaged ({error}); export it again or remove it") from error
 
 

@@ -1,9 +1,11 @@
 """Pictures are opened within limits, made the same for every trainer, turned and cropped, and each change is named."""
 
+import errno
 import math
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy
 import pytest
@@ -89,6 +91,9 @@ def test_a_picture_that_cannot_be_used_is_named_with_what_to_do(tmp_path, monkey
         with pytest.raises(RunError) as caught:
             pictures.decoded(path)
         assert str(caught.value).startswith(says)
+    monkeypatch.setattr("PIL.Image.open", Mock(side_effect=OSError(errno.EIO, "Input/output error")))
+    with pytest.raises(RunError, match=r"a.png: Input/output error; check the file .*a.png"):
+        pictures.decoded(tmp_path / "a.png")
 
 
 def test_a_crop_has_at_least_one_pixel_and_all_are_inside():
