@@ -64,7 +64,9 @@ def explained(what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        where = f" ({error.filename})" if error.filename else ""
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)  # of a copy or a rename, the disk of its target
+        path = error.filename2 if full and error.filename2 else error.filename
+        where = f" ({path})" if path else ""
         reason = REASONS.get(error.errno or 0) or error.strerror or str(error)
         raise RunError(f"cannot {what}{where}: {reason}") from error
 

@@ -28,6 +28,8 @@ def test_every_known_error_says_what_to_do():
     for code in REASONS:
         with pytest.raises(runs.RunError, match="^cannot write .*;"), explained("write"):
             raise OSError(code, os.strerror(code), "/x")
+    with pytest.raises(runs.RunError, match=r"^cannot copy \(/to\): the disk is full"), explained("copy"):
+        raise OSError(errno.ENOSPC, "No space left on device", "/from", None, "/to")
     with pytest.raises(runs.RunError, match="No child processes"), explained("write"):
         raise OSError(errno.ECHILD, os.strerror(errno.ECHILD), "/x")
 
