@@ -63,6 +63,8 @@ def opened(path: Path | io.BytesIO, name: str, formats: Sequence[str] = FORMATS)
     """
     from PIL import Image, UnidentifiedImageError
 
+    if isinstance(path, Path) and path.exists() and not path.is_file():  # a pipe would be read for ever
+        raise RunError(f"{name}: no regular file; remove {path}")
     add_heif()
     try:
         with warnings.catch_warnings():

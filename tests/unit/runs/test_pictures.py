@@ -2,6 +2,7 @@
 
 import errno
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -78,6 +79,7 @@ def test_a_picture_that_cannot_be_used_is_named_with_what_to_do(tmp_path, monkey
     (tmp_path / "wide.png").write_bytes(png_header(101, 10))  # refused before it is decoded
     (tmp_path / "area.png").write_bytes(png_header(100, 71))
     (tmp_path / "text.png").write_text("words")
+    os.mkfifo(tmp_path / "pipe.png")
     cut = picture(tmp_path / "cut.png")
     cut.write_bytes(cut.read_bytes()[:90])
     large = "too large; scale it down to at most 100 pixels per side and 0.007 megapixels"
@@ -85,6 +87,7 @@ def test_a_picture_that_cannot_be_used_is_named_with_what_to_do(tmp_path, monkey
         (tmp_path / "wide.png", f"wide.png: 101 × 10 pixels is {large}"),
         (tmp_path / "area.png", f"area.png: 100 × 71 pixels is {large}"),
         (tmp_path / "bomb.png", f"bomb.png: The image is {large}"),
+        (tmp_path / "pipe.png", "pipe.png: no regular file; remove "),
         (tmp_path / "text.png", "text.png: Not a readable image. Export it as JPEG or PNG."),
         (cut, "cut.png: the image is damaged ("),
     ):
