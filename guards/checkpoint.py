@@ -192,7 +192,7 @@ def write_guard(
     """
     files = {name: {"size": size, "crc32": str(check)} for name, (size, check) in (in_memory or {}).items()}
     if in_memory is None:
-        for path in [path for path in files_below(Path(folder)) if path.is_file() and path.name != GUARD]:
+        for path in [path for path in files_below(Path(folder)) if path.name != GUARD]:
             fsync_path(path)
             name = path.relative_to(folder).as_posix()
             files[name] = {"size": path.stat().st_size, "sha256": _digest(path, "sha256")}

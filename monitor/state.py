@@ -408,9 +408,12 @@ def read_status(folder: str | Path) -> dict[str, Any] | None:
 
 def lost_status(folder: Path) -> dict[str, Any]:
     """What `monitor.json` knows of a `status.json` that a power cut has left empty; {} where there is none."""
-    saved = (read_json(folder / STATE) or {}) if exists(folder / STATUS) else {}
-    same = {name: saved.get(name) for name in ("state", "attempt", "restarts", "started_at", "ledger")}
-    figures = {"step": saved.get("best_step"), "planned_steps": saved.get("planned")}
+    saved = read_json(folder / STATE) if exists(folder / STATUS) else None
+    if saved is None:
+        return {}
+    names = {"attempt": "attempt", "restarts": "restarts", "step": "best_step", "planned_steps": "planned"}
+    figures = {shown: saved.get(name) or 0 for shown, name in names.items()}
+    same = {name: saved.get(name) for name in ("state", "started_at", "ledger")}
     return {**same, **figures, "message": saved.get("reason") or ""}
 
 

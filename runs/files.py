@@ -48,6 +48,7 @@ REASONS = {
     errno.EDQUOT: "your disk quota is used up; free some space and try again",
     errno.EACCES: "no permission there, or on Windows a program has a file open; close it, fix the folder's "
     "permissions, or set HANGPROOF_DATA to a folder of yours",
+    errno.EFBIG: "the file is larger than this file system or user may write; use another disk, or raise the limit",
     errno.EROFS: "the file system is read-only; set HANGPROOF_DATA to a folder on another disk",
     errno.EIO: "the disk or network drive cannot be read or written; check it, and how it is connected",
     errno.EEXIST: "a file has the name of the folder; move or rename the file, or set HANGPROOF_DATA to another folder",

@@ -110,11 +110,12 @@ class Copier:
         self._send(found, on_progress)
         # The store keeps the last good state where this machine has none: one may have vanished while it was sent.
         last, kept = self.last, self.last.states() if self.last and found.step < 0 else {}
-        carried = {name: last.files[name] for names in kept.values() for name in names} if last else {}
+        known = last.files if last else {}
+        carried = {name: known[name] for names in kept.values() for name in names}
         step = last.step if last and carried else found.step
         # And its copy of what cannot be read here now, such as images on a network drive that is gone.
-        unread = {name for name in last.files if name.startswith(tuple(found.unread))} if last else set()
-        carried |= {name: last.files[name] for name in unread if not state_of(name)} if last else {}
+        unread = tuple(found.unread)
+        carried |= {name: one for name, one in known.items() if name.startswith(unread) and not state_of(name)}
         owner, written_at, files = self.lease.owner.text(), platform.now().utc, {**carried, **found.files}
         now = Manifest(run, self.lease.number, before + 1, step, found.completed, owner, written_at, files)
         after = self.place.list(FILES) if found.sent_files else self._before
