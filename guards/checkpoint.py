@@ -27,7 +27,7 @@ import stat
 import sys
 import time
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -145,6 +145,24 @@ def append_line(path: str | os.PathLike[str], record: Mapping[str, object]) -> N
     append_text(path, _encode(clean))
 
 
+def _raise(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
+
+
+def files_below(folder: Path, hidden: bool = True, unread: Callable[[OSError], None] = _raise) -> list[Path]:
+    """The files below a folder, sorted; [] where it is missing. Links to folders are not followed.
+
+    unread: called with the error of a folder that cannot be listed, where `rglob` passes over its files; by default it
+    is raised.
+    """
+    found = []
+    for where, folders, names in os.walk(folder, onerror=unread):
+        folders[:] = [name for name in folders if hidden or name[0] != "."]
+        found += [Path(where, name) for name in names if hidden or name[0] != "."]
+    return sorted(found)
+
+
 def _digest(path: Path, kind: str) -> str:
     """The checksum of a file, one of DIGESTS."""
     digest, check = None, 0
@@ -174,7 +192,7 @@ def write_guard(
     """
     files = {name: {"size": size, "crc32": str(check)} for name, (size, check) in (in_memory or {}).items()}
     if in_memory is None:
-        for path in sorted(path for path in Path(folder).rglob("*") if path.is_file() and path.name != GUARD):
+        for path in [path for path in files_below(Path(folder)) if path.name != GUARD]:
             fsync_path(path)
             name = path.relative_to(folder).as_posix()
             files[name] = {"size": path.stat().st_size, "sha256": _digest(path, "sha256")}

@@ -73,6 +73,9 @@ class Archive(Mapping[str, "numpy.ndarray"], AbstractContextManager["Archive"]):
             try:
                 return (read(),)
             except _DAMAGE as error:
+                failed = error.__context__  # a disk that cannot be read is "not a zip file" in zipfile's words
+                if isinstance(failed, OSError) and failed.errno != errno.EINVAL:
+                    raise failed from None
                 return error
             except MemoryError as error:  # its header may name more numbers than any machine holds
                 raise MemoryError(f"{part} of {self.path}: {error or 'too little memory'}") from error

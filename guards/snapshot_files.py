@@ -233,10 +233,10 @@ def write_state(state: Path, files: list[File], step: int, epoch: int, **extra: 
             if file.kind == "raw":
                 path.write_bytes(file.content)
             elif file.kind == "safetensors":
-                from safetensors.torch import save_file
+                from safetensors.torch import save  # `save_file` has an error of its own for a full disk
 
                 tensors = {name: tensor.contiguous() for name, tensor in file.content.items()}
-                save_file(tensors, path, metadata=file.metadata)
+                path.write_bytes(save(tensors, metadata=file.metadata))
             else:
                 import torch
 

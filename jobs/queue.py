@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from guards.checkpoint import atomic_write
-from guards.reading import read_bytes
+from guards.reading import json_object, read_bytes
 from monitor.cli.commands import ask_to_end, launch, refuse_unready
 from monitor.gpu import devices
 from monitor.process import platform
@@ -73,8 +73,11 @@ class Queue:
 
 
 def read() -> Queue:
-    """The queue as it is now; an empty one where the file is missing or damaged."""
-    values = read_json(outputs() / FILE) or {}
+    """The queue as it is now; an empty one where the file is missing, damaged or cannot be read."""
+    return _queue(read_json(outputs() / FILE) or {})
+
+
+def _queue(values: dict[str, Any]) -> Queue:
     found: list[Entry] = []
     entries = values.get("entries")
     for one in entries if isinstance(entries, list) else ():
@@ -108,9 +111,10 @@ def changing() -> Iterator[Queue]:
             f"{outputs() / FILE}: another process has been changing the queue for {LOCK_S:.0f} s; try again"
         )
     try:
-        with contextlib.suppress(FileNotFoundError):
-            read_bytes(outputs() / FILE)  # to `read`, what cannot be read is empty
-        queue = read()
+        try:
+            queue = _queue(json_object(read_bytes(outputs() / FILE)) or {})
+        except FileNotFoundError:
+            queue = Queue()
         before = asdict(queue)
         yield queue
         if (after := asdict(queue)) != before:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import presets
 import runs
-from guards.checkpoint import writing_file
+from guards.checkpoint import files_below, writing_file
 from launch import common, travel
 from launch.common import LaunchError
 from runs import job as jobs
@@ -46,7 +46,7 @@ def entries(spec: RunSpec, wheels: Path | None, models: bool) -> Iterator[tuple[
     for name in ("setup.sh", "start.sh", "hangproof.py", "LICENSE"):  # start.sh installs kohya's trainers
         yield name, ROOT / name
     for package in (*PACKAGES, *TRAINERS.get(spec.backend, ("sd_scripts_patches",))):
-        for path in common.plain_files(ROOT / package):
+        for path in files_below(ROOT / package, hidden=False):
             if path.suffix in SUFFIXES and "__pycache__" not in path.parts:
                 yield path.relative_to(ROOT).as_posix(), path
     if (own_models := presets.data_root() / "models.toml").is_file():
@@ -59,7 +59,7 @@ def entries(spec: RunSpec, wheels: Path | None, models: bool) -> Iterator[tuple[
     if spec.control_dir:
         folders.append((Path(spec.control_dir).expanduser().absolute(), CONTROL.format(spec.slug)))
     for folder, name in folders:
-        found = common.plain_files(folder)
+        found = [path for path in files_below(folder, hidden=False) if path.is_file()]  # a pipe would never end
         if not found:
             raise LaunchError(f"{folder} does not exist or is empty; the bundle needs it")
         for path in found:

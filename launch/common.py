@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -67,12 +66,3 @@ def fill(template: str, *sections: str, **values: str) -> str:
     text = (Path(__file__).parent / template).read_text(encoding="utf-8")
     text = re.sub(r"(?ms)^#\[(\w+)\n(.*?)^#\]\n", lambda match: match[2] if match[1] in sections else "", text)
     return re.sub(r"@([A-Z_]+)@", lambda match: values[match[1].lower()], text)
-
-
-def plain_files(folder: Path) -> list[Path]:
-    """The files below a folder, without hidden ones; links to folders are not followed."""
-    found = []
-    for where, folders, names in os.walk(folder):
-        folders[:] = sorted(name for name in folders if name[0] != ".")
-        found += [Path(where, name) for name in sorted(names) if name[0] != "."]
-    return found

@@ -137,7 +137,7 @@ def publish(folder: Path, repo: str, public: bool, replace_card: bool, options: 
 def prepare(folder: Path, options: dict[str, Any]) -> dict[str, bytes | Path]:
     """What is sent, by name in the repository: contents or path. Raises LaunchError, RunError."""
     from safetensors import safe_open
-    from safetensors.torch import save_file
+    from safetensors.torch import save  # `save_file` has an error of its own for a full disk
 
     lora, card, text = _chosen(folder, options)
     spec, name = runs.load(folder), f"{folder.name}.safetensors"
@@ -146,7 +146,7 @@ def prepare(folder: Path, options: dict[str, Any]) -> dict[str, bytes | Path]:
     with explained(f"prepare {complete}"), safe_open(lora.path, framework="pt") as file:
         complete.parent.mkdir(exist_ok=True)
         metadata = model_card.completed_metadata(file.metadata() or {}, spec, card, name, captions)
-        save_file({key: file.get_tensor(key) for key in file.keys()}, complete, metadata)  # noqa: SIM118
+        atomic_write(complete, save({key: file.get_tensor(key) for key in file.keys()}, metadata))  # noqa: SIM118
     samples = {model_card.sample_name(number, path): path for number, (path, _) in enumerate(card.samples, 1)}
     return {README: text.encode(), name: complete, **samples}
 

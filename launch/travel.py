@@ -14,7 +14,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import presets
-from launch.common import LaunchError, Option, plain_files
+from guards.checkpoint import files_below
+from launch.common import LaunchError, Option
 from monitor import config
 from monitor.process.platform import LOCK, is_held
 from monitor.run_folder import RunFolder
@@ -154,7 +155,7 @@ def upload(folder: Path) -> str:
     from launch.store.manifest import check_member  # and with it fsspec
 
     data = datasets_dir() / folder.name
-    for path in plain_files(data):
+    for path in files_below(data, hidden=False):
         try:
             check_member(f"data/{path.relative_to(data).as_posix()}", folder.name)
         except ValueError as error:

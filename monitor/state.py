@@ -28,7 +28,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from guards.checkpoint import atomic_write
+from guards.checkpoint import atomic_write, exists
 from guards.heartbeat import Beat
 from guards.reading import read_bytes
 from monitor import gpu
@@ -402,8 +402,19 @@ def read_status(folder: str | Path) -> dict[str, Any] | None:
     (or `resume-all`) continues it.
     """
     alive = is_held(Path(folder) / LOCK)  # first: a monitor that ends now writes the last status before it lets go
-    values = read_json(Path(folder) / STATUS) or {}
+    values = read_json(Path(folder) / STATUS) or lost_status(Path(folder))
     return with_age({**values, "alive": alive}) if isinstance(values.get("state"), str) else None
+
+
+def lost_status(folder: Path) -> dict[str, Any]:
+    """What `monitor.json` knows of a `status.json` that a power cut has left empty; {} where there is none."""
+    saved = read_json(folder / STATE) if exists(folder / STATUS) else None
+    if saved is None:
+        return {}
+    names = {"attempt": "attempt", "restarts": "restarts", "step": "best_step", "planned_steps": "planned"}
+    figures = {shown: saved.get(name) or 0 for shown, name in names.items()}
+    same = {name: saved.get(name) for name in ("state", "started_at", "ledger")}
+    return {**same, **figures, "message": saved.get("reason") or ""}
 
 
 def with_age(status: dict[str, Any]) -> dict[str, Any]:

@@ -27,9 +27,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import presets
+from guards.checkpoint import files_below
 from presets.steps import repeats_in, repeats_of, weight_of
 from runs import masks
-from runs.files import RunError
+from runs.files import RunError, explained
 from runs.paths import RESERVED_NAMES, datasets_dir
 from runs.pictures import KEPT, Crop, decoded, is_image_name, workers
 
@@ -120,8 +121,8 @@ def _in_folder(folder: Path) -> list[Source]:
     if not folder.is_dir():
         raise RunError(f"{folder} is not a folder; use the folder of the images")
     folder = folder.absolute()
-    shown = (path for path in folder.rglob("*") if not any(part[0] == "." for part in path.relative_to(folder).parts))
-    files = sorted(filter(Path.is_file, shown), key=lambda path: (path.parent, path.name))
+    with explained(f"read the images in {folder}"):
+        files = sorted(filter(Path.is_file, files_below(folder, False)), key=lambda path: (path.parent, path.name))
     ours = folder.resolve().parent == datasets_dir().resolve()
     seen_from = folder.parent if repeats_of(folder.name) and not ours else folder
     errors, captions = [], dict[str, str]()

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from guards.checkpoint import rename, writing_file
+from guards.checkpoint import files_below, fsync_path, rename, writing_file
 
 SENSIBLE = 1e15  # no number in a file of ours is larger
 
@@ -46,8 +46,9 @@ class RunError(Exception):
 REASONS = {
     errno.ENOSPC: "the disk is full; free some space and try again (delete files where df -i shows no free inode)",
     errno.EDQUOT: "your disk quota is used up; free some space and try again",
-    errno.EACCES: "no permission to write there, or on Windows a program has a file open; close it, fix the folder's "
+    errno.EACCES: "no permission there, or on Windows a program has a file open; close it, fix the folder's "
     "permissions, or set HANGPROOF_DATA to a folder of yours",
+    errno.EFBIG: "the file is larger than this file system or user may write; use another disk, or raise the limit",
     errno.EROFS: "the file system is read-only; set HANGPROOF_DATA to a folder on another disk",
     errno.EIO: "the disk or network drive cannot be read or written; check it, and how it is connected",
     errno.EEXIST: "a file has the name of the folder; move or rename the file, or set HANGPROOF_DATA to another folder",
@@ -64,7 +65,9 @@ def explained(what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        where = f" ({error.filename})" if error.filename else ""
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)  # of a copy or a rename, the disk of its target
+        path = error.filename2 if full and error.filename2 else error.filename
+        where = f" ({path})" if path else ""
         reason = REASONS.get(error.errno or 0) or error.strerror or str(error)
         raise RunError(f"cannot {what}{where}: {reason}") from error
 
@@ -164,12 +167,16 @@ def building(final: Path) -> Iterator[Path]:
             os.chmod(temporary, 0o755)
         if final.exists():
             raise taken
+        for path in files_below(temporary):  # a power cut would leave empty images in a new data set
+            fsync_path(path)
         try:
-            rename(temporary, final)
+            rename(temporary, final, sync=False)
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
             raise taken from error
+        temporary = final
+        fsync_path(final.parent)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise

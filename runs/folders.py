@@ -245,11 +245,11 @@ def train_longer(folder: Path, total: int) -> "RunSpec":
     if why := mitigate.unapplied(settled, settled.changed(**{field: total})):
         raise RunError([Fault("script", f"{why}; change it in train.sh")])
     longer_job = respecified(job, settled.changed(**{field: total}), dumps(spec).encode())
-    if job.run_toml != checksum((folder / "run.toml").read_bytes()):  # edited since the run was made: that still holds
-        longer_job = replace(longer_job, run_toml=job.run_toml)
     lora, kept = (folder / f"{folder.name}{end}.safetensors" for end in ("", f"-{now}-{field.split('_')[-1]}"))
-    others = folder.glob(f"{glob.escape(folder.name)}-*.safetensors")
     with explained(f"change {folder.name}"):
+        if job.run_toml != checksum((folder / "run.toml").read_bytes()):  # edited since it was made: that still holds
+            longer_job = replace(longer_job, run_toml=job.run_toml)
+        others = folder.glob(f"{glob.escape(folder.name)}-*.safetensors")
         if total > now and lora.is_file() and lora.stat().st_mtime_ns not in {p.stat().st_mtime_ns for p in others}:
             with writing_file(kept) as temporary:  # once, though the length may be raised again before it goes on
                 copy_with_times(lora, temporary)

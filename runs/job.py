@@ -284,6 +284,8 @@ def load(folder: Path) -> Job | None:
         return loads(path.read_text(encoding="utf-8", errors="surrogateescape"))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError, RecursionError) as error:
+    except OSError as error:
+        raise RunError(f"{path} cannot be read: {error.strerror}; check its disk and its permissions") from error
+    except (ValueError, TypeError, RecursionError) as error:
         advice = f"make the run again from its run.toml: python -m runs render {path.parent.name}"
         raise RunError(f"{path} cannot be read: {error}; {advice}") from error

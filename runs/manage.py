@@ -105,12 +105,12 @@ def delete(name: str | Path, idle: Idle, images: bool = False) -> int:
             if not free:
                 raise RunError(f"{folder.name} runs or is being deleted; stop it: python -m monitor stop {folder.name}")
             freed = _size(folder) + (_size(data) if images else 0)
-            move(folder, outputs_dir() / trash)
+            move(folder, outputs_dir() / trash, sync=False)  # a sync that fails would leave half a deletion
         try:
             if images:
-                move(data, datasets_dir() / trash)
+                move(data, datasets_dir() / trash, sync=False)
         except OSError:  # a mount, or on Windows an image that a program has open
-            move(outputs_dir() / trash, folder)
+            move(outputs_dir() / trash, folder, sync=False)
             raise
         env_file.forget(folder)
         staging.sweep()

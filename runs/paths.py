@@ -161,9 +161,15 @@ def list_runs() -> list[Path]:
 
 
 def with_file(name: str) -> list[Path]:
-    """The folders of runs that have this file, by name. OSError: the folder of all runs cannot be listed."""
-    folders = [outputs_dir() / entry for entry in sorted(entries(outputs_dir())) if not entry.startswith(".")]
-    return [folder for folder in folders if (folder / name).is_file()]
+    """The folders of runs that have this file, by name, without those that this account may not read.
+
+    OSError: the folder of all runs cannot be listed, or its disk fails.
+    """
+    found = []
+    for folder in (outputs_dir() / entry for entry in sorted(entries(outputs_dir())) if not entry.startswith(".")):
+        with contextlib.suppress(PermissionError):
+            found += [folder] * (folder / name).is_file()
+    return found
 
 
 def run_folder(name: str | Path) -> Path:

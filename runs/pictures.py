@@ -5,6 +5,7 @@ another colour mode is decoded and changed, because sd-scripts and diffusers tre
 """
 
 import contextlib
+import errno
 import functools
 import io
 import os
@@ -64,6 +65,8 @@ def opened(path: Path | io.BytesIO, name: str, formats: Sequence[str] = FORMATS)
     """
     from PIL import Image, UnidentifiedImageError
 
+    if isinstance(path, Path) and path.exists() and not path.is_file():  # a pipe would be read for ever
+        raise RunError(f"{name}: no regular file; remove {path}")
     add_heif()
     try:
         with warnings.catch_warnings():
@@ -81,9 +84,9 @@ def opened(path: Path | io.BytesIO, name: str, formats: Sequence[str] = FORMATS)
         raise RunError(f"{name}: Not a readable image. Export it as {usable}.") from error
     except Image.DecompressionBombError as error:
         raise RunError(f"{name}: The image is too large; {_limits()}") from error
-    except (FileNotFoundError, PermissionError) as error:
-        raise RunError(f"{name}: {error.strerror}; check the file {path}") from error
     except DAMAGE as error:
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):  # a place outside a damaged file
+            raise RunError(f"{name}: {error.strerror}; check the file {path}") from error
         raise RunError(f"{name}: the image is damaged ({error}); export it again or remove it") from error
 
 

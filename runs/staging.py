@@ -15,7 +15,7 @@ import tempfile
 import zlib
 from pathlib import Path
 
-from guards.checkpoint import fsync_path
+from guards.checkpoint import files_below, fsync_path
 from runs.files import atomic_write, private_folder
 
 ID = ".run-id"  # in the run's folder
@@ -96,7 +96,7 @@ def drop_copied(run: Path) -> str:
     try:
         own = place(run)
         filecmp.clear_cache()
-        names = [str(path.relative_to(own)) for path in own.rglob("*") if not path.is_dir()]
+        names = [str(path.relative_to(own)) for path in files_below(own)]
         _, other, missing = filecmp.cmpfiles(own, run, names, shallow=False)
         if other or missing:
             return f"{own} is kept, because {run} does not have all of its files, such as {(other + missing)[0]}"

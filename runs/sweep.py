@@ -18,6 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from guards.checkpoint import files_below
 from guards.metrics import utc_now
 from guards.reading import read_json
 from runs.files import Fault, RunError, atomic_write, building, copy_with_times, explained, typed
@@ -177,7 +178,7 @@ def link_tree(source: Path, target: Path, wanted: Callable[[Path], bool]) -> int
     A file is copied where the file system has no hard links. Links to elsewhere are left out. Raises OSError.
     """
     count = 0
-    for path in sorted(source.rglob("*")):
+    for path in files_below(source):
         inside = path.relative_to(source)
         unfinished = path.name.startswith(".") and path.name.endswith(".tmp")
         if path.is_symlink() or not path.is_file() or (target / inside).exists() or unfinished or not wanted(inside):
@@ -210,7 +211,7 @@ def share_caches(run: str) -> int:
 
 def _files(data: Path) -> list[tuple[Path, Path]]:
     """(path inside, path) of the images and captions of a data set."""
-    found = ((path.relative_to(data), path) for path in data.rglob("*") if path.is_file())
+    found = ((path.relative_to(data), path) for path in files_below(data) if path.is_file())
     return [one for one in found if not _is_cache(one[0])]
 
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from guards import snapshot_files
+from guards import checkpoint, snapshot_files
 from guards.heartbeat import Heartbeat
 from guards.snapshot_files import File
 from guards.snapshots import Snapshots
@@ -82,8 +82,7 @@ def capture(accelerator: Any, folder: Path) -> list[File]:
             accelerator.save_state(str(folder))
         files += [
             File(path.relative_to(folder).as_posix(), "raw", path.read_bytes())
-            for path in sorted(folder.rglob("*"))
-            if path.is_file()
+            for path in checkpoint.files_below(folder)
         ]
     finally:
         shutil.rmtree(folder, ignore_errors=True)

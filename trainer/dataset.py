@@ -206,6 +206,8 @@ def header_of(path: Path) -> tuple[Size, bool, bool]:
     header only."""
     from PIL import Image as Pillow, UnidentifiedImageError
 
+    if path.exists() and not path.is_file():  # a pipe would be read for ever
+        raise TrainError(f"{path}: no regular file; remove it")
     try:
         with Pillow.open(path) as image:
             width, height = image.size

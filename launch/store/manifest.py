@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from guards import checkpoint
-from launch.common import plain_files
 from launch.store.places import StoreError, one_line
 from monitor.run_folder import read_json, read_spec
 from runs.files import atomic_write
@@ -247,6 +246,7 @@ class Contents:
         self.items: list[Item] = []
         self.completed = False
         self.notes: list[str] = []
+        self.unread: list[str] = []  # how the names of what cannot be read now begin
         self.sent_files = 0
         self.manifest: Manifest | None = None  # that was written; None where nothing had changed since the last one
 
@@ -267,8 +267,14 @@ class Contents:
         except FileNotFoundError:
             return {}
         except (OSError, ValueError) as error:
-            self.notes.append(f"not copied: {error}; rename or fix the file")
+            self.leave_out(error, *paths)
             return {}
+
+    def leave_out(self, error: Exception, *names: str) -> None:
+        """Note what cannot be copied now. A folder that is gone may be on a drive that is gone."""
+        self.unread += names
+        if not isinstance(error, FileNotFoundError):
+            self.notes.append(f"not copied: {error}; rename or fix the file")
 
     def add_state(self, state: Path) -> None:
         """Add a state if every file has the size and hash that its guard file names."""
@@ -291,7 +297,7 @@ def contents(folder: Path, data: Path, memory: Memory) -> Contents:
     """The files of the run in `folder` and of its data set in `data`. Files that vanish meanwhile are left out."""
     found = Contents(folder.name, memory)
     found.completed = (read_json(folder / "monitor.json") or {}).get("state") == "completed"
-    paths = {f"data/{path.relative_to(data).as_posix()}": linked(path) for path in plain_files(data)}
+    paths = {f"data/{path.relative_to(data).as_posix()}": linked(path) for path in _files(found, data, "data/")}
     for where in reversed(result_folders(folder)):
         paths |= {f"run/{path.name}": path for path in where.glob("*.safetensors") if belongs(path.name, folder.name)}
         try:
@@ -299,7 +305,7 @@ def contents(folder: Path, data: Path, memory: Memory) -> Contents:
                 found.add_state(state)
         except OSError as error:
             found.notes.append(f"{where}: its states cannot be listed: {error.strerror or error}")
-    for path in plain_files(folder):
+    for path in _files(found, folder, "run/"):
         name = path.relative_to(folder).as_posix()
         if belongs(name, folder.name) and not state_of(f"run/{name}"):
             paths[f"run/{name}"] = path
@@ -307,6 +313,10 @@ def contents(folder: Path, data: Path, memory: Memory) -> Contents:
         if files := found.read({name: path}):
             found.items.append(Item(files))
     return found
+
+
+def _files(found: Contents, folder: Path, where: str) -> list[Path]:
+    return checkpoint.files_below(folder, False, lambda error: found.leave_out(error, where))
 
 
 def linked(path: Path) -> Path:

@@ -22,7 +22,6 @@ from typing import Any
 import tomllib
 
 from guards import checkpoint
-from launch.common import plain_files
 from launch.store.copies import each_manifest
 from launch.store.manifest import RENDERED, Manifest, Member, Memory, linked, newest_state, result_folders, state_of
 from launch.store.places import Place, Refused, StoreError, Unavailable
@@ -228,7 +227,7 @@ class Restored:
             if not wanted.keys() & {*names}:
                 continue
             folder = self.staging / "run" / state
-            for path in plain_files(folder):
+            for path in checkpoint.files_below(folder, hidden=False):
                 if f"run/{state}/{path.relative_to(folder).as_posix()}" not in names:
                     path.unlink()
             if problems := checkpoint.problems(folder):
@@ -278,7 +277,7 @@ class Restored:
     def _install_data(self, wanted: dict[str, Member]) -> None:
         """Move the data set as a whole, because half of one would be trained."""
         fetched, aside = self.staging / "data", self.data.with_name(f".restore-{self.run}")
-        for path in plain_files(fetched):
+        for path in checkpoint.files_below(fetched, hidden=False):
             if path.relative_to(self.staging).as_posix() not in wanted:  # of an earlier restore
                 path.unlink()
         if fetched.is_dir():

@@ -155,7 +155,7 @@ def large(draft_id: str, image_id: str) -> Path:
 
 def _picture(draft_id: str, item: Item, side: int, crop: Any = None, mask: str | None = None) -> Path:
     path = folder(draft_id) / "thumbs" / draft_images.picture_name(item.id, side, item.turn, crop, mask)
-    if not path.is_file():
+    if not path.is_file() or not path.stat().st_size:  # a power cut leaves an empty one
         source = masks_dir(draft_id) / mask if mask else None
         draft_images.write_picture(original(draft_id, item.id), path, side, item.turn, crop, source)
     return path
@@ -225,8 +225,9 @@ def digest(draft_id: str) -> str:
 
 
 def mark_in_a_run(draft_id: str, digest: str) -> None:
-    """Record that a run's data set contains the images and captions of a digest."""
-    with locked(draft_id) as file:
+    """Record that a run's data set contains the images and captions of a digest. A disk that does not take it changes
+    nothing of the run: the page then only asks before it replaces them."""
+    with contextlib.suppress(RunError), locked(draft_id) as file:
         file.store({**file.state, "kept": digest})
 
 

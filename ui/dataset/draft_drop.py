@@ -196,6 +196,8 @@ def _store(draft_id: str, state: State, work: Path, pictures: list[tuple[Dropped
             same = images[key]
             if (own := [file.drop, file.stem]) not in same["names"]:
                 images[key] = {**same, "names": [*same["names"], own]}
+            # The same content: what a power cut has left of the file is whole again.
+            rename(work / f"{found['at']}", draft_store.images_dir(draft_id) / same["stored"], sync=False)
             shown = f"{same['folder']}/{same['file']}" if same["folder"] else same["file"]
             messages.append(f"{file.shown}: already added as {shown}")
             continue
@@ -310,8 +312,8 @@ def copy_dataset(draft_id: str, slug: str, fields: Mapping[str, Any] | None = No
     """Replace the draft's images and captions by copies of a run's data set, as one step that can be undone, and store
     form values with them. Returns one message for each image that was not copied. Raises RunError: there is no such
     data set, or the disk has no space for a copy; the draft is unchanged."""
-    captions = read_captions(slug)
     with explained("copy the images"), draft_store.working(draft_id) as work:
+        captions = read_captions(slug)
         data = datasets_dir() / slug
         given = [_of_run(data, name, work / f"{n}-plain.png") for n, name in enumerate(captions)]
         measured = _measured([file for file, _ in given], work)

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 import presets
+from guards.checkpoint import writing_file
 from runs import masks, pictures
 from runs.files import RunError, atomic_write, explained
 
@@ -191,9 +192,9 @@ def write_picture(
         if crop is not None:
             small = small.crop(pictures.crop_box(small.size, crop))
         small.thumbnail((side, side))
-        part = target.with_suffix(f".{secrets.token_hex(4)}")  # another page can ask for the same picture now
-        small.save(part, **JPEG)
-        part.replace(target)
+        # Another page can ask for the same picture now.
+        with writing_file(target, sync=False, temporary=target.with_suffix(f".{secrets.token_hex(4)}")) as part:
+            small.save(part, **JPEG)
         for old in target.parent.glob(f"{target.name.rpartition('-')[0]}-*.jpg"):  # each stroke of a mask makes one
             if old != target:
                 old.unlink(missing_ok=True)

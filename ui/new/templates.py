@@ -89,7 +89,9 @@ def _read(path: Path) -> dict[str, Any]:
         return {**one, "values": _fields(one["values"])}
     except FileNotFoundError as error:
         raise RunError("This template was deleted in another window") from error
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except OSError as error:
+        raise RunError(f"{path} cannot be read: {error.strerror}; check its disk and its permissions") from error
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise RunError(f"{path} cannot be read; delete the template, or repair the file") from error
 
 

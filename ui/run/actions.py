@@ -23,7 +23,7 @@ from monitor.process.spawned import helper, python, unnamed_file
 from monitor.run_folder import EVENTS, MonitorError
 from monitor.state import FINAL
 from runs import sweep
-from runs.files import RunError
+from runs.files import REASONS, RunError
 from runs.growing import json_objects
 from ui.dataset.draft_store import OUT_OF_DATE
 from ui.html import duration, esc, number, part, table
@@ -186,7 +186,8 @@ def act(run: str, action: str) -> dict[str, Any]:
     except OSError as error:
         if isinstance(error, FileNotFoundError):
             view.folder_of(run)  # says that it was deleted meanwhile
-        raise RunError(f"This cannot be written: {error.strerror or error}. Free some space, then try again") from error
+        why = REASONS.get(error.errno or 0) or error.strerror or error
+        raise RunError(f"The action {action} on {run} was not stored: {why}") from error
     raise RunError(OUT_OF_DATE)
 
 

@@ -22,7 +22,7 @@ import runs
 from guards.reading import read_bytes, read_json, read_text
 from monitor.process.platform import LOCK, is_held
 from monitor.run_folder import METRICS, STATUS, STOP
-from monitor.state import FINAL, with_age
+from monitor.state import FINAL, lost_status, with_age
 from runs import env_file, manage, results
 from runs.files import RunError, explained
 from runs.results import Lora
@@ -183,7 +183,7 @@ def _read(folder: Path) -> View:
         value = json.loads(read_bytes(folder / STATUS))
         now = value if isinstance(value, dict) else {}
     except (FileNotFoundError, ValueError, RecursionError):
-        pass  # never started; or incomplete: it is replaced within a second
+        now = lost_status(folder)
     except OSError as error:
         problem = f"{folder / STATUS} cannot be read: {error}"
     name = manage.label_of(folder) or spec.get("name")

@@ -1,6 +1,7 @@
 """A LoRA is published: what is sent, that it goes on after it was interrupted, and that no token or path gets out."""
 
 import json
+import resource
 import subprocess
 import sys
 
@@ -104,6 +105,17 @@ def test_a_wrong_choice_is_refused_before_anything_is_created(hub, folder, optio
     with pytest.raises(LaunchError, match=message):
         _publish(folder, **options)
     assert not hub.repositories
+
+
+def test_a_full_disk_is_named_and_keeps_no_part_of_the_lora(folder):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        with pytest.raises(runs.RunError, match="cannot prepare .*My-cat.safetensors: the file is larger than"):
+            publish.prepare(folder, NOTHING | {"licence": "mit"})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [*(folder / publish.FOLDER).iterdir()] == []
 
 
 def test_a_card_that_somebody_else_wrote_and_a_public_repository_are_left_alone(hub, folder, monkeypatch):

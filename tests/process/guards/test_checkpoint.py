@@ -52,6 +52,18 @@ def test_a_written_state_verifies_and_is_the_newest_and_its_damage_is_named_and_
     assert checkpoint.newest_valid(tmp_path, "lora") == older
 
 
+def test_no_file_of_a_folder_is_passed_over(tmp_path, monkeypatch):
+    for name in ("b/2", "a", "b/.x", ".git/config"):
+        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "in" / name).touch()
+    (tmp_path / "in" / "link").symlink_to(tmp_path)
+    assert checkpoint.files_below(tmp_path / "in", hidden=False) == [tmp_path / "in" / "a", tmp_path / "in" / "b" / "2"]
+    assert len(checkpoint.files_below(tmp_path / "in")) == 4 and checkpoint.files_below(tmp_path / "gone") == []
+    monkeypatch.setattr(os, "scandir", Mock(side_effect=PermissionError(errno.EACCES, "Permission denied")))
+    with pytest.raises(PermissionError):
+        checkpoint.write_guard(tmp_path / "in", 1, 0)
+
+
 def test_what_loads_without_an_error_and_is_not_finite_is_named_by_a_deep_check(tmp_path):
     state = make(tmp_path, 10, value=float("nan"))
     assert checkpoint.problems(state) == []

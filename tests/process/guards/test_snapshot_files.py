@@ -2,6 +2,7 @@
 
 import json
 import math
+import resource
 import subprocess
 import sys
 
@@ -42,6 +43,13 @@ def test_a_restored_state_has_the_files_that_the_trainer_would_have_written(ring
     command = [sys.executable, "-m", "guards.snapshot_files", str(newest(ring)), str(tmp_path)]  # as the monitor
     assert json.loads(subprocess.check_output(command, text=True)) == {"state": str(tmp_path / folder.name)}
     assert checkpoint.guard_of(tmp_path / folder.name)["files"] == checkpoint.guard_of(folder)["files"]
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))  # as a quota
+    try:
+        assert snapshot_files.main([str(newest(ring)), str(tmp_path / "full")]) == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert capsys.readouterr().err == "File too large\n"
     assert snapshot_files.main([str(tmp_path / "none"), str(tmp_path)]) == 1
     assert "no such folder" in capsys.readouterr().err
 

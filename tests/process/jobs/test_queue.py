@@ -110,7 +110,7 @@ def test_a_run_elsewhere_does_not_vanish_from_the_queue(data, monkeypatch):
     assert queue.insert(elsewhere) == 1
 
 
-def test_a_damaged_queue_is_an_empty_one(data):
+def test_a_damaged_queue_is_an_empty_one(data, monkeypatch):
     (folder,) = made(data, "a")
     entries = '[{"run": "../x"}, {"run": 5}, {"run": "a", "sweep": 5}, {"run": "a", "total": "x"}, {"x": 1}, 7]'
     wrong = f'{{"entries": {entries}, "taken": 3}}'
@@ -123,6 +123,9 @@ def test_a_damaged_queue_is_an_empty_one(data):
     with pytest.raises(OSError), queue.changing():
         pytest.fail("it is changed as if no run waited")
     (data / "outputs" / queue.FILE).rmdir()
+    queue.insert(folder)
+    monkeypatch.setattr(queue, "read_json", lambda path: None)  # the drive fails between two reads
+    assert queue.insert(made(data, "b")[0]) == 2
 
 
 @pytest.mark.slow

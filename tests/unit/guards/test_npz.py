@@ -1,5 +1,6 @@
 """Cache files on real disks, FIFOs and a stalled mount: read in time and verified, or refused by name."""
 
+import errno
 import os
 import pickle
 import signal
@@ -97,6 +98,13 @@ def test_a_machine_without_memory_or_threads_damages_no_cache(cache, monkeypatch
         with pytest.raises(RuntimeError, match="can't start new thread"):
             pool.submit(npz.load, cache).result()
     assert cache.exists()
+
+
+def test_a_disk_that_cannot_be_read_damages_no_cache(cache, monkeypatch):
+    monkeypatch.setattr("zipfile._EndRecData", Mock(side_effect=OSError(errno.EIO, "Input/output error")))
+    with pytest.raises(OSError, match="Input/output error"):
+        npz.load(cache)
+    assert cache.is_file()
 
 
 def test_a_fifo_times_out_on_the_main_thread_and_on_another_and_the_file_stays(tmp_path, monkeypatch):

@@ -11,6 +11,7 @@ from unittest import mock
 import pytest
 
 from monitor import config, state as states
+from monitor.cli.commands import line
 from monitor.diagnose import slow
 from monitor.process import platform
 from monitor.run_folder import MonitorError, RunFolder
@@ -35,6 +36,16 @@ def test_a_copy_of_a_run_goes_on_by_itself_and_leaves_the_training_of_the_other_
     assert RunState.load(RunFolder(tmp_path / "link")).current == record
     shutil.rmtree(folder)
     assert RunState.load(RunFolder(copy)).current == record, "it was moved, and its training with it"
+
+
+@pytest.mark.parametrize("left", [b"", bytes(4096)])
+def test_a_run_whose_status_a_power_cut_left_empty_is_still_interrupted(tmp_path, left):
+    RunState(State.RUNNING, 2, best_step=30, planned=100).save(RunFolder(tmp_path))
+    assert states.read_status(tmp_path) is None, "it was never started here"
+    (tmp_path / "status.json").write_bytes(left)
+    found = states.read_status(tmp_path)
+    assert states.is_abandoned(found) and (found["step"], found["planned_steps"]) == (30, 100)
+    assert "running (not watched; start it again), step 30 of 100" in line(tmp_path, found)
 
 
 def test_old_figures_are_called_old(tmp_path, monkeypatch):

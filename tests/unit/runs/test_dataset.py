@@ -1,10 +1,12 @@
 """Images and captions are copied completely, or refused by name."""
 
+import errno
 import os
 import re
 import tempfile
 import threading
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from draft_helpers import camera_exif, limits
@@ -83,6 +85,14 @@ def test_no_images_is_an_error_and_one_is_a_note_and_a_pipe_does_not_block(tmp_p
     assert "is not a folder" in refused(tmp_path / "nowhere")
     _, notes = take(tmp_path, [picture(tmp_path / "in/one.png")], trigger="x")
     assert any("only one image" in note for note in notes)
+
+
+def test_a_folder_among_the_images_that_cannot_be_read_is_named_and_not_left_out(tmp_path, monkeypatch):
+    folder, listed = picture(tmp_path / "in" / "10_cat" / "a.png").parent, os.scandir
+    picture(tmp_path / "in" / "b.png")
+    denied = Mock(side_effect=PermissionError(errno.EACCES, "Permission denied", str(folder)))
+    monkeypatch.setattr(os, "scandir", lambda path: denied() if path == str(folder) else listed(path))
+    assert f"cannot read the images in {tmp_path / 'in'} ({folder}): no permission there" in refused(tmp_path / "in")
 
 
 def test_captions_come_from_the_image_or_the_text_file_then_the_trigger_then_the_folder(tmp_path):

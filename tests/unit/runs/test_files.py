@@ -8,6 +8,7 @@ import pytest
 
 import runs
 from guards import checkpoint
+from runs import files
 from runs.files import REASONS, atomic_write, building, checksum, explained, private_folder
 
 
@@ -27,6 +28,8 @@ def test_every_known_error_says_what_to_do():
     for code in REASONS:
         with pytest.raises(runs.RunError, match="^cannot write .*;"), explained("write"):
             raise OSError(code, os.strerror(code), "/x")
+    with pytest.raises(runs.RunError, match=r"^cannot copy \(/to\): the disk is full"), explained("copy"):
+        raise OSError(errno.ENOSPC, "No space left on device", "/from", None, "/to")
     with pytest.raises(runs.RunError, match="No child processes"), explained("write"):
         raise OSError(errno.ECHILD, os.strerror(errno.ECHILD), "/x")
 
@@ -74,6 +77,19 @@ def test_a_folder_that_is_built_is_whole_or_not_there(tmp_path, monkeypatch):
     with building(tmp_path / "share"):  # that root has mounted: everybody writes there, and nobody changes a mode
         pass
     assert (tmp_path / "share").is_dir()
+
+
+def test_a_folder_that_is_built_is_on_the_disk_or_not_there(tmp_path, monkeypatch):
+    synced, sync = [], Mock(side_effect=lambda path: synced.append(path.name))
+    monkeypatch.setattr(files, "fsync_path", sync)
+    with building(tmp_path / "data") as work:
+        (work / "10_cat").mkdir()
+        (work / "10_cat" / "a.png").touch()
+    assert synced == ["a.png", tmp_path.name], "a power cut leaves no empty images in it"
+    sync.side_effect = [None, OSError(errno.EIO, "Input/output error")]
+    with pytest.raises(OSError, match="Input/output"), building(tmp_path / "run") as work:
+        (work / "a").touch()
+    assert os.listdir(tmp_path) == ["data"], "its name is free for the next try"
 
 
 def test_on_windows_a_folder_of_which_a_virus_scanner_reads_a_file_is_renamed_a_moment_later(tmp_path, monkeypatch):

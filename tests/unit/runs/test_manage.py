@@ -100,8 +100,10 @@ def test_an_interrupted_deletion_leaves_no_half_run_and_is_completed_later(data,
     assert {p.name for p in runs.datasets_dir().iterdir()} == {"light", *(["first-light"] * (not images))}
 
 
-def test_a_run_whose_images_cannot_be_deleted_stays_whole(data, monkeypatch):
+@pytest.mark.parametrize("synced", [False, True])
+def test_a_run_whose_images_cannot_be_deleted_stays_whole(data, monkeypatch, synced):
     folder, rename = new_run(), os.replace
+    monkeypatch.setattr("guards.checkpoint.fsync_path", Mock(side_effect=None if synced else OSError(errno.EIO, "I/O")))
 
     def busy(old, new) -> None:
         if old.parent == runs.datasets_dir():

@@ -1,6 +1,8 @@
 """Which names a run can have, and the folder that each makes."""
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -34,6 +36,21 @@ def test_a_free_name_is_found_for_every_name(data):
     assert runs.free_name("my lora") == "my lora 9"  # 2 to 8 are taken by the names above
     (data / "datasets" / "Alone").mkdir(parents=True)
     assert runs.free_name("alone") == "alone 2"
+
+
+def test_a_run_of_another_account_hides_no_other_run(data, monkeypatch):
+    for name in ("a", "theirs"):
+        (runs.outputs_dir() / name).mkdir(parents=True)
+        (runs.outputs_dir() / name / "run.toml").touch()
+    stat = Path.stat
+
+    def denied(path: Path, **more: bool) -> os.stat_result:
+        if path.parent.name == "theirs":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return stat(path, **more)
+
+    monkeypatch.setattr(Path, "stat", denied)
+    assert [folder.name for folder in runs.list_runs()] == ["a"]
 
 
 def test_programs_scripts_and_settings_are_where_the_platform_and_the_environment_say(tmp_path, monkeypatch):

@@ -1,9 +1,12 @@
 """Pictures are opened within limits, made the same for every trainer, turned and cropped, and each change is named."""
 
+import errno
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy
 import pytest
@@ -76,6 +79,7 @@ def test_a_picture_that_cannot_be_used_is_named_with_what_to_do(tmp_path, monkey
     (tmp_path / "wide.png").write_bytes(png_header(101, 10))  # refused before it is decoded
     (tmp_path / "area.png").write_bytes(png_header(100, 71))
     (tmp_path / "text.png").write_text("words")
+    os.mkfifo(tmp_path / "pipe.png")
     cut = picture(tmp_path / "cut.png")
     cut.write_bytes(cut.read_bytes()[:90])
     scans = picture(tmp_path / "scans.jpg", progressive=True)
@@ -86,6 +90,7 @@ def test_a_picture_that_cannot_be_used_is_named_with_what_to_do(tmp_path, monkey
         (tmp_path / "wide.png", f"wide.png: 101 × 10 pixels is {large}"),
         (tmp_path / "area.png", f"area.png: 100 × 71 pixels is {large}"),
         (tmp_path / "bomb.png", f"bomb.png: The image is {large}"),
+        (tmp_path / "pipe.png", "pipe.png: no regular file; remove "),
         (tmp_path / "text.png", "text.png: Not a readable image. Export it as JPEG or PNG."),
         (cut, "cut.png: the image is damaged ("),
         (scans, "scans.jpg: a JPEG with more than 200 scans takes too long; export it again"),
@@ -93,6 +98,9 @@ def test_a_picture_that_cannot_be_used_is_named_with_what_to_do(tmp_path, monkey
         with pytest.raises(RunError) as caught:
             pictures.decoded(path)
         assert str(caught.value).startswith(says)
+    monkeypatch.setattr("PIL.Image.open", Mock(side_effect=OSError(errno.EIO, "Input/output error")))
+    with pytest.raises(RunError, match=r"a.png: Input/output error; check the file .*a.png"):
+        pictures.decoded(tmp_path / "a.png")
 
 
 def test_a_crop_has_at_least_one_pixel_and_all_are_inside():

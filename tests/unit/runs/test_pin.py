@@ -1,10 +1,12 @@
 """A run's job stays pinned through moves, edits and updates; where a person edited its script, it is that script's."""
 
+import errno
 import json
 import os
 import re
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from families import fitting, made
@@ -113,7 +115,7 @@ def ask(folder: Path, want: str, **more) -> dict:
     return next_attempt.respond(folder, {"want": want, **more})
 
 
-def test_a_damaged_job_is_an_error_that_names_the_key_and_that_render_corrects(tmp_path, data):
+def test_a_damaged_job_is_an_error_that_names_the_key_and_that_render_corrects(tmp_path, data, monkeypatch):
     folder = folder_of(tmp_path)
     good = json.loads((folder / "job.json").read_text())
     wrong = [({key: value}, key) for key in good for value in (None, 5, [5])]
@@ -125,6 +127,9 @@ def test_a_damaged_job_is_an_error_that_names_the_key_and_that_render_corrects(t
         with pytest.raises(runs.RunError, match=f"job.json cannot be read: .*{key}.*python -m runs render my-lora"):
             pinned(folder)
     assert call("runs", "render", "my-lora").returncode == 0 and pinned(folder).flags
+    monkeypatch.setattr("pathlib.Path.read_text", Mock(side_effect=OSError(errno.EIO, "Input/output error")))
+    with pytest.raises(runs.RunError, match="job.json cannot be read: Input/output error; check its disk and its perm"):
+        jobs.load(folder)  # without the advice to replace what is not damaged
 
 
 def test_a_spec_that_this_version_refuses_still_resumes(tmp_path, data):

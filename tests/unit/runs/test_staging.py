@@ -111,7 +111,7 @@ def test_the_local_folder_is_this_users_alone(data, place, monkeypatch):
     assert staging.base().parent == own.parent and staging.base() != own, "a second account has one of its own"
 
 
-def test_the_local_folder_is_removed_once_the_run_has_all_of_its_files(data, place):
+def test_the_local_folder_is_removed_once_the_run_has_all_of_its_files(data, place, monkeypatch):
     folder = made(data)
     local = locally(folder)
     for name in ("cat.safetensors", "cat-step000010-state/weights", "sample/1.png"):
@@ -123,6 +123,9 @@ def test_the_local_folder_is_removed_once_the_run_has_all_of_its_files(data, pla
     (folder / "cat.safetensors").write_text("cat.safetensorS")
     assert "cat.safetensors" in staging.drop_copied(folder), "the same size, other contents"
     (folder / "cat.safetensors").write_text("cat.safetensors")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", mock.Mock(side_effect=PermissionError(errno.EACCES, "Permission denied")))
+        assert f"{local} is kept: " in staging.drop_copied(folder), "nobody knows what is in it"
     assert staging.drop_copied(folder) == "" and not local.parent.exists()
 
 

@@ -1,6 +1,7 @@
 """Push, prune and restore: what is sent, what is kept, what a reader takes; on every kind of store, good and bad."""
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -103,6 +104,29 @@ def test_pruning_keeps_two_complete_manifests_and_deletes_the_rest(run, place, c
     place.delete([names[0]])
     other()
     assert restore(place, run.name).step == 30
+
+
+@pytest.mark.parametrize("gone", ["the drive", "a folder", "an image"])
+def test_images_that_cannot_be_read_for_a_while_stay_in_the_store(run, place, copier, monkeypatch, gone):
+    data, list_folder, read = datasets_dir() / run.name, os.scandir, Memory.local
+
+    def refuse(path, what):
+        if what == gone and str(path).startswith(str(data)):
+            raise OSError(errno.EIO, "Input/output error", str(path))
+
+    monkeypatch.setattr(os, "scandir", lambda path: refuse(path, "a folder") or list_folder(path))
+    monkeypatch.setattr(Memory, "local", lambda memory, path: refuse(path, "an image") or read(memory, path))
+    before = {name: member for name, member in copier.last.files.items() if name.startswith("data/")}
+    if gone == "the drive":
+        data.rename(data.with_name("elsewhere"))
+    for number in range(3):
+        log(run, f"{number}")
+        pushed = copier.push()
+        copier.prune()
+        assert before.items() <= pushed.manifest.files.items() and all(
+            place.list(FILES)[m.blob] for m in before.values()
+        )
+    assert any("Input/output error" in note for note in pushed.notes) is (gone != "the drive")
 
 
 def test_contents_that_another_writer_or_an_unreadable_manifest_needs_are_not_deleted(run, place, copier):

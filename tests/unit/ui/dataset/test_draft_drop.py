@@ -1,7 +1,9 @@
 """Dropped folders: every caption on its own picture, through the whole run. (In any order of arrival: test_hostile.py.)"""
 
+import errno
 import itertools
 import shutil
+from unittest.mock import Mock
 
 import pytest
 import tomllib
@@ -9,7 +11,7 @@ from draft_helpers import captions, drop, note, photo, run_of, set_caption, tree
 
 import runs
 from runs import dataset, pictures
-from ui.dataset import draft, images
+from ui.dataset import draft, draft_drop, images
 
 
 def test_identical_files_in_two_folders_are_two_images_and_twice_in_one_folder_is_one(mine, tmp_path):
@@ -159,4 +161,19 @@ def test_an_error_while_a_data_set_is_copied_leaves_the_draft_unchanged(data, mi
     monkeypatch.setattr(shutil, "copyfile", fail)
     with pytest.raises(runs.RunError, match="the disk is full"):
         draft.copy_dataset(other, "my-lora", {"name": "theirs"})
+    monkeypatch.setattr(draft_drop, "read_captions", Mock(side_effect=OSError(errno.EIO, "Input/output error")))
+    with pytest.raises(runs.RunError, match="cannot copy the images: the disk or network drive"):
+        draft.copy_dataset(other, "my-lora")
     assert {path: path.read_bytes() for path in draft.folder(other).rglob("*") if path.is_file()} == before
+
+
+def test_an_image_that_a_power_cut_left_empty_is_whole_once_its_file_is_dropped_again(mine, tmp_path):
+    path = photo(tmp_path / "1.png")
+    drop(mine, path)
+    set_caption(mine, "1.png", "typed")
+    (item,) = draft.items(mine)
+    for left in (draft.original(mine, item.id), draft.thumb(mine, item)):
+        left.write_bytes(b"")
+    drop(mine, path)
+    assert draft.original(mine, item.id).read_bytes() == path.read_bytes() and captions(mine) == {"1.png": "typed"}
+    pictures.decoded(draft.thumb(mine, item))[0].close()

@@ -1,7 +1,10 @@
 """Photographs and captions as people have them: formats, EXIF, sizes, duplicates, encodings, limits."""
 
+import errno
+import os
 import random
 import struct
+from unittest.mock import Mock
 
 import pytest
 from draft_helpers import camera_exif, captions, drop, item_of, limits, note, photo, run_of
@@ -60,6 +63,14 @@ def test_a_photo_that_is_rotated_twice_is_flagged_and_turned_upright(data, mine,
     image_edit.crop(mine, item.id, [0, 0, 1, 0.25])
     image_edit.rotate(mine, item.id)
     assert item_of(mine, "twice.jpg").crop == crop
+
+
+def test_a_thumbnail_that_a_full_disk_does_not_take_leaves_no_part_of_it(tmp_path, monkeypatch):
+    path = photo(tmp_path / "a.png")
+    monkeypatch.setattr(os, "replace", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+    with pytest.raises(runs.RunError, match="cannot write a thumbnail: the disk is full"):
+        draft_images.write_picture(path, tmp_path / "thumbs" / "a-480-x.jpg", 480, 0, None)
+    assert [*(tmp_path / "thumbs").iterdir()] == []
 
 
 def test_near_images_are_those_of_comparing_all_with_all():

@@ -192,7 +192,7 @@ def test_a_file_that_cannot_be_read_costs_only_itself(mine, tmp_path, monkeypatc
     unreadable = [f"x/{name}: the file cannot be read; allow this user to read it" for name in ("a.txt", "b.png")]
     assert added == 1 and sorted(said)[:2] == unreadable
     monkeypatch.setattr(shutil, "copyfile", lambda path, to: refuse(root / "b.png"))
-    with pytest.raises(RunError, match="cannot store the files .*: no permission to write there"):
+    with pytest.raises(RunError, match="cannot store the files .*: no permission there"):
         draft_drop.take(mine, files, "again", more=False)
 
 

@@ -10,7 +10,7 @@ from draft_helpers import add_photos, create_run, drop, photo, photo_folder
 
 import runs
 from launch import rehearse
-from ui.dataset import captioning, draft, imports
+from ui.dataset import captioning, draft, draft_store, imports
 from ui.new import export, form, new_lora, run_starts, summary, sweep
 
 pytestmark = pytest.mark.usefixtures("no_gpu")
@@ -73,6 +73,13 @@ def test_no_run_begins_with_a_part_of_the_images_that_are_imported(mine, tmp_pat
     assert runs.list_runs() == []
     imports.cancel(mine)
     assert run_starts.checked(mine)
+
+
+def test_a_run_that_took_the_last_space_of_the_disk_is_made_all_the_same(mine, tmp_path, monkeypatch):
+    add_photos(mine, tmp_path, 1)
+    monkeypatch.setattr(draft_store.DraftFile, "store", Mock(side_effect=runs.RunError("the disk is full")))
+    folder, _ = run_starts.create(mine, runs.make({"name": "made", "model": "tiny-flux"}))
+    assert runs.list_runs() == [folder] and draft.images_not_in_a_run(mine) == 1, "the page asks before it replaces it"
 
 
 def test_what_cannot_start_is_reported_before_anything_is_created_and_a_warning_starts(mine, tmp_path, monkeypatch):

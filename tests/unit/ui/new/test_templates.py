@@ -5,6 +5,7 @@ import errno
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
 
 import pytest
 from configure_helpers import DRAFT, FORM
@@ -70,7 +71,7 @@ def test_a_template_of_another_model_also_sets_what_the_form_shows_already(mine)
     assert templates.changes(saved, form.current(other)) == {}
 
 
-def test_a_damaged_template_is_listed_with_its_file_and_can_be_deleted():
+def test_a_damaged_template_is_listed_with_its_file_and_can_be_deleted(monkeypatch):
     key = templates.save_template("A", VALUES)["key"]
     path = templates.folder() / f"{key}.json"
     of_a_time, of_half = '{"name": "x", "values": {}, "saved_at": 5}', r'{"name": "\ud83d", "values": {}}'
@@ -78,6 +79,9 @@ def test_a_damaged_template_is_listed_with_its_file_and_can_be_deleted():
         path.write_text(text)
         (one,) = templates.listing()
         assert str(path) in one["about"]
+    with monkeypatch.context() as patch:
+        patch.setattr("pathlib.Path.read_text", Mock(side_effect=OSError(errno.EIO, "Input/output error")))
+        assert "Input/output error; check its disk" in templates.listing()[0]["about"], "that is no reason to delete it"
     templates.delete_template(key)
     assert not templates.listing()
 

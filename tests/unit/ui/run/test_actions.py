@@ -1,8 +1,10 @@
 """What the buttons of a run do: requests between two steps, a pause, and places in the queue."""
 
+import errno
 import json
 import shutil
 import sys
+from unittest.mock import Mock
 
 import pytest
 from ui_helpers import watched, write_run
@@ -62,6 +64,14 @@ def test_a_stop_says_why_it_fails_also_where_no_disk_has_space(folder, monkeypat
     monkeypatch.setattr(actions, "python", lambda *_: ["sh", "-c", "echo monitor: it does not run; exit 1"])
     with pytest.raises(RunError, match="^it does not run$"):
         actions.stop(folder)
+
+
+def test_an_action_that_the_disk_does_not_take_says_why_and_what_to_do(folder, monkeypatch):
+    monkeypatch.setattr(run_queue, "add", Mock(side_effect=OSError(errno.EIO, "Input/output error")))
+    with pytest.raises(
+        RunError, match="The action queue on .* was not stored: the disk or network drive cannot be read"
+    ):
+        actions.act(folder.name, "queue")
 
 
 def test_a_pause_is_asked_of_the_monitor_and_a_wrong_action_is_refused(folder, data):

@@ -52,6 +52,9 @@ def test_a_run_whose_monitor_is_gone_is_not_shown_as_running(data):
     buttons = run_page._buttons(shown)
     assert not buttons["stop"]["visible"] and not buttons["total"]["visible"]
     assert buttons["go"] == {"visible": True, "value": "Resume"}
+    (folder / "status.json").write_bytes(b"")  # as a power cut leaves it
+    (folder / "monitor.json").write_text('{"state": "running", "best_step": 30}')
+    assert view.read(folder).state == "orphaned"
     (folder / "status.json").unlink()  # as one that never started
     shown = view.read(folder)
     assert shown.state == "new" and run_page._buttons(shown)["go"] == {"visible": True, "value": "Start"}
