@@ -191,8 +191,8 @@ def watch_phases(heartbeat: Heartbeat, interval_s: float = 5.0) -> None:
             slept = now_s - before_s > 2 * interval_s  # this process was stopped, or the machine slept
             if slept or (phase in READS and read - before > LEAST_READ_BYTES):
                 progress_s = now_s
-            others = read_all(heartbeat.path.parent) if heartbeat.path is not None and heartbeat.record.world > 1 else ()
-            silent_s = now_s - max(progress_s, heartbeat.record.beat_s, *(beat.beat_s for beat in others))
+            group = read_all(heartbeat.path.parent) if heartbeat.path and heartbeat.record.world > 1 else []
+            silent_s = now_s - max(progress_s, heartbeat.record.beat_s, *(beat.beat_s for beat in group))
             if table[phase] and silent_s > table[phase]:
                 expire(table[phase], f"any progress in phase {phase}")
 

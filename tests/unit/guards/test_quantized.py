@@ -64,4 +64,4 @@ def test_a_copy_is_complete_when_it_has_its_name_and_replaces_older_ones_of_its_
     assert int.from_bytes(copy.path.read_bytes()[:8], "little") % 4096 == 4088, "the tensors begin at the end of a page"
     os.utime(recent, (1, 1))
     quantized.Copy(model.parent, [model], "float8")
-    assert copy.path.exists() and not recent.exists(), "what a killed process left goes at the next start that needs no copy"
+    assert copy.path.exists() and not recent.exists(), "what a kill left goes, though no copy is made"
