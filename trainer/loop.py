@@ -404,8 +404,8 @@ def save(t: Training, path: Path, step: int, files: list[File]) -> None:
     t.saves.save(path.name, step, step // t.per_epoch, files, lambda files: write(t, path, step, files))
 
 
-def write(t: Training, path: Path, step: int, files: list[File]) -> None:
-    """Write a LoRA or state to the disk, then delete those that it replaces. Called in the thread of the saves."""
+def write(t: Training, path: Path, step: int, files: list[File]) -> Path:
+    """Write the LoRA or state `path`, then delete those that it replaces. Called in the thread of the saves."""
     if path.name.endswith("-state"):
         states.save(path, files, step=step, epoch=step // t.per_epoch, belongs=t.belongs)
     else:
@@ -413,6 +413,7 @@ def write(t: Training, path: Path, step: int, files: list[File]) -> None:
         data = lora.to_file(files[0].content, t.family.prefix, scale, t.args.save_precision, about)
         checkpoint.atomic_write(path, data)
     drop_replaced(t, step, path.name)
+    return path
 
 
 def contents(t: Training, step: int, losses: deque) -> list[File]:
