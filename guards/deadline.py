@@ -27,7 +27,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from guards import crash, limits
-from guards.heartbeat import PHASES, Heartbeat
+from guards.heartbeat import PHASES, Heartbeat, read_all
 from guards.reading import moved_bytes
 
 T = TypeVar("T")
@@ -176,7 +176,8 @@ def watch_phases(heartbeat: Heartbeat, interval_s: float = 5.0) -> None:
     """Start the thread that ends this process when the time since the last beat exceeds the limit of its phase.
 
     The monitor sees that, too; this works without one, and before it. A process that reads from a disk in a phase that
-    reads (loading 24 GB from a slow one sends no beat) gets more time.
+    reads (loading 24 GB from a slow one sends no beat) gets more time. One of several processes may wait in any phase for
+    what another one does, such as ten sample images: the progress of one is that of all on this machine.
     """
 
     def watch() -> None:
@@ -190,7 +191,8 @@ def watch_phases(heartbeat: Heartbeat, interval_s: float = 5.0) -> None:
             slept = now_s - before_s > 2 * interval_s  # this process was stopped, or the machine slept
             if slept or (phase in READS and read - before > LEAST_READ_BYTES):
                 progress_s = now_s
-            silent_s = now_s - max(progress_s, heartbeat.record.beat_s)
+            group = read_all(heartbeat.path.parent) if heartbeat.path and heartbeat.record.world > 1 else []
+            silent_s = now_s - max(progress_s, heartbeat.record.beat_s, *(beat.beat_s for beat in group))
             if table[phase] and silent_s > table[phase]:
                 expire(table[phase], f"any progress in phase {phase}")
 

@@ -57,22 +57,28 @@ class Copy:
     """The copy of one model: `path` exists when it is complete. `add` each tensor and `finish`, or `give_up`."""
 
     def __init__(self, folder: Path, files: Sequence[Path], recipe: str) -> None:
-        """`folder`: of the model. `files`: what the copy is made from. OSError: they cannot be read."""
+        """`folder`: of the model, where what killed processes left is removed. `files`: what the copy is made from.
+
+        OSError: they cannot be read.
+        """
         self.path = folder / FOLDER / f"{files[0].stem.split('-0000')[0]}-{key(files, recipe)}{SUFFIX}"
         self.temporary = self.path.with_suffix(f".{os.getpid()}.tmp")
         self._need = sum(path.stat().st_size for path in files) // 2 + RESERVE  # more than a copy in float8 needs
         self._file: Any = None
         self._entries: dict[str, Any] = {}
         self._given_up = False
+        with contextlib.suppress(OSError):
+            for left in self.path.parent.glob("*.tmp"):  # also where no copy is to be made: the next attempt did
+                if time.time() - left.stat().st_mtime > LEFT_AGE_S:
+                    left.unlink()
 
     def _begin(self) -> None:
-        """Open the file, and remove what was left by processes that were killed, and older copies. OSError."""
+        """Open the file, and remove older copies. OSError."""
         folder = self.path.parent
         folder.mkdir(exist_ok=True)
-        for other in folder.iterdir():
-            same_model = other.suffix == SUFFIX and other.stem[:-16] == self.path.stem[:-16] and other != self.path
+        for other in folder.glob(f"*{SUFFIX}"):
             with contextlib.suppress(OSError):  # another process reads it, on Windows
-                if same_model or (other.suffix == ".tmp" and time.time() - other.stat().st_mtime > LEFT_AGE_S):
+                if other.stem[:-16] == self.path.stem[:-16] and other != self.path:
                     other.unlink()
         free = shutil.disk_usage(folder).free
         if free < self._need:

@@ -224,8 +224,8 @@ def _tensors(path: Path) -> list[Any]:
     return [tensor.clone() for tensor in views(torch.frombuffer(mapped, dtype=torch.uint8, offset=start), places)]
 
 
-def write_state(state: Path, files: list[File], step: int, epoch: int, **extra: Any) -> None:
-    """Write a state as the trainer's own save would. Raises OSError; RuntimeError (torch's) where the disk is full."""
+def write_state(state: Path, files: list[File], step: int, epoch: int, **extra: Any) -> Path:
+    """Write `state` as the trainer's own save would. Raises OSError; RuntimeError (torch's) where the disk is full."""
     with checkpoint.writing(state, step, epoch, **extra) as temporary:
         for file in files:
             path = temporary / file.name
@@ -241,6 +241,7 @@ def write_state(state: Path, files: list[File], step: int, epoch: int, **extra: 
                 import torch
 
                 torch.save(file.content, path)  # to a path, as accelerate: torch puts the file's name into the file
+    return state
 
 
 def write_state_of(snapshot: Path, state: Path) -> None:

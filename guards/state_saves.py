@@ -86,8 +86,8 @@ class StateSaves(contextlib.AbstractContextManager["StateSaves"]):
     ) -> None:
         """Call `write` with the files as they are now: in the thread with a copy, at once where none has room.
 
-        name: of the file or folder that it writes, which `redo` gets with step, epoch and belongs. Raises the errors of
-        `write` when it is called at once.
+        name: of the file or folder that it writes, which `redo` gets with step, epoch and belongs. A path that `write`
+        returns, if it is a state's, gets the time of now. Raises the errors of `write` when it is called at once.
         """
         copy = self._copy(name, step, epoch, files, belongs)
         if copy is not None:
@@ -195,7 +195,11 @@ class StateSaves(contextlib.AbstractContextManager["StateSaves"]):
             self._jobs.task_done()
 
     def _write_copy(self, path: Path, write: Callable[[list[File]], object]) -> None:
-        write(snapshot_files.read(path))
+        written = write(snapshot_files.read(path))
+        if isinstance(written, Path) and (guard := written / checkpoint.GUARD).is_file():
+            # Sample images that were drawn meanwhile are newer: who resumes from this state draws none of them again.
+            copied_s = (path / checkpoint.GUARD).stat().st_mtime
+            os.utime(guard, (copied_s, copied_s))
         self._written.append(path)
 
     def _wait(self, limit_s: float = math.inf) -> bool:

@@ -44,7 +44,7 @@ def run(t: Training) -> str:
         finish(t, step, losses)
     # a snapshot is taken after all that follows its step
     if not (t.args.resume and snapshot_files.is_restored(t.args.resume)):
-        validate_if_due(t, step, metrics)
+        validate_if_due(t, step, losses, metrics)
         if rank_0:
             samples_due(t, step, losses, usual_s=0.0)
         if 0 < step < t.total and stop_requested(t):  # another step would leave a validation behind that the stop ended
@@ -225,7 +225,7 @@ def boundary(t: Training, step: int, losses: deque, usual_s: float, metrics: Met
         if saves or t.sampler.due(step, ended(t, step)):
             t.hb.phase("save" if saves else "sample", note="waiting for rank 0")
         else:
-            validate_if_due(t, step, metrics)
+            validate_if_due(t, step, losses, metrics)
         return
     for kind, number, name in saves:
         output = Path(args.output_dir)
@@ -235,7 +235,7 @@ def boundary(t: Training, step: int, losses: deque, usual_s: float, metrics: Met
             save_state(t, output / f"{name}-state", step, losses)
     if step == t.total:
         finish(t, step, losses)
-    validated = validate_if_due(t, step, metrics)
+    validated = validate_if_due(t, step, losses, metrics)
     for kind in requested:
         if kind != "sample":
             save_requested(t, kind, step, losses, saved=bool(saves))
@@ -243,20 +243,26 @@ def boundary(t: Training, step: int, losses: deque, usual_s: float, metrics: Met
         t.hb.phase("step")
 
 
-def validate_if_due(t: Training, step: int, metrics: Metrics) -> bool:
+def validate_if_due(t: Training, step: int, losses: deque, metrics: Metrics) -> bool:
     """Measures the loss of the held-out images where that is due, on rank 0; returns whether it was due.
 
     A requested stop ends it early: the state of the stop is of this step, and the resumed run measures again. After the
-    last step everything is saved already, and the run is done once it has measured.
+    last step everything is saved already, and the run is done once it has measured. Several processes stop after the
+    next step, so they measure here to the end.
     """
     if not t.validator.due(step, ended(t, step), t.total):
         return False
     if not t.main:
         t.hb.phase("validate", note="waiting for rank 0")
         return True
-    stop = lambda: 0 < step < t.total and t.hb.request == REQUEST_STOP  # noqa: E731
+
+    def ends_early() -> bool:
+        if t.accelerator.num_processes > 1 and kept_for_stop(t, step, losses):
+            t.hb.phase("validate", total=t.validator.items)
+        return 0 < step < t.total and stop_requested(t)
+
     with using_final_weights(t):
-        value = t.validator.loss(t.transformer, t.hb, t.accelerator.autocast, stop)
+        value = t.validator.loss(t.transformer, t.hb, t.accelerator.autocast, ends_early)
     if value is not None:
         metrics.validation(step, -(-step // t.per_epoch), value, t.validator.items)
         t.log(f"\nvalidation loss at step {step}: {value:.5g}")
@@ -315,15 +321,10 @@ def ended(t: Training, step: int) -> int | None:
 
 
 def samples_due(t: Training, step: int, losses: deque, usual_s: float, requested: bool = False) -> bool:
-    """Draws the sample images of this step that are due or requested, and missing; whether any were. Rank 0 only.
-
-    Sample images can take longer than a stop may take, so a requested stop is honoured with a state at once.
-    """
+    """Draws the sample images of this step that are due or requested, and missing; whether any were. Rank 0 only."""
 
     def honor_stop_request() -> None:
-        if t.hb.request == REQUEST_STOP and step and (t.state is None or t.state[0] != step):
-            keep_state(t, step, losses)
-            t.saves.wait()
+        if kept_for_stop(t, step, losses):
             t.hb.phase("sample", note="stop requested; the state is saved, the sample images are finished first")
 
     due = t.sampler.due(step, ended(t, step))
@@ -347,6 +348,15 @@ def samples_due(t: Training, step: int, losses: deque, usual_s: float, requested
 def stop_requested(t: Training) -> bool:
     """Whether a stop is requested of the only process. Several agree on it in a step."""
     return t.accelerator.num_processes == 1 and t.hb.request == REQUEST_STOP
+
+
+def kept_for_stop(t: Training, step: int, losses: deque) -> bool:
+    """Saves a state at once where a stop is requested and the step has none: the work under way may outlast the stop."""
+    if t.hb.request != REQUEST_STOP or not step or (t.state is not None and t.state[0] == step):
+        return False
+    keep_state(t, step, losses)
+    t.saves.wait()
+    return True
 
 
 def stop_here(t: Training, step: int, losses: deque, batches) -> str:
@@ -394,8 +404,8 @@ def save(t: Training, path: Path, step: int, files: list[File]) -> None:
     t.saves.save(path.name, step, step // t.per_epoch, files, lambda files: write(t, path, step, files))
 
 
-def write(t: Training, path: Path, step: int, files: list[File]) -> None:
-    """Write a LoRA or state to the disk, then delete those that it replaces. Called in the thread of the saves."""
+def write(t: Training, path: Path, step: int, files: list[File]) -> Path:
+    """Write the LoRA or state `path`, then delete those that it replaces. Called in the thread of the saves."""
     if path.name.endswith("-state"):
         states.save(path, files, step=step, epoch=step // t.per_epoch, belongs=t.belongs)
     else:
@@ -403,6 +413,7 @@ def write(t: Training, path: Path, step: int, files: list[File]) -> None:
         data = lora.to_file(files[0].content, t.family.prefix, scale, t.args.save_precision, about)
         checkpoint.atomic_write(path, data)
     drop_replaced(t, step, path.name)
+    return path
 
 
 def contents(t: Training, step: int, losses: deque) -> list[File]:

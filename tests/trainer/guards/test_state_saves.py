@@ -13,7 +13,7 @@ from monitor_helpers import wait_for
 from snapshot_helpers import raw
 from trainer_helpers import good, metrics, sha, train as start
 
-from guards import checkpoint, reading, state_saves
+from guards import checkpoint, reading, snapshot_files, state_saves
 from guards.heartbeat import Heartbeat, read
 from guards.snapshots import Snapshots
 
@@ -47,6 +47,21 @@ def test_a_save_that_stands_still_beats_no_more_and_one_on_a_slow_disk_does(ring
     wait_for(silent, 15)
     allowed.release()
     waiting.join()
+
+
+def test_sample_images_that_are_drawn_while_a_state_is_written_are_newer_than_it(ring, tmp_path):
+    """So that a process that resumes from it draws none of them again."""
+    saves = state_saves.StateSaves(Snapshots(ring, str(tmp_path), "spec"), Heartbeat(None))
+
+    def write(files):
+        time.sleep(0.1)
+        (tmp_path / "sample.png").touch()
+        return snapshot_files.write_state(tmp_path / "x-state", files, 4, 1)
+
+    saves.save("x-state", 4, 1, [snapshot_files.File("a", "raw", b"a")], write)
+    saves.wait()
+    assert (tmp_path / "x-state" / checkpoint.GUARD).stat().st_mtime < (tmp_path / "sample.png").stat().st_mtime
+    assert checkpoint.problems(tmp_path / "x-state") == []
 
 
 def test_the_sync_of_a_large_file_shows_progress(tmp_path, monkeypatch):
@@ -92,6 +107,8 @@ def test_steps_go_on_while_a_slow_disk_writes_and_every_file_is_the_same(work, p
     good(train(work, "slow", "0.08", ring))
     slow = work["folder"] / "slow"
     assert files_of(slow) == files_of(plain) and len(files_of(plain)) > 8
+    guard, weights = (slow / "tiny-state" / name for name in (checkpoint.GUARD, "model.safetensors"))
+    assert guard.stat().st_mtime < weights.stat().st_mtime, "the time at which the training asked for it"
     threads = {thread for *_, thread in lines(slow, "fsync")}
     assert "hangproof-saves" in threads and {thread for *_, thread in lines(plain, "fsync")} == {"MainThread"}
     spans = [(float(begin), float(end)) for begin, end, thread in lines(slow, "fsync") if thread == "hangproof-saves"]

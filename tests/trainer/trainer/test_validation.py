@@ -2,16 +2,20 @@
 
 import math
 import shutil
+from collections import deque
+from contextlib import nullcontext
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, strategies as st
 from trainer_helpers import flags, good, make_config, metrics, numbers, train, trained
 
 import runs
+from guards.heartbeat import REQUEST_STOP
 from presets.steps import held_out
 from runs import command
-from trainer import validation
+from trainer import loop, validation
 from trainer.arguments import parse
 from trainer.dataset import Image, read
 from trainer.errors import TrainError
@@ -101,6 +105,18 @@ def test_a_stop_ends_a_validation_and_the_resumed_run_measures_again(work, held_
     assert values(work, "stopped") == {step: held[step] for step in (0, 4, 8, 9)}
     good(train(work, "stopped-late", "stop@9", **SETTINGS | HELD)[1])
     assert values(work, "stopped-late") == held
+
+
+def test_several_processes_measure_to_the_end_at_a_stop_which_comes_with_their_next_step(monkeypatch):
+    """The state of this step is saved at once: the validation may outlast the stop."""
+    monkeypatch.setattr(loop, "using_final_weights", nullcontext)
+    monkeypatch.setattr(loop, "keep_state", keep_state := Mock())
+    t, metrics = Mock(hb=Mock(request=REQUEST_STOP), state=None, per_epoch=3, total=9), Mock()
+    t.accelerator = Mock(num_processes=2, trackers=[])
+    t.validator.loss = lambda model, beat, autocast, stop: None if stop() else 0.5
+    assert loop.validate_if_due(t, 4, deque(), metrics)
+    metrics.validation.assert_called_once_with(4, 2, 0.5, t.validator.items)
+    keep_state.assert_called_once()
 
 
 @pytest.mark.parametrize(

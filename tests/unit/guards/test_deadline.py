@@ -49,6 +49,7 @@ def test_a_read_within_a_read_reports_the_limit_that_expired(alarm):
 LOOKS = {  # what happens until the next look: the phase, a call with (beat, clock), when the limit of 20 s ends it
     "nothing": ("step", lambda beat, clock: None, 25),
     "items": ("step", lambda beat, clock: beat.item(1), 100),
+    "items of another process, which this one waits for": ("step", lambda beat, clock: clock.other.item(1), 100),
     "much that is read": ("load", lambda beat, clock: clock.read(2 << 20), 100),
     "much that is read through a mapping": ("load", lambda beat, clock: clock.read(2 << 20, "read_bytes"), 100),
     "little that is read": ("load", lambda beat, clock: clock.read(1 << 10), 25),
@@ -58,10 +59,10 @@ LOOKS = {  # what happens until the next look: the phase, a call with (beat, clo
 
 
 @pytest.mark.parametrize("what", LOOKS)
-def test_a_process_ends_when_its_phase_brings_no_progress_for_longer_than_its_limit(monkeypatch, what):
+def test_a_process_ends_when_its_phase_brings_no_progress_for_longer_than_its_limit(tmp_path, monkeypatch, what):
     """In place of the thread, on a clock that stands still between two looks."""
     phase, happens, ends_s = LOOKS[what]
-    clock, beat = SimpleNamespace(now_s=0, bytes=Counter()), heartbeat.Heartbeat(None)
+    clock = SimpleNamespace(now_s=0, bytes=Counter())
     clock.sleep = lambda interval_s: setattr(clock, "now_s", clock.now_s + interval_s)
     clock.read = lambda count, counter="rchar": clock.bytes.update({counter: count})
 
@@ -75,6 +76,7 @@ def test_a_process_ends_when_its_phase_brings_no_progress_for_longer_than_its_li
 
     for module in (deadline, heartbeat):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now_s, sleep=sleep))
+    beat, clock.other = (heartbeat.Heartbeat(heartbeat.path_of(tmp_path, rank), rank, 2) for rank in (1, 0))
     monkeypatch.setattr(deadline, "moved_bytes", lambda process, counters: sum(clock.bytes[name] for name in counters))
     monkeypatch.setattr(deadline, "expire", expire := Mock(side_effect=InterruptedError))
     monkeypatch.setattr(deadline.threading, "Thread", lambda target, **_: SimpleNamespace(start=target))

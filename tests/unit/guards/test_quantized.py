@@ -49,11 +49,10 @@ def test_a_copy_is_complete_when_it_has_its_name_and_replaces_older_ones_of_its_
     copy = quantized.Copy(model.parent, [model], "float8")
     folder = made(copy.path.parent)
     assert copy.path.name.startswith("flux-") and len(copy.path.name) == len("flux-.safetensors") + 16
-    names = (f"flux-{'0' * 16}.safetensors", f"flux-fp8-{'0' * 16}.safetensors", "a.tmp", "b.tmp")
-    old, other, left, recent = (folder / name for name in names)
-    for file in (old, other, left, recent):
+    names = (f"flux-{'0' * 16}.safetensors", f"flux-fp8-{'0' * 16}.safetensors", "recent.tmp")
+    old, other, recent = (folder / name for name in names)
+    for file in (old, other, recent):
         file.touch()
-    os.utime(left, (1, 1))
     tensors = {"a": torch.arange(6.0).view(2, 3).T, "b": torch.ones(5).to(torch.float8_e4m3fn)}
     for name, tensor in tensors.items():
         copy.add(name, tensor)
@@ -63,3 +62,6 @@ def test_a_copy_is_complete_when_it_has_its_name_and_replaces_older_ones_of_its_
     found = load_file(copy.path)
     assert all(found[n].dtype == t.dtype and torch.equal(found[n].float(), t.float()) for n, t in tensors.items())
     assert int.from_bytes(copy.path.read_bytes()[:8], "little") % 4096 == 4088, "the tensors begin at the end of a page"
+    os.utime(recent, (1, 1))
+    quantized.Copy(model.parent, [model], "float8")
+    assert copy.path.exists() and not recent.exists(), "what a kill left goes, though no copy is made"
