@@ -90,28 +90,30 @@ def _save(original: Callable, self: Any, npz_path: str, *args: Any, **kwargs: An
         return original(self, npz_path, *args, **kwargs)
 
 
-_begin: list[str] = []  # the generators before the first image
+_begin: list[str] = []  # the run's settings and the generators before the first image
 
 
 def _record() -> Path:
-    return Path(os.environ.get(snapshot_files.RING, os.devnull), f"latents-{world.rank()}.json")
+    return Path(os.environ.get(snapshot_files.RING, os.devnull), f"latents-{world.rank()}.jsonl")
 
 
 @around
 def _draw_on(original: Callable, *args: Any, **kwargs: Any) -> None:
     if not _begin:
-        _begin.append(json.dumps(trainer_state.generators()))
+        _begin.append(json.dumps([os.environ.get(snapshot_files.SPEC), trainer_state.generators()]))
         with contextlib.suppress(OSError):  # no process of this run has encoded an image
             begin, after = _record().read_text("utf-8").splitlines()
-            trainer_state.restore(json.loads(after if begin == _begin[0] else _begin[0]))
+            if begin == _begin[0]:
+                trainer_state.restore(json.loads(after))
     original(*args, **kwargs)
 
 
 @around
 def _note_draws(original: Callable, self: Any, *args: Any, **kwargs: Any) -> None:
     original(self, *args, **kwargs)
-    if _begin and self.cache_to_disk and _record().parent.is_dir():
-        checkpoint.atomic_write(_record(), f"{_begin[0]}\n{json.dumps(trainer_state.generators())}", sync=False)
+    if _begin and self.cache_to_disk:
+        with contextlib.suppress(OSError):  # there are no snapshots, or the memory is full
+            checkpoint.atomic_write(_record(), f"{_begin[0]}\n{json.dumps(trainer_state.generators())}", sync=False)
 
 
 WAIT = "the read of a cache file (.npz)"
