@@ -60,6 +60,8 @@ def at_point(before: str = "", after: str = "", phase: str = "", then: str = "")
     def begins(original: Callable, *args: Any, **kwargs: Any) -> Any:
         beat = session.heartbeat()
         beat.reach(before)
+        if _training is not None:  # a state of the end of an epoch says that its validation is over
+            _training.record_validation()
         with session.phase(phase) if phase else contextlib.nullcontext():
             result = original(*args, **kwargs)
         if then:

@@ -5,17 +5,23 @@ every family, the lazy reads of members included, without a copy of their logic.
 sd-scripts looks it up, it is encoded again at once; when it is read in the middle of training, the run ends with an
 error and the restart encodes it. Once a folder has held a damaged cache, all its caches are verified at the start, so
 that a hundred damaged files do not take a hundred restarts.
+
+Most VAEs draw an image's latents with the generators of the training, so a restart that finds caches would draw other
+numbers for all that follows. Beside the snapshots in memory is how the generators were before the first image and are
+after the last one: a restart that begins like that goes on from there.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from guards import npz
-from sd_scripts_patches import session
+from guards import checkpoint, npz, snapshot_files, world
+from sd_scripts_patches import session, trainer_state
 from sd_scripts_patches.patch import Patch, Target, around, function
 
 LATENTS = "LatentsCachingStrategy"
@@ -84,6 +90,32 @@ def _save(original: Callable, self: Any, npz_path: str, *args: Any, **kwargs: An
         return original(self, npz_path, *args, **kwargs)
 
 
+_begin: list[str] = []  # the run's settings and the generators before the first image
+
+
+def _record() -> Path:
+    return Path(os.environ.get(snapshot_files.RING, os.devnull), f"latents-{world.rank()}.jsonl")
+
+
+@around
+def _draw_on(original: Callable, *args: Any, **kwargs: Any) -> None:
+    if not _begin:
+        _begin.append(json.dumps([os.environ.get(snapshot_files.SPEC), trainer_state.generators()]))
+        with contextlib.suppress(OSError):  # no process of this run has encoded an image
+            begin, after = _record().read_text("utf-8").splitlines()
+            if begin == _begin[0]:
+                trainer_state.restore(json.loads(after))
+    original(*args, **kwargs)
+
+
+@around
+def _note_draws(original: Callable, self: Any, *args: Any, **kwargs: Any) -> None:
+    original(self, *args, **kwargs)
+    if _begin and self.cache_to_disk:
+        with contextlib.suppress(OSError):  # there are no snapshots, or the memory is full
+            checkpoint.atomic_write(_record(), f"{_begin[0]}\n{json.dumps(trainer_state.generators())}", sync=False)
+
+
 WAIT = "the read of a cache file (.npz)"
 PATCH = Patch(
     name="npz",
@@ -96,5 +128,7 @@ PATCH = Patch(
             for module, name in EXPECTED.items()
         ),
         function("library.strategy_base", f"{LATENTS}.save_latents_to_disk(self, npz_path)", _save),
+        function("library.strategy_base", f"{LATENTS}._default_cache_batch_latents(self, encode_by_vae)", _note_draws),
+        function("library.train_util", "DatasetGroup.new_cache_latents(self, model, accelerator)", _draw_on),
     ),
 )

@@ -169,7 +169,7 @@ class Run:
         self.fill_losses = not state.losses
         # If no epoch is left, the state that is saved at the end is this one again.
         self.epoch, self.batch, self.epoch_over = state.epoch, state.batch, state.epoch_over
-        self.epoch_start = state.epoch_start
+        self.epoch_start, self.fetch = state.epoch_start, state.fetch
         index = state.epoch - 1
         if state.batch >= state.batches or self.finished(args):  # the next batch is the first of the next epoch
             index += state.epoch_over  # else what follows the batches of this one is left

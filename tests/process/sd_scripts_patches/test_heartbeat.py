@@ -42,6 +42,16 @@ def test_each_validation_has_its_own_mean_and_one_before_the_first_step_of_a_res
     assert re.findall("validation loss at step 12: (.*)", capsys.readouterr().err) == ["0.5", "1.5"]
 
 
+def test_a_validation_is_recorded_before_the_state_that_says_that_it_is_over(monkeypatch, capsys):
+    """A kill while that state, the samples of the epoch or the last LoRA were made lost the result."""
+    monkeypatch.setattr(session, "run", SimpleNamespace(step=12))
+    loop = heartbeat.TrainingLoop(SimpleNamespace())
+    monkeypatch.setattr(heartbeat, "_training", loop)
+    loop.validation_losses.append(0.5)
+    recorded = heartbeat.at_point(phase="save")(lambda: capsys.readouterr().err)()
+    assert recorded == "hangproof: validation loss at step 12: 0.5\n"
+
+
 def test_the_trackers_finish_in_phase_end():
     """In phase "step" the monitor would take it for a hung step."""
     beat, phases = session.heartbeat(), []

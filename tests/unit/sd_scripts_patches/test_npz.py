@@ -25,6 +25,7 @@ def trainer(monkeypatch):
         def _default_is_disk_cached_latents_expected(self, npz_path):
             return os.path.exists(npz_path) and "latents" in np.load(npz_path).files
 
+        def _default_cache_batch_latents(self, encode_by_vae): ...
         def save_latents_to_disk(self, npz_path, latents):
             found = np.load(npz_path) if os.path.exists(npz_path) else None
             kept = {name: found[name] for name in found.files} if found else {}
@@ -61,6 +62,27 @@ def test_latents_replace_a_damaged_cache_and_other_files_are_left_to_numpy(train
     np.savez(memory, a=numpy.ones(2))
     memory.seek(0)
     assert np.load(memory)["a"].tolist() == [1, 1]
+
+
+def cached_from(seed: int, images: str, monkeypatch) -> list[float]:
+    """Encode `images` as a process whose training starts with this seed; return what it drew, and its next number."""
+    drawn = []
+    encode = npz._note_draws(lambda strategy, image: drawn.append(torch.rand(1).item()))
+    cache = npz._draw_on(lambda images: [encode(SimpleNamespace(cache_to_disk=True), image) for image in images])
+    monkeypatch.setattr(npz, "_begin", [])
+    torch.manual_seed(seed)
+    cache(images)
+    return [*drawn, torch.rand(1).item()]
+
+
+def test_a_restart_that_finds_caches_draws_the_numbers_that_follow_them(tmp_path, monkeypatch):
+    with torch.random.fork_rng():
+        whole, other = cached_from(7, "abcd", monkeypatch), cached_from(8, "d", monkeypatch)
+        monkeypatch.setenv("HANGPROOF_SNAPSHOTS", str(tmp_path))
+        found = [cached_from(7, images, monkeypatch)[:-1] for images in ("ab", "c")]
+        assert [*found[0], *found[1], *cached_from(7, "d", monkeypatch)] == whole
+        assert cached_from(7, "", monkeypatch) == whole[-1:]
+        assert cached_from(8, "d", monkeypatch) == other, "a training that begins otherwise draws its own numbers"
 
 
 def test_a_cache_with_a_header_of_terabytes_is_renamed_before_anything_makes_room_for_it(tmp_path):
