@@ -23,7 +23,6 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from guards import loader
 from monitor.process import platform, spawned
 from presets import lint, terminal
 from runs.machine import ask, this_machine
@@ -245,11 +244,6 @@ def folders() -> Iterator[Finding]:
     for name, place in disks_seen.values():
         yield from file_system(name, place)
         yield disk_speed(name, place)
-    try:
-        moved = loader.move_sockets()
-        yield Finding("TMPDIR", NOTE if moved else OK, moved or "short enough for the sockets of loader workers")
-    except loader.TooLong as error:
-        yield Finding("TMPDIR", FAILED, str(error), "Set TMPDIR to a shorter folder.")
 
 
 def file_system(name: str, folder: Path) -> Iterator[Finding]:

@@ -1,12 +1,9 @@
-"""Loader workers that cannot hang: their settings, as one pure function, their sockets, their death with the trainer.
+"""Loader workers that cannot hang: their settings, as one pure function, and their death with the trainer.
 
 The sd-scripts patch and the built-in trainer share these. A loader with workers and no timeout waits for ever for a
 worker that sleeps, so workers imply a timeout. A loader without workers refuses persistent workers, prefetch and a
 timeout, so without workers all three are dropped. Windows and macOS spawn workers, and there they often hung after the
 first step (issue trackers of kohya-ss/sd-scripts and FluxGym), so there are none on these platforms.
-
-A worker hands its tensors over by a socket named TMPDIR/pymp-12345678/listener-12345678. When that path is too long,
-the worker loses each batch, prints an error that nobody links to TMPDIR, and the trainer waits.
 """
 
 from __future__ import annotations
@@ -14,20 +11,14 @@ from __future__ import annotations
 import ctypes
 import multiprocessing
 import multiprocessing.process
-import multiprocessing.util
 import os
 import signal
 import sys
-import tempfile
 import threading
 
 from guards import limits
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
-NAMES = len("/pymp-12345678/listener-12345678")
-LIMIT = 107 if sys.platform == "linux" else 103
-"""Bytes of a socket's path (sun_path without its final zero)."""
-SHORT = ("/tmp", "/var/tmp", "/dev/shm")
 
 
 def rules(
@@ -80,36 +71,3 @@ def _exit_at_term_of(trainer: int | None) -> None:
 def _exit_after(trainer: multiprocessing.process.BaseProcess) -> None:
     trainer.join()  # waits on a pipe that closes with the trainer
     os._exit(1)
-
-
-class TooLong(RuntimeError):
-    """TMPDIR is too long, and no other folder can be used; the message says what to do."""
-
-
-def sockets_fit(folder: str) -> bool:
-    """Return True when sockets in a temporary folder have paths that the system accepts."""
-    return os.name == "nt" or len(os.fsencode(folder)) + NAMES <= LIMIT
-
-
-def move_sockets() -> str:
-    """Move the sockets of this process and its workers out of a TMPDIR that is too long; a line for the log, or "".
-
-    TMPDIR itself stays as it is, because large temporary files belong on the disk that the user chose. Raises TooLong.
-    """
-    given = tempfile.gettempdir()
-    if sockets_fit(given):
-        return ""
-    before = tempfile.tempdir
-    for folder in filter(sockets_fit, SHORT):
-        tempfile.tempdir = folder
-        try:
-            made = multiprocessing.util.get_temp_dir()  # workers inherit it; removed at exit
-        except OSError:
-            continue
-        finally:
-            tempfile.tempdir = before
-        return f"TMPDIR ({given}) is too long for the sockets of loader workers; they are in {made}"
-    raise TooLong(
-        f"TMPDIR ({given}) is {len(os.fsencode(given))} bytes long, and loader workers need at most {LIMIT - NAMES} "
-        f"for their sockets; {', '.join(SHORT)} cannot be used either. Set TMPDIR to a shorter folder, then start again"
-    )

@@ -14,7 +14,7 @@ import re
 import sys
 from pathlib import Path
 
-from guards import gate, loader, machine
+from guards import gate, machine
 from sd_scripts_patches import (
     compatibility,
     exit as exit_patch,
@@ -76,13 +76,6 @@ def main(arguments: list[str]) -> int:
         return 0  # a standby: the attempt that trains has finished the caches
     if limited := machine.avoid_amx():
         session.log(limited)
-    try:
-        moved = loader.move_sockets()
-    except loader.TooLong as error:
-        print(f"hangproof: {error}. Nothing was loaded.", file=sys.stderr)
-        return 1
-    if moved:
-        session.log(moved)
     outcome, note = "failed", ""
 
     def begin() -> None:

@@ -6,7 +6,7 @@ import importlib
 import os
 import sys
 
-from guards import crash, deadline, gate, limits, loader, machine, world
+from guards import crash, deadline, gate, limits, machine, world
 from guards.deadline import Deadline
 from guards.heartbeat import Heartbeat
 from trainer.arguments import parse
@@ -43,15 +43,13 @@ def main(argv: list[str]) -> None:
     deadline.watch_phases(hb)
     try:
         world.check_launcher()
-        if moved := loader.move_sockets():
-            print(f"warning: {moved}", flush=True)
         from trainer.setup import build
 
         training = build(args, hb)
         from trainer.loop import train
 
         outcome = train(training)
-    except (TrainError, loader.TooLong, world.WorldError) as problem:
+    except (TrainError, world.WorldError) as problem:
         fail(hb, str(problem))
     except OSError as problem:
         if problem.errno not in DISK:

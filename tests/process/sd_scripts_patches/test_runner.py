@@ -2,7 +2,6 @@
 
 import json
 import sys
-from pathlib import Path
 
 import children
 import pytest
@@ -46,7 +45,7 @@ def test_a_spawned_worker_imports_the_main_module_of_its_parent(tmp_path):
 
 
 LOADER = """
-import sys, tempfile
+import sys
 from collections import namedtuple
 from concurrent.futures import ThreadPoolExecutor
 import torch.utils.data.dataloader as module
@@ -67,20 +66,14 @@ if __name__ == "__main__":
         with ThreadPoolExecutor(1) as pool:
             batches = pool.submit(iter, loader).result()
         print(method, [int(batch) for batch in batches], flush=True)
-    print(tempfile.gettempdir())
 """
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the signal at a parent's death is Linux's")
 def test_loader_workers_live_with_the_patches_by_every_start_method_and_outlive_the_thread_that_starts_them(tmp_path):
-    """Neither a fork server, which is not the trainer, nor a thread that starts workers and exits kills a worker.
-    TMPDIR, which stays, is too long for their sockets."""
-    methods, long_folder = ("fork", "spawn", "forkserver"), tmp_path / ("x" * 120)
-    long_folder.mkdir()
-    done = launch(write(tmp_path, "loader.py", LOADER), *methods, timeout_s=500, TMPDIR=str(long_folder))
+    """Neither a fork server, which is not the trainer, nor a thread that starts workers and exits kills a worker."""
+    methods = ("fork", "spawn", "forkserver")
+    done = launch(write(tmp_path, "loader.py", LOADER), *methods, timeout_s=500)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert f"hangproof: TMPDIR ({long_folder}) is too long for the sockets of loader workers" in done.stderr
-    assert done.stdout.splitlines() == [*(f"{method} [1, 2, 3]" for method in methods), str(long_folder)]
-    made = done.stderr.partition("workers; they are in ")[2].split()[0]
-    assert made.startswith("/") and not Path(made).exists()
+    assert done.stdout.splitlines() == [f"{method} [1, 2, 3]" for method in methods]

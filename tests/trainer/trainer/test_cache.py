@@ -63,9 +63,7 @@ def test_a_damaged_cache_file_is_an_error_with_its_name_and_the_next_start_encod
     images = make_images(tmp_path / "images", 1)
     config = make_config(tmp_path / "dataset.toml", images)
     argv = flags(work["model"], config, tmp_path / "out", max_data_loader_n_workers=1)
-    long_folder = tmp_path / ("x" * 120)  # too long for the sockets of a loader's worker
-    long_folder.mkdir()
-    assert f"warning: TMPDIR ({long_folder}) is too long" in good(fork(argv, TMPDIR=str(long_folder))).stdout
+    good(fork(argv))
     original = sha(tmp_path / "out" / "tiny.safetensors")
     text = next((images / FOLDER).glob("text-*"))
     data = bytearray(text.read_bytes())
