@@ -31,6 +31,10 @@ const release = ({ target, x, y }) => {
 };
 addEventListener("pointerdown", aim, true);
 addEventListener("pointerup", release, true);
+// A double click acts once: its second half would answer a question that nobody has read, or press the button that is
+// in the place of the first by then.
+const ONCE = "button.lg, button.md, button.sm, [data-do]:not([data-do=up], [data-do=down])";
+addEventListener("click", (event) => event.detail > 1 && event.target.closest(ONCE) && event.stopPropagation(), true);
 // Gradio's code field cannot be scrolled with the keyboard. Its editor is made when its section is first opened.
 new MutationObserver(() => {
   for (const one of document.querySelectorAll("#script .cm-scroller[tabindex='-1']")) {

@@ -200,6 +200,13 @@ def test_new_lora_from_this_run_fills_in_the_form_and_its_message_is_in_view(pag
     page.locator(".hp-card .hp-saved").get_by_text("saved", exact=True).wait_for()
     assert (server.data / "datasets" / "copied" / "coffee.txt").read_text() == "tok, a cup\n", "that run is unchanged"
 
+    # The second half of a double click does not answer the question.
+    ui.show_run(page, server, "copied")
+    page.get_by_role("button", name="New LoRA from this run").dblclick()
+    page.locator("#run-notice").get_by_text("1 image under New LoRA would be lost").wait_for()
+    ui.two_ticks(page)
+    assert ui.captions(page) == {"coffee.png": "another cup"} and not message.is_visible()
+
 
 NUMBER, WAITING = 30, ("cat 03", "cat 04")
 SEARCH = "#run-search textarea, #run-search input"
