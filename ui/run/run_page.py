@@ -111,12 +111,8 @@ def build() -> RunPage:
 
 
 def _manage(folder: Path, said: gr.HTML, again: dict[str, Any]) -> None:
-    """The fold that renames or deletes a run that does not train. again: the event that shows the tab as it is now."""
-    shown = view.read(folder)
-    if shown.running:
-        fold.say("The run is under way. Stop it first.")
-        return
-    used = manage.usage(folder)
+    """The fold that renames or deletes a run. again: the event that shows the tab as it is now."""
+    shown, used = view.read(folder), manage.usage(folder)
     with gr.Row(elem_classes="hp-fields"):
         name = fold.line("New name", value=shown.name, elem_id="new-name")
         rename = gr.Button("Rename", size="sm", scale=0, min_width=110, elem_id="rename-ok")
