@@ -20,6 +20,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator
 
+from guards.reading import read_text
 from monitor.phrases import count
 from runs import env_file
 from runs.dataset import Source, folder_names, one_line
@@ -225,15 +226,24 @@ def digest(draft_id: str) -> str:
 
 
 def mark_in_a_run(draft_id: str, digest: str) -> None:
-    """Record that a run's data set contains the images and captions of a digest."""
+    """Record that a run has the images and captions of a digest, and the settings and the edited script of now."""
     with locked(draft_id) as file:
-        file.store({**file.state, "kept": digest})
+        file.store({**file.state, "kept": digest, "settings": _settings(draft_id)})
 
 
 def images_not_in_a_run(draft_id: str) -> int:
     """The number of images that replacing the draft would lose: no run contains them with their captions; else 0."""
     state = draft_store.read(draft_id)
     return 0 if draft_store.digest(state) == state["kept"] else len(state["images"])
+
+
+def settings_not_in_a_run(draft_id: str) -> bool:
+    """Whether replacing the draft would lose settings or an edited script that no run has."""
+    return _settings(draft_id) != draft_store.read(draft_id)["settings"]
+
+
+def _settings(draft_id: str) -> list[Any]:
+    return [form(draft_id), read_text(edited_script(draft_id))]
 
 
 # Changes --------------------------------------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ class RunPage:
     """The components of the tab that the rest of the page uses. outputs: what `render` updates, in order."""
 
     selected: gr.State
-    confirmed: gr.State  # the run whose copy may replace images
+    confirmed: gr.State  # the run whose copy may replace images and settings
     timer: gr.Timer
     notice: gr.HTML
     copy: gr.Button
@@ -274,13 +274,14 @@ def copy_to_new_lora(selected: str, confirmed: str, draft_id: str) -> Iterator[t
     """Copy a run's settings, images and captions into the New LoRA tab.
 
     Yields (notice of this tab, run whose copy the user must confirm, image list, note at the top of the New LoRA tab,
-    tab to open). Images that no run contains are replaced only after a second click.
+    tab to open). Images or settings that no run has are replaced only after a second click.
     """
     try:
         folder = view.folder_of(selected)
         spec, unsaved = runs.load(folder), draft.images_not_in_a_run(draft_id)
-        if unsaved and confirmed != selected:
-            question = f"{count(unsaved, 'image')} under New LoRA would be lost: no run has a copy. Click again to replace them."
+        lost = count(unsaved, "image") if unsaved else "The settings" * draft.settings_not_in_a_run(draft_id)
+        if lost and confirmed != selected:
+            question = f"{lost} under New LoRA would be lost: no run has a copy. Click again to replace them."
             yield notice([question], "warn"), selected, gr.skip(), gr.skip(), gr.skip()
             return
         there = counts(runs.datasets_dir() / spec.slug)
@@ -293,6 +294,7 @@ def copy_to_new_lora(selected: str, confirmed: str, draft_id: str) -> Iterator[t
         # The draft is touched last, and once: an error above leaves it as it is.
         messages = draft.copy_dataset(draft_id, spec.slug, values)
         script_editor.copy_from_run(draft_id, spec)
+        draft.mark_in_a_run(draft_id, draft.digest(draft_id))
     except runs.RunError as error:
         yield notice(str(error).splitlines(), "bad"), "", gr.skip(), gr.skip(), gr.skip()
         return
