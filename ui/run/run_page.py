@@ -39,6 +39,7 @@ FOLDS = {
 }
 # The click changes the button before the server hears of it; `refresh` changes it again when the run's state does.
 STOPPING = """() => ({ __type__: 'update', value: 'Stopping…', interactive: false })"""
+STARTING = box(["Starting…"], "busy")  # until `start` has answered, which can take a minute
 SHOW_NOTE = "() => setTimeout(() => document.querySelector('#new-note').scrollIntoView({ block: 'center' }), 150)"
 # Enables the form (style.css) and the address (run_address.js). Before, loading the draft would replace what was typed.
 OPENED = """() => {
@@ -101,11 +102,13 @@ def build() -> RunPage:
     again: dict[str, Any] = {"fn": refresh, "inputs": shown, "outputs": outputs, **quiet}
     timer.tick(queue=False, **again)
     search.input(trigger_mode="always_last", **again)
-    parts["list"].act(pick, search, [*outputs, notice, confirmed], **quiet)
+    # Presses that come while the answer to one is awaited are answered after it, and not lost.
+    parts["list"].act(pick, search, [*outputs, notice, confirmed], trigger_mode="multiple", **quiet)
     for name in ("actions", "queue"):
-        parts[name].act(on_press, selected, notice, **QUIET).then(**again)
+        parts[name].act(on_press, None, notice, trigger_mode="multiple", **QUIET).then(**again)
     halt.click(None, None, halt, js=STOPPING, **QUIET)
     halt.click(stop, selected, [notice, seen], **QUIET).then(**again)
+    go.click(None, None, notice, js=f"() => {json.dumps(STARTING)}", **QUIET)
     go.click(start, [selected, total], notice, **QUIET).then(**again)
     return RunPage(selected, confirmed, timer, notice, copy, outputs)
 
@@ -258,9 +261,9 @@ def pick(search: str, event: gr.EventData) -> tuple[Any, ...]:
     return (*render(str(event.run), "", search), "", "")
 
 
-def on_press(selected: str, event: gr.EventData) -> str:
+def on_press(event: gr.EventData) -> str:
     """A button beside Start or one of the queue was pressed: what to say, or the table of a sweep."""
-    run, action = pressed(event, "run") or selected, pressed(event, "do")
+    run, action = pressed(event, "run"), pressed(event, "do")
     try:
         if action == "table":
             return f'<div class="hp-problem hp-info">{actions.sweep_table(run)}</div>'

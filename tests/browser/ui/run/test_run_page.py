@@ -106,6 +106,8 @@ def test_stop_answers_at_once_and_says_why_it_fails(page, server, held):
     assert button.inner_text() == "Stopping…" and button.is_disabled()
     change_status(folder, state="stopped")
     button.wait_for(state="hidden")
+    with ui.hold(page, to="**/queue/join*"):
+        ui.press(page.locator("#go"), page.locator("#run-notice").get_by_text("Starting…"))
 
 
 def test_a_run_is_searched_renamed_and_deleted(page, server, monkeypatch):
@@ -252,6 +254,11 @@ def test_search_queue_and_list_are_all_there_with_30_runs(browser, data):
         page.get_by_role("button", name="Remove from the queue: cat 03").click()
         page.locator(".hp-queue li[data-run='cat-03']").wait_for(state="detached")
         assert [one.run for one in queue.read().entries] == ["cat-04"]
+        # A press is not lost while the answer to the one before is awaited.
+        with ui.hold(page, '"cat-05"', "**/queue/join*", first=True) as asks:
+            page.locator(".hp-run[data-run=cat-05]").click()
+            asks()
+            ui.press(page.locator(".hp-run[data-run=cat-06]"), page.locator("[data-testid=run-name][data-run=cat-06]"))
 
 
 def test_a_hidden_page_asks_the_server_nothing_until_it_is_shown_again(browser, data):
