@@ -160,7 +160,7 @@ def building(final: Path) -> Iterator[Path]:
     """
     final.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=".new-", dir=final.parent))
-    taken = RunError(f"{final} exists already; choose another name, or delete that folder")
+    taken = RunError(f"{final} exists already; choose another name")
     try:
         yield temporary
         with contextlib.suppress(PermissionError):  # on a share or stick that root has mounted, modes are fixed

@@ -111,7 +111,7 @@ def name_fault(spec: "RunSpec", own_data: Path | None = None) -> Fault | None:
         for taken in entries(parent):
             if taken.casefold() == spec.slug.casefold() and parent / taken != own_data:
                 use = ", or use it as the images of this run" if kind == "data set" else ""
-                why = f" in {parent / taken}; choose another name, or delete that folder{use}"
+                why = f" in {parent / taken}; choose another name, or delete that {kind}{use}"
                 if taken != spec.slug:
                     why = f", and Windows and macOS do not tell it from {spec.slug!r}; choose another name"
                 shown = spec.name if taken == spec.slug else taken

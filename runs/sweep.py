@@ -80,7 +80,7 @@ def parse(texts: Iterable[str]) -> dict[str, list[float]]:
             try:
                 number, whole = float(word), int(float(word))  # which NaN and infinity have not
             except (ValueError, OverflowError):
-                raise RunError([Fault(key, f"{word[:30]!r} is not a number; write for example {key}=8,16")]) from None
+                raise RunError([Fault(key, f"{word[:30]!r} is not a number; write for example 8,16")]) from None
             number = whole if whole == number and key != "learning_rate" else number
             if number not in found.setdefault(key, []):
                 found[key].append(number)

@@ -31,13 +31,21 @@ const release = ({ target, x, y }) => {
 };
 addEventListener("pointerdown", aim, true);
 addEventListener("pointerup", release, true);
-// Gradio's code field cannot be scrolled with the keyboard. Its editor is made when its section is first opened.
+// A double click acts once: its second half would answer a question that nobody has read, or press the button that is
+// in the place of the first by then.
+const ONCE = "button.lg, button.md, button.sm, [data-do]";
+addEventListener("click", (event) => event.detail > 1 && event.target.closest(ONCE) && event.stopPropagation(), true);
+// What Gradio's parts lack for a screen reader: whether a fold is open, the name of a group of radio buttons. Its code
+// field, whose editor is made when its section is first opened, cannot be scrolled with the keyboard.
 new MutationObserver(() => {
+  for (const one of document.querySelectorAll("button.label-wrap")) one.ariaExpanded = one.matches(".open");
+  for (const one of document.querySelectorAll("fieldset:not([aria-label])"))
+    one.ariaLabel = one.querySelector("[data-testid=block-info]")?.textContent.trim() || null;
   for (const one of document.querySelectorAll("#script .cm-scroller[tabindex='-1']")) {
     one.tabIndex = 0;
     one.setAttribute("role", "region");
     one.setAttribute("aria-label", "The script");
   }
-}).observe(document.body, { childList: true, subtree: true });
+}).observe(document.body, { childList: true, subtree: true, attributeFilter: ["class"] });
 // A page that is hidden or shown again: its timers stop or go on (WATCH in ui/page.py).
 document.addEventListener("visibilitychange", () => trigger("seen"));

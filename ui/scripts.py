@@ -22,7 +22,7 @@ HERE = Path(__file__).parent
 PREFIX = "/scripts/"
 # The script of each component that has one: files of ui/, in this order. All can use what dom.js and unsaved.js define.
 PARTS = {
-    "header": ("header",),
+    "header": ("header", "typed"),
     "images": (
         "vendor/cropper",
         "new/fields",

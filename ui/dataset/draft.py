@@ -20,6 +20,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator
 
+from guards.reading import read_text
 from monitor.phrases import count
 from runs import env_file
 from runs.dataset import Source, folder_names, one_line
@@ -219,22 +220,28 @@ def _without_secrets(draft_id: str, flags: str) -> str:
     return text
 
 
-def digest(draft_id: str) -> str:
-    """Hash of all images and captions as they are now; "" when there are none."""
-    return draft_store.digest(draft_store.read(draft_id))
+def taken(draft_id: str) -> dict[str, Any]:
+    """What a run that is made now takes from the draft, for `mark_in_a_run`."""
+    state = draft_store.read(draft_id)
+    return {"kept": draft_store.digest(state), "settings": [state["form"], read_text(edited_script(draft_id))]}
 
 
-def mark_in_a_run(draft_id: str, digest: str) -> None:
-    """Record that a run's data set contains the images and captions of a digest. A disk that does not take it changes
-    nothing of the run: the page then only asks before it replaces them."""
+def mark_in_a_run(draft_id: str, taken: Mapping[str, Any]) -> None:
+    """Record that a run has these images, captions and settings. A disk that does not take it changes nothing of the
+    run: the page then only asks before it replaces them."""
     with contextlib.suppress(RunError), locked(draft_id) as file:
-        file.store({**file.state, "kept": digest})
+        file.store({**file.state, **taken})
 
 
 def images_not_in_a_run(draft_id: str) -> int:
     """The number of images that replacing the draft would lose: no run contains them with their captions; else 0."""
     state = draft_store.read(draft_id)
     return 0 if draft_store.digest(state) == state["kept"] else len(state["images"])
+
+
+def settings_not_in_a_run(draft_id: str) -> bool:
+    """Whether replacing the draft would lose settings or an edited script that no run has."""
+    return bool(taken(draft_id)["settings"] != draft_store.read(draft_id)["settings"])
 
 
 # Changes --------------------------------------------------------------------------------------------------------------

@@ -43,7 +43,8 @@ TABLES = (*PARTS, "wanted")  # wanted: images that a model is to caption (captio
 NAME = "draft.sqlite"
 BUSY_S = 60.0  # how long a change waits for that of another process
 # done: the number of the last step that is not undone
-META: dict[str, Any] = {"form": {}, "kept": "", "refused": {}, "done": 0, "captions": {}}
+# kept, settings: the digest of the images and the settings that a run has
+META: dict[str, Any] = {"form": {}, "kept": "", "settings": [{}, ""], "refused": {}, "done": 0, "captions": {}}
 # What a new image has. crop: left, top, right, bottom as fractions of the upright, rotated
 # image; mask: the name of a file of the draft; weight: 1 to 10; caption_by: "person", "file", "model" or "".
 FIELDS: dict[str, Any] = {"crop": None, "mask": None, "weight": 1, "caption_by": ""}

@@ -104,8 +104,8 @@ function drawSelection() {
   chosenCount.textContent = `${selected.size.toLocaleString("en")} selected`;
   selectAll.textContent = `Select all ${state().found.toLocaleString("en")}`;
   // The fold of edits counts again what they change.
-  const { draft, history, total } = state();
-  const now = JSON.stringify([draft, history, total, [...selected]]);
+  const { draft, done, total } = state();
+  const now = JSON.stringify([draft, done, total, [...selected]]);
   if (now !== counted) trigger("changed");
   counted = now;
 }

@@ -161,7 +161,7 @@ pager.append(back, where, next);
 
 // Drawing -----------------------------------------------------------------------------------------------------------
 function draw() {
-  const { draft, items, total, found, page, pages, waiting: names, texts, history } = state();
+  const { draft, items, total, found, page, pages, waiting: names, texts, history, done } = state();
   hangproof.setDraft(draft);
   const wanted = new Set(items.map((one) => one.id));
   for (const [id, one] of cards) {
@@ -193,8 +193,8 @@ function draw() {
   next.disabled = page + 1 >= pages;
   showHistory(history);
   drawSelection();
-  if (selected.size && !hangproof.same(drawn, [total, history])) dropRemoved();
-  drawn = [total, history];
+  if (selected.size && !hangproof.same(drawn, [total, done])) dropRemoved();
+  drawn = [total, done];
   editor.refresh();
   for (const [fold, busy] of Object.entries({ "caption-writer": state().captioning, "import-fold": state().importing })) {
     if (busy && !openedFolds.has(fold)) openFold(fold); // once, such as after the page was loaded again

@@ -20,7 +20,7 @@ from presets import PresetError
 from runs.files import RunError, explained, unwritable
 from runs.paths import datasets_dir
 from ui import scripts
-from ui.dataset import captioning, draft, image_edit, imports, subsets
+from ui.dataset import captioning, draft, draft_store, image_edit, imports, subsets
 from ui.dataset.bulk import tags_of
 from ui.dataset.draft import OUT_OF_DATE, Text
 from ui.new import form, script_editor, summary
@@ -113,6 +113,7 @@ def listing(draft_id: str, page: int = 0, query: Query | None = None) -> dict[st
         "waiting": texts[:NAMED],
         "texts": len(texts),
         "history": draft.history(draft_id),
+        "done": draft_store.read(draft_id)["done"],  # two steps can have one label
         "subsets": subsets.overview(draft_id)[:MAX_SUBSETS],
         "importing": bool(imports.waiting(draft_id)),
         "captioning": captioning.running(draft_id),

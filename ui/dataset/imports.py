@@ -88,7 +88,7 @@ def given_folder(text: str) -> Path:
     try:
         path = Path(text).expanduser()
         if not path.is_absolute():
-            raise RunError(f"{text[:200]}: type the full path of a folder on the server, such as /home/me/photos")
+            raise RunError("Type the full path of a folder on the server, such as /home/me/photos")
         path = path.resolve() if ".." in path.parts else path  # its name becomes that of a subset
         os.scandir(path).close()
     except (OSError, ValueError, RuntimeError) as error:  # a null character; no home folder

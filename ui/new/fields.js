@@ -88,7 +88,17 @@ hangproof.sync = () => {
   })();
   return syncing;
 };
-hangproof.starting = () => (starting = true);
+let pressed = false;
+/** Store what Start needs. Pressed again meanwhile, it does nothing: Gradio knows of the first press only afterwards. */
+hangproof.starting = async () => {
+  if (pressed) await new Promise(() => {});
+  starting = pressed = true;
+  try {
+    await hangproof.flush();
+  } finally {
+    pressed = false;
+  }
+};
 /** Settings or images have changed: why the last start was refused is out of date. */
 const hideRefusal = () => document.querySelector("#problem .hp-bad")?.setAttribute("hidden", "");
 async function exchange() {

@@ -42,8 +42,7 @@ SHOW = "() => hangproof.shown()"
 SAID = "() => hangproof.said()"
 LOOK = "() => { hangproof.sync(); return []; }"
 START = """async (draft) => {
-  hangproof.starting();
-  await hangproof.flush();
+  await hangproof.starting();
   const count = (kind) => hangproof.unsaved(kind).length;
   const kept = count('caption') + count('mask');
   return [draft, { kept, script: count('script'), fields: count('field'), waiting: hangproof.kept() }];

@@ -110,7 +110,7 @@ def create(draft_id: str, spec: RunSpec) -> tuple[Path, list[str]]:
         The run's folder, and which images and captions were changed.
     """
     messages: list[str] = []
-    given = draft.digest(draft_id)  # before: what is typed while the images are written is in no run
+    given = draft.taken(draft_id)  # before: what is typed while the images are written is in no run
     folder = create_run(spec, draft.sources(draft_id), on_note=messages.append)
     draft.mark_in_a_run(draft_id, given)
     return folder, messages

@@ -61,7 +61,7 @@ def start(draft_id: str, texts: dict[str, str]) -> Sweep:
     base, _ = run_starts.checked(draft_id)
     run_starts.ask(draft_id, base)
     specs = [spec.changed(prompts=base.prompts) for spec in specs]  # all draw the same, also where that is a caption
-    given = draft.digest(draft_id)
+    given = draft.taken(draft_id)
     made = sweep.create(base.name, specs, values, draft.sources(draft_id))
     draft.mark_in_a_run(draft_id, given)
     try:

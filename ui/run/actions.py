@@ -246,7 +246,7 @@ def sweep_table(name: str) -> str:
     titles = [field[:1].upper() + field[1:].replace("_", " ") for field in found.fields]
     cells = []
     for row in rows:
-        values = [row["values"][field] for field in found.fields]
+        values = [sweep.number_text(row["values"][field]) for field in found.fields]
         losses = [number(row[key]) + " (lowest)" * (row[key] == low) for key, low in lowest.items()]
         cells.append([row["run"], *values, row["state"], row["steps"], *losses, duration(row["seconds"])])
     heads = ["Run", *titles, "State", "Steps", *(LOSSES[key] for key in lowest), "Time"]

@@ -28,7 +28,7 @@ TICK_S, IDLE_S = 1.0, 5.0  # while a command runs, and while none does: somebody
 
 def opened(source: gr.Component, title: str, elem_id: str, draw: Callable[[Any], None]) -> gr.Accordion:
     """Build an accordion whose components `draw(value of source)` makes when it is opened. It shows its error."""
-    with gr.Accordion(title, open=False, elem_id=elem_id) as fold:
+    with gr.Accordion(title, open=False, elem_id=elem_id, elem_classes="hp-opened") as fold:
 
         @gr.render(inputs=[source], triggers=[fold.expand], **DRAWN)
         def _opened(value: Any) -> None:

@@ -61,7 +61,7 @@ def draw(folder: Path) -> None:
     """Make the components of the part."""
     known = publish.choices(folder)
     if not known["loras"]:
-        fold.say("This run has no LoRA yet.")
+        fold.say("This run has no LoRA yet. Open this part again when it has one.")
         return
     if not known["token"]:
         fold.say(NO_TOKEN)

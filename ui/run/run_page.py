@@ -39,6 +39,7 @@ FOLDS = {
 }
 # The click changes the button before the server hears of it; `refresh` changes it again when the run's state does.
 STOPPING = """() => ({ __type__: 'update', value: 'Stopping…', interactive: false })"""
+STARTING = box(["Starting…"], "busy")  # until `start` has answered, which can take a minute
 SHOW_NOTE = "() => setTimeout(() => document.querySelector('#new-note').scrollIntoView({ block: 'center' }), 150)"
 # Enables the form (style.css) and the address (run_address.js). Before, loading the draft would replace what was typed.
 OPENED = """() => {
@@ -53,7 +54,7 @@ class RunPage:
     """The components of the tab that the rest of the page uses. outputs: what `render` updates, in order."""
 
     selected: gr.State
-    confirmed: gr.State  # the run whose copy may replace images
+    confirmed: gr.State  # the run whose copy may replace images and settings
     timer: gr.Timer
     notice: gr.HTML
     copy: gr.Button
@@ -101,22 +102,20 @@ def build() -> RunPage:
     again: dict[str, Any] = {"fn": refresh, "inputs": shown, "outputs": outputs, **quiet}
     timer.tick(queue=False, **again)
     search.input(trigger_mode="always_last", **again)
-    parts["list"].act(pick, search, [*outputs, notice, confirmed], **quiet)
+    # Presses that come while the answer to one is awaited are answered after it, and not lost.
+    parts["list"].act(pick, search, [*outputs, notice, confirmed], trigger_mode="multiple", **quiet)
     for name in ("actions", "queue"):
-        parts[name].act(on_press, selected, notice, **QUIET).then(**again)
+        parts[name].act(on_press, None, notice, trigger_mode="multiple", **QUIET).then(**again)
     halt.click(None, None, halt, js=STOPPING, **QUIET)
     halt.click(stop, selected, [notice, seen], **QUIET).then(**again)
+    go.click(None, None, notice, js=f"() => {json.dumps(STARTING)}", **QUIET)
     go.click(start, [selected, total], notice, **QUIET).then(**again)
     return RunPage(selected, confirmed, timer, notice, copy, outputs)
 
 
 def _manage(folder: Path, said: gr.HTML, again: dict[str, Any]) -> None:
-    """The fold that renames or deletes a run that does not train. again: the event that shows the tab as it is now."""
-    shown = view.read(folder)
-    if shown.running:
-        fold.say("The run is under way. Stop it first.")
-        return
-    used = manage.usage(folder)
+    """The fold that renames or deletes a run. again: the event that shows the tab as it is now."""
+    shown, used = view.read(folder), manage.usage(folder)
     with gr.Row(elem_classes="hp-fields"):
         name = fold.line("New name", value=shown.name, elem_id="new-name")
         rename = gr.Button("Rename", size="sm", scale=0, min_width=110, elem_id="rename-ok")
@@ -262,9 +261,9 @@ def pick(search: str, event: gr.EventData) -> tuple[Any, ...]:
     return (*render(str(event.run), "", search), "", "")
 
 
-def on_press(selected: str, event: gr.EventData) -> str:
+def on_press(event: gr.EventData) -> str:
     """A button beside Start or one of the queue was pressed: what to say, or the table of a sweep."""
-    run, action = pressed(event, "run") or selected, pressed(event, "do")
+    run, action = pressed(event, "run"), pressed(event, "do")
     try:
         if action == "table":
             return f'<div class="hp-problem hp-info">{actions.sweep_table(run)}</div>'
@@ -278,13 +277,14 @@ def copy_to_new_lora(selected: str, confirmed: str, draft_id: str) -> Iterator[t
     """Copy a run's settings, images and captions into the New LoRA tab.
 
     Yields (notice of this tab, run whose copy the user must confirm, image list, note at the top of the New LoRA tab,
-    tab to open). Images that no run contains are replaced only after a second click.
+    tab to open). Images or settings that no run has are replaced only after a second click.
     """
     try:
         folder = view.folder_of(selected)
         spec, unsaved = runs.load(folder), draft.images_not_in_a_run(draft_id)
-        if unsaved and confirmed != selected:
-            question = f"{count(unsaved, 'image')} under New LoRA would be lost: no run has a copy. Click again to replace them."
+        if (unsaved or draft.settings_not_in_a_run(draft_id)) and confirmed != selected:
+            lost = count(unsaved, "image") if unsaved else "Settings"
+            question = f"{lost} under New LoRA would be lost: no run has a copy. Click again to replace them."
             yield notice([question], "warn"), selected, gr.skip(), gr.skip(), gr.skip()
             return
         there = counts(runs.datasets_dir() / spec.slug)
@@ -297,6 +297,7 @@ def copy_to_new_lora(selected: str, confirmed: str, draft_id: str) -> Iterator[t
         # The draft is touched last, and once: an error above leaves it as it is.
         messages = draft.copy_dataset(draft_id, spec.slug, values)
         script_editor.copy_from_run(draft_id, spec)
+        draft.mark_in_a_run(draft_id, draft.taken(draft_id))
     except runs.RunError as error:
         yield notice(str(error).splitlines(), "bad"), "", gr.skip(), gr.skip(), gr.skip()
         return

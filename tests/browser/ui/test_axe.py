@@ -134,6 +134,11 @@ def test_the_keyboard_reaches_every_action_with_a_visible_focus(page, server):
     for wanted in ("Log out", "New LoRA", "Caption of chelsea.png", "Remove coffee.png", "Add trigger word", "start"):
         assert wanted in names, (wanted, names)
 
+    page.get_by_role("group", name="What do you train?").wait_for()
+    for opened in (True, False):
+        page.get_by_role("button", name="More settings").press("Enter")
+        page.get_by_role("button", name="More settings", expanded=opened).wait_for()
+
     # The images can be skipped. When a button goes with its image, the focus moves to the next image.
     skip = page.get_by_role("link", name="Skip the images")
     skip.focus()

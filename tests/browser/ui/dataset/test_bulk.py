@@ -68,6 +68,9 @@ def test_many_images_are_found_selected_edited_and_moved(tab, server, tmp_path, 
     assert apply.inner_text() == "Change 40 captions"
     press(apply, tab.get_by_text("40 captions changed."))
     assert sum("photo" in item.caption for item in draft.items(mine)) == 0
+    # A second edit of as many captions has the same label in the history; the preview follows it, too.
+    fold.get_by_label("Tags, separated by commas").fill("tag 0, tag 1, tag 2")
+    press(apply.get_by_text("Change 40 captions"), apply.get_by_text("Change captions", exact=True))
     label = fold.locator("button.label-wrap").first  # its content is made anew
     until(lambda: not label.evaluate("(label) => label.matches('.open')") or label.click(), "the fold is closed")
     unfold(label)

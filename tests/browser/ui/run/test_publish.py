@@ -22,8 +22,12 @@ def test_a_lora_is_published_with_what_was_typed(browser, data, tmp_path):
             opener = page.get_by_role("button", name="Publish on Hugging Face")
             publish = page.get_by_role("button", name="Publish", exact=True)
             opener.click()
-            page.get_by_label("Description").fill("typed in the browser")
             page.get_by_label("Repository").fill("me/cup")
+            page.get_by_label("Description").fill("typed in the browser")
+            page.reload()  # as after a cut of the network
+            page.locator("body.hp-open").wait_for()
+            opener.click()
+            until(lambda: page.get_by_label("Description").input_value() == "typed in the browser", "what was typed")
             page.locator("#publish-licence input").click()
             page.get_by_role("option", name="Apache").click()
             publish.click()

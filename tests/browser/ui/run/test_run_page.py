@@ -90,7 +90,7 @@ def test_stop_answers_at_once_and_says_why_it_fails(page, server, held):
     button = page.locator("#stop")
     button.get_by_text("Stop", exact=True).wait_for()
     page.locator("#manage-fold button.label-wrap").click()
-    page.get_by_text("The run is under way. Stop it first.").wait_for()  # neither renamed nor deleted
+    ui.press(page.locator("#delete-ok"), page.locator("#run-notice").get_by_text("stops runs or is being deleted"))
     ui.press(button, page.locator("#run-notice").get_by_text("train.sh is missing"))
     button.get_by_text("Stop", exact=True).wait_for()
     (folder / "train.sh").write_text("")
@@ -106,6 +106,8 @@ def test_stop_answers_at_once_and_says_why_it_fails(page, server, held):
     assert button.inner_text() == "Stopping…" and button.is_disabled()
     change_status(folder, state="stopped")
     button.wait_for(state="hidden")
+    with ui.hold(page, to="**/queue/join*"):
+        ui.press(page.locator("#go"), page.locator("#run-notice").get_by_text("Starting…"))
 
 
 def test_a_run_is_searched_renamed_and_deleted(page, server, monkeypatch):
@@ -200,6 +202,16 @@ def test_new_lora_from_this_run_fills_in_the_form_and_its_message_is_in_view(pag
     page.locator(".hp-card .hp-saved").get_by_text("saved", exact=True).wait_for()
     assert (server.data / "datasets" / "copied" / "coffee.txt").read_text() == "tok, a cup\n", "that run is unchanged"
 
+    # The second half of a double click does not answer the question.
+    ui.show_run(page, server, "copied")
+    copy = page.get_by_role("button", name="New LoRA from this run")
+    ui.press(copy, page.locator("#run-notice").get_by_text("1 image under New LoRA would be lost"))
+    copy.hover()
+    page.mouse.down(click_count=2)
+    page.mouse.up(click_count=2)
+    ui.two_ticks(page)
+    assert ui.captions(page) == {"coffee.png": "another cup"} and not message.is_visible()
+
 
 NUMBER, WAITING = 30, ("cat 03", "cat 04")
 SEARCH = "#run-search textarea, #run-search input"
@@ -245,6 +257,11 @@ def test_search_queue_and_list_are_all_there_with_30_runs(browser, data):
         page.get_by_role("button", name="Remove from the queue: cat 03").click()
         page.locator(".hp-queue li[data-run='cat-03']").wait_for(state="detached")
         assert [one.run for one in queue.read().entries] == ["cat-04"]
+        # A press is not lost while the answer to the one before is awaited.
+        with ui.hold(page, '"cat-05"', "**/queue/join*", first=True) as asks:
+            page.locator(".hp-run[data-run=cat-05]").click()
+            asks()
+            ui.press(page.locator(".hp-run[data-run=cat-06]"), page.locator("[data-testid=run-name][data-run=cat-06]"))
 
 
 def test_a_hidden_page_asks_the_server_nothing_until_it_is_shown_again(browser, data):

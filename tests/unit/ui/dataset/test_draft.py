@@ -167,6 +167,9 @@ def test_a_draft_is_replaced_only_after_confirmation_and_by_a_run_with_images(da
     imports.start_folder(other, str(data))
     *_, again = run_page.copy_to_new_lora(folder.name, "", other)  # every image is in a run: no question
     assert again[2]["total"] == 1 and not imports.waiting(other), "no image of the draft before comes later"
+    draft.save_fields(other, {"rank": "48"})
+    (question,) = run_page.copy_to_new_lora(folder.name, "", other)
+    assert "The settings under New LoRA would be lost" in question[0] and draft.form(other)["rank"] == "48"
 
 
 def test_drafts_that_no_page_opened_for_sixty_days_are_deleted(data):

@@ -155,11 +155,11 @@ def test_a_limit_that_is_reached_in_each_chunk_is_said_once(mine):
 def test_a_folder_that_cannot_be_imported_is_explained_at_once(mine, tmp_path):
     assert imports.given_folder(f"{tmp_path}/../{tmp_path.name}") == tmp_path
     for path, message in (
-        ("", "type the full path"),
-        ("photos", "type the full path"),
+        ("", "^Type the full path"),
+        ("photos", "^Type the full path"),
         ("/no/such/folder", "No such file or directory; name a folder on the server"),
         ("/\0", "no path|No such file"),
-        ("\ud83d", "type the full path"),
+        ("\ud83d", "^Type the full path"),
     ):
         with pytest.raises(RunError, match=message):
             imports.start_folder(mine, path)
