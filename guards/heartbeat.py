@@ -217,10 +217,7 @@ class Heartbeat:
 
     @property
     def request(self) -> int:
-        """REQUEST_NONE, or REQUEST_STOP: save a state at the next step boundary, then exit.
-
-        The record itself tells who requested it: REQUEST_STOP the monitor, REQUEST_TERM a signal to this process.
-        """
+        """REQUEST_NONE, or REQUEST_STOP, whoever requested it: save a state at the next step boundary, then exit."""
         request: int = self.record.request
         return REQUEST_STOP if request == REQUEST_TERM else request
 

@@ -57,10 +57,7 @@ class Copy:
     """The copy of one model: `path` exists when it is complete. `add` each tensor and `finish`, or `give_up`."""
 
     def __init__(self, folder: Path, files: Sequence[Path], recipe: str) -> None:
-        """`folder`: of the model, where what killed processes left is removed. `files`: what the copy is made from.
-
-        OSError: they cannot be read.
-        """
+        """`folder`: of the model. `files`: what the copy is made from. OSError: they cannot be read."""
         self.path = folder / FOLDER / f"{files[0].stem.split('-0000')[0]}-{key(files, recipe)}{SUFFIX}"
         self.temporary = self.path.with_suffix(f".{os.getpid()}.tmp")
         self._need = sum(path.stat().st_size for path in files) // 2 + RESERVE  # more than a copy in float8 needs
@@ -68,7 +65,7 @@ class Copy:
         self._entries: dict[str, Any] = {}
         self._given_up = False
         with contextlib.suppress(OSError):
-            for left in self.path.parent.glob("*.tmp"):  # also where no copy is to be made: the next attempt did
+            for left in self.path.parent.glob("*.tmp"):  # of killed processes
                 if time.time() - left.stat().st_mtime > LEFT_AGE_S:
                     left.unlink()
 

@@ -15,19 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from launch.store.lease import Lease
-from launch.store.manifest import (
-    FILES,
-    MANIFESTS,
-    Contents,
-    Item,
-    Local,
-    Manifest,
-    Memory,
-    contents,
-    order_of,
-    parse,
-    state_of,
-)
+from launch.store.manifest import FILES, MANIFESTS, Contents, Item, Local, Manifest, Memory, contents, order_of, parse
 from launch.store.places import Place, Refused, StoreError, Unavailable
 from monitor.process import platform
 from runs.paths import datasets_dir
@@ -110,12 +98,9 @@ class Copier:
         self._send(found, on_progress)
         # The store keeps the last good state where this machine has none: one may have vanished while it was sent.
         last, kept = self.last, self.last.states() if self.last and found.step < 0 else {}
-        known = last.files if last else {}
-        carried = {name: known[name] for names in kept.values() for name in names}
+        carried = {name: last.files[name] for names in kept.values() for name in names} if last else {}
         step = last.step if last and carried else found.step
-        # And its copy of what cannot be read here now, such as images on a network drive that is gone.
-        unread = tuple(found.unread)
-        carried |= {name: one for name, one in known.items() if name.startswith(unread) and not state_of(name)}
+        carried |= found.kept_of(last) if last else {}
         owner, written_at, files = self.lease.owner.text(), platform.now().utc, {**carried, **found.files}
         now = Manifest(run, self.lease.number, before + 1, step, found.completed, owner, written_at, files)
         after = self.place.list(FILES) if found.sent_files else self._before

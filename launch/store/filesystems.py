@@ -65,9 +65,10 @@ REFUSALS = (  # what an error and its causes say (class and text), and why repea
         "no credentials; log in with the provider's own tool or set its environment variables",
     ),
     ("LocalTokenNotFoundError|XetAuthenticationError|status 401", "run `.venv/bin/hf auth login`, or set HF_TOKEN"),
+    # An answer to HEAD has no code.
     (
-        "ExpiredToken|RequestExpired|TimeTooSkewed|HeadObject operation.*: Bad Request",  # an answer to HEAD says no more
-        "the login has expired, or this machine's clock is wrong; fix that",
+        "ExpiredToken|RequestExpired|TimeTooSkewed|HeadObject.*: Bad Request",
+        "the login has expired, or a clock is wrong",
     ),
     ("PermissionError|status 403|OSError Forbidden:", "no permission; fix it there, or use credentials that may write"),
     ("NoSuchBucket|bucket does not exist", "there is no such bucket; create it"),

@@ -276,6 +276,11 @@ class Contents:
         if not isinstance(error, FileNotFoundError):
             self.notes.append(f"not copied: {error}; rename or fix the file")
 
+    def kept_of(self, last: Manifest) -> dict[str, Member]:
+        """What an older copy has of what cannot be read now, such as images on a network drive that is gone."""
+        unread = tuple(self.unread)
+        return {name: one for name, one in last.files.items() if name.startswith(unread) and not state_of(name)}
+
     def add_state(self, state: Path) -> None:
         """Add a state if every file has the size and hash that its guard file names."""
         guard = checkpoint.guard_of(state)

@@ -15,7 +15,6 @@ import shutil
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -199,7 +198,10 @@ class Restored:
             self.on_progress(done, total)
             path = self.staging / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            moved = partial(self._moved, total, done)
+
+            def moved(count: int, before: int = done) -> None:
+                self.on_progress(before + count, total)
+
             try:
                 sha256 = self.place.get(member.blob, path, member.size, moved)
                 if sha256 != member.sha256:  # perhaps it was added to a part of other contents
@@ -217,9 +219,6 @@ class Restored:
             done += member.size
             self.fetched_bytes += member.size
         self.on_progress(done, total)
-
-    def _moved(self, total: int, done: int, count: int) -> None:
-        self.on_progress(done + count, total)
 
     def _check_states(self, manifest: Manifest, wanted: dict[str, Member]) -> None:
         """Compare each fetched state with its guard file, after what an earlier restore left in it is gone."""

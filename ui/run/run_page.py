@@ -283,7 +283,7 @@ def copy_to_new_lora(selected: str, confirmed: str, draft_id: str) -> Iterator[t
         folder = view.folder_of(selected)
         spec, unsaved = runs.load(folder), draft.images_not_in_a_run(draft_id)
         if (unsaved or draft.settings_not_in_a_run(draft_id)) and confirmed != selected:
-            lost = count(unsaved, "image") if unsaved else "Settings"
+            lost = count(unsaved, "image") if unsaved else "The settings"
             question = f"{lost} under New LoRA would be lost: no run has a copy. Click again to replace them."
             yield notice([question], "warn"), selected, gr.skip(), gr.skip(), gr.skip()
             return
