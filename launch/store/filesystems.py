@@ -1,6 +1,6 @@
 """The file systems that keep a store, each by fsspec, and how long and how fast a call to one may be.
 
-PROTOCOLS has a row for each; REFUSALS says which of their errors no repeated call can help against.
+PROTOCOLS has a row for each; refusals.toml says which of their errors no repeated call can help against.
 
 Nothing that was listed is cached: another machine writes here too. Credentials come from where the libraries look for
 them: AWS_… variables and ~/.aws, GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_…, ~/.ssh/config and the SSH agent, `hf
@@ -19,9 +19,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import fsspec
+import tomllib
 
 from guards import deadline
 
@@ -53,33 +55,7 @@ WHOLE = ("az", "hf")  # have no conditional write, and send a file as a whole: `
 SHARED = ("s3", "gs", "az")  # one client for all calls, because it costs a second of a processor
 MISSING = ("EntryNotFoundError", "BucketNotFoundError")  # of the hub's library: there is no such name
 EXISTS = ("PreconditionFailed", "ConditionNotMet", "ResourceExists", "BlobAlreadyExists")
-REFUSALS = (  # what an error and its causes say (class and text), and why repeating the call cannot help
-    ("BadHostKeyException", "the host has another key than in known_hosts; find out why before you replace it"),
-    ("not found in known_hosts", "the host key is not known; run `ssh HOST` once and accept the key"),
-    (
-        "AuthenticationException|BadAuthenticationType|No authentication methods",
-        "the login was refused; add your key there (ssh-copy-id) or start an SSH agent",
-    ),
-    (
-        "NoCredentialsError|PartialCredentialsError|ParamValidationError|DefaultCredentialsError",
-        "no credentials; log in with the provider's own tool or set its environment variables",
-    ),
-    ("LocalTokenNotFoundError|XetAuthenticationError|status 401", "run `.venv/bin/hf auth login`, or set HF_TOKEN"),
-    # An answer to HEAD has no code.
-    (
-        "ExpiredToken|RequestExpired|TimeTooSkewed|HeadObject.*: Bad Request",
-        "the login has expired, or a clock is wrong",
-    ),
-    ("PermissionError|status 403|OSError Forbidden:", "no permission; fix it there, or use credentials that may write"),
-    ("NoSuchBucket|bucket does not exist", "there is no such bucket; create it"),
-    (f"errno {errno.EROFS}\\b", "the file system is read-only; use another folder"),
-    (f"errno {errno.ENOTDIR}\\b", "a file has the name of a folder; move the file, or use another folder"),
-    (
-        f"errno ({errno.ENOSPC}|{errno.EDQUOT})\\b|status (402|413|507)|no space|quota|EntityTooLarge|StorageFull"
-        "|InsufficientStorage|storage limit",
-        "no space is left there; free some space or raise the limit",
-    ),
-)
+REFUSALS: dict[str, str] = tomllib.loads(Path(__file__).with_name("refusals.toml").read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True)
@@ -221,15 +197,15 @@ def stream(fs: Any, key: str, source: str, meter: Meter) -> None:
 def refusal(error: Exception) -> str:
     """Why repeating the call cannot help, and what to do; "" where it may help."""
     text = text_of(error)
-    return next((why for words, why in REFUSALS if re.search(words, text, re.IGNORECASE)), "")
+    return next((why for words, why in REFUSALS.items() if re.search(words, text, re.IGNORECASE)), "")
 
 
 def text_of(error: BaseException) -> str:
-    """What an error and its causes say, at most five: class, errno, HTTP status, text."""
+    """What an error and its causes say, at most five: class, name of the errno, HTTP status, text."""
     chain = [error]
     while len(chain) < 5 and (cause := chain[-1].__cause__ or chain[-1].__context__):
         chain.append(cause)
-    numbers = [f"errno {one.errno}" for one in chain if isinstance(one, OSError) and one.errno]
+    numbers = [errno.errorcode.get(one.errno, "") for one in chain if isinstance(one, OSError) and one.errno]
     answers = (getattr(getattr(one, "response", None), "status_code", None) for one in chain)
     numbers += [f"status {status}" for status in answers if status]
     return " ".join([*numbers, *(f"{type(one).__name__} {one}" for one in chain)])

@@ -65,7 +65,7 @@ LATE.__cause__ = RuntimeError("An error occurred (RequestTimeTooSkewed) when cal
         (PermissionError(errno.EACCES, "no"), "no permission"),
         (ANSWER, "no permission"),
         (OSError("Forbidden: b/b/o"), "no permission"),  # gcsfs
-        (LATE, "a clock is wrong"),
+        (LATE, "this machine's clock is wrong"),
         (caused("(400) when calling the HeadObject operation (reached max retries: 0): Bad Request", 1), "has expired"),
         (OSError(errno.ENOSPC, "x"), "no space is left"),
         (OSError(errno.EROFS, "x"), "read-only"),

@@ -316,4 +316,4 @@ def test_a_log_made_of_what_the_patterns_look_for_takes_no_time_worth_mentioning
         for line, lines in ((65536, 1), (4000, 300)):
             began = time.process_time()
             causes.match(crash("\n".join([part * (line // len(part))] * lines), note=part * 40))
-            assert time.process_time() - began < 5.0, part
+            assert time.process_time() - began < 10.0, part
