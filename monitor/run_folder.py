@@ -283,7 +283,7 @@ class Notifier:
         self._sending: list[tuple[str, Subjob]] = []
 
     def event(self, kind: str, message: str) -> None:
-        """Send what the user asked for. Costs one file check where nothing is configured."""
+        """Send what the user asked for, and nothing where `notify.toml` does not exist."""
         try:
             asked = kind in tomllib.loads(Path(self._path).read_text(encoding="utf-8-sig")).get("on", NOTIFIED)
         except (FileNotFoundError, NotADirectoryError):

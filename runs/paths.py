@@ -168,7 +168,8 @@ def with_file(name: str) -> list[Path]:
     found = []
     for folder in (outputs_dir() / entry for entry in sorted(entries(outputs_dir())) if not entry.startswith(".")):
         with contextlib.suppress(PermissionError):
-            found += [folder] * (folder / name).is_file()
+            if (folder / name).is_file():
+                found.append(folder)
     return found
 
 
