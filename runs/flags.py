@@ -124,7 +124,7 @@ def _wrong(flag: str, value: Any, known: Mapping[str, dict], backend: str) -> st
     """What is wrong with one flag; None where it is valid on its own."""
     if flag not in known:
         from runs.spec import MEANT, RunSpec
-        from trainer.unsupported import reasons
+        from trainer.arguments import reasons
 
         no = reasons() if backend == "diffusers" else {}
         unsupported = {name.removeprefix("--"): reason for name, reason in no.items()}

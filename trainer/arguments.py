@@ -1,22 +1,24 @@
 """The command line of the trainer. Flags and defaults are those of sd-scripts, so one renderer serves both backends.
 
 The page reads the flags from this parser (runs/flags.py), so importing it loads no torch. A flag of sd-scripts that
-this trainer does not support is refused with the reason (`unsupported.py`), an unknown flag with similar ones: a flag
+this trainer does not support is refused with the reason (`unsupported.toml`), an unknown flag with similar ones: a flag
 that is silently ignored would train something else.
 """
 
 import argparse
 import difflib
+import functools
 import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
+import tomllib
+
 from trainer.errors import TrainError
 from trainer.families import MODULES
 from trainer.optimizers import KINDS, SCHEDULE_FREE, value_of
-from trainer.unsupported import reasons
 
 CHOICES_SCHEDULER = ("constant", "constant_with_warmup", "linear", "cosine", "cosine_with_restarts", "polynomial")
 WEIGHTINGS = ("sigma_sqrt", "logit_normal", "mode", "cosmap", "none", "uniform")
@@ -214,6 +216,13 @@ def _parsed(argv: list[str]) -> argparse.Namespace:
     if wrong := inconsistency(args):
         p.error(wrong)
     return args
+
+
+@functools.cache
+def reasons() -> dict[str, str]:
+    """The reason against each flag of sd-scripts that this trainer does not support, by `--flag`."""
+    table = tomllib.loads(Path(__file__).with_name("unsupported.toml").read_text(encoding="utf-8"))
+    return {f"--{flag}": reason for reason, flags in table.items() for flag in flags.split()}
 
 
 def refuse_unknown(p: Parser, argv: list[str]) -> None:

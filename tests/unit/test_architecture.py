@@ -15,7 +15,7 @@ FILES = sorted((ROOT / "monitor").rglob("*.py"))
 ARROWS = {  # folder: what it may import of ours
     "presets": (),
     "guards": (),
-    "runs": ("presets", "guards", "trainer.arguments", "trainer.unsupported"),  # which flags the built-in trainer takes
+    "runs": ("presets", "guards", "trainer.arguments"),  # which flags the built-in trainer takes
     "captions": ("runs", "presets", "guards"),
     "sd_scripts_patches": ("guards",),
     "trainer": ("guards",),

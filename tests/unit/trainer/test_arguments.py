@@ -1,8 +1,10 @@
 """The trainer's command line: sd-scripts' flags, none of them ignored."""
 
 import pytest
+import tiny_sd_scripts
 
-from trainer.arguments import parse
+from presets import schema
+from trainer.arguments import parse, parser, reasons
 
 LEAST = ["--pretrained_model_name_or_path", "m", "--dataset_config", "d", "--output_dir", "o"]
 LEAST += ["--network_train_unet_only"]
@@ -50,3 +52,13 @@ def test_training_the_text_encoders_is_not_quietly_left_out(capsys):
     with pytest.raises(SystemExit):
         parse(LEAST[:-1])
     assert "add --network_train_unet_only" in capsys.readouterr().err
+
+
+def test_every_flag_of_sd_scripts_is_taken_or_refused_with_a_reason():
+    tiny_sd_scripts.need(run=False)
+    taken = {flag for flag in parser()._option_string_actions if flag.startswith("--")} - {"--help"}
+    theirs = {f"--{name}" for name in schema.flags_of(tiny_sd_scripts.checkout(), "flux_train_network.py")}
+    ours = {"--quantize", "--blocks_to_stream", "--text_encoder_cpu", "--ema_decay"}
+    assert taken - theirs == ours, "one renderer serves both"
+    assert not taken & set(reasons())
+    assert theirs - taken - set(reasons()) == set()
