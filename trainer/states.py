@@ -15,6 +15,7 @@ from guards import checkpoint, snapshot_files
 from guards.snapshot_files import File, SnapshotError
 from trainer import lora
 from trainer.errors import TrainError
+from trainer.optimizers import KINDS
 
 MUST_MATCH = ("network_dim", "network_alpha", "train_blocks", "optimizer_type", "model", "ema_decay")
 AVERAGE = "average.safetensors"
@@ -93,7 +94,11 @@ def load(folder: Path, t) -> dict:
         parameter.data.copy_(weights[name])
     for name, value in t.average.items():
         value.copy_(averages[name])
+    options, groups = KINDS[t.args.optimizer_type].options, t.optimizer.param_groups
+    asked = [{key: group[key] for key in options if key in group} for group in groups]
     t.optimizer.load_state_dict(moments)
+    for group, now in zip(t.optimizer.param_groups, asked, strict=True):
+        group.update(now)  # --optimizer_args may have changed since
     if scale is not None:
         scaler.load_state_dict(scale)
     return state

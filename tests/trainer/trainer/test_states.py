@@ -186,8 +186,13 @@ def test_a_run_that_goes_on_with_smaller_batches_trains_the_steps_that_were_plan
         assert checkpoint.guard_of(ones / "tiny-state")["step"] == 12
 
 
-def test_a_resume_with_other_images_is_allowed_and_reported(work, undisturbed, capsys):
+def test_a_resume_with_other_images_is_allowed_and_reported_and_obeys_other_options_of_the_optimizer(
+    work, undisturbed, capsys
+):
     config = make_config(work["folder"] / "other.toml", work["folder"] / "images", repeats=3)
-    args = parse(flags(work["model"], config, work["folder"] / "other", resume=undisturbed / "tiny-state", **COMMON))
-    assert loop.restore(setup.build(args, Heartbeat(None)))[0] == 20
+    more = {**COMMON, "optimizer_args": [*COMMON["optimizer_args"], "weight_decay=0.5"]}
+    args = parse(flags(work["model"], config, work["folder"] / "other", resume=undisturbed / "tiny-state", **more))
+    training = setup.build(args, Heartbeat(None))
+    assert loop.restore(training)[0] == 20
     assert "resume: data changed from " in capsys.readouterr().out
+    assert {group["weight_decay"] for group in training.optimizer.param_groups} == {0.5}
