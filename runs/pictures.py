@@ -29,7 +29,7 @@ FORMATS = (*KEPT, "GIF", "TIFF", "AVIF", "HEIF")
 IMAGE_SUFFIXES = {*KEPT.values(), ".jpeg", ".gif", ".tif", ".tiff", ".avif", ".heic", ".heif", ".jxl", ".svg", ".ico"}
 USABLE = "PNG, JPEG, WebP, HEIC, AVIF, BMP, GIF or TIFF"
 EXIF_ORIENTATION = 0x0112
-# A decoder goes through the whole picture for each scan of a JPEG: a file of 1 MB can take it hours. Usual are one to ten.
+# A decoder goes through the whole picture for each scan of a JPEG: a file of 1 MB can take it hours. Most files have one to ten.
 SCAN, MAX_SCANS = b"\xff\xda\x00", 200
 MAX_WORKERS = 8
 # Pillow's decoders raise these on damaged data; they have no common class. It turns some of them into SyntaxError for
@@ -66,7 +66,7 @@ def opened(path: Path | io.BytesIO, name: str, formats: Sequence[str] = FORMATS)
     from PIL import Image, UnidentifiedImageError
 
     if isinstance(path, Path) and path.exists() and not path.is_file():  # a pipe would be read for ever
-        raise RunError(f"{name}: no regular file; remove {path}")
+        raise RunError(f"{name}: not a regular file; remove {path}")
     add_heif()
     try:
         with warnings.catch_warnings():

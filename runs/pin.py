@@ -104,9 +104,9 @@ def _here(text: str, was: Path, folder: Path) -> str:
     return _replaced(text, root[1], str(ROOT), r'(?=["\n]|/\.venv/)') if root else text
 
 
-def _replaced(text: str, old: str, new: str, before: str) -> str:
+def _replaced(text: str, old: str, new: str, followed_by: str) -> str:
     plain = quote(old + new) == old + new
-    return re.sub(re.escape(old) + before, lambda _: new, text) if plain else text
+    return re.sub(re.escape(old) + followed_by, lambda _: new, text) if plain else text
 
 
 # What an edited script says -------------------------------------------------------------------------------------------

@@ -207,7 +207,7 @@ def header_of(path: Path) -> tuple[Size, bool, bool]:
     from PIL import Image as Pillow, UnidentifiedImageError
 
     if path.exists() and not path.is_file():  # a pipe would be read for ever
-        raise TrainError(f"{path}: no regular file; remove it")
+        raise TrainError(f"{path}: not a regular file; remove it")
     try:
         with Pillow.open(path) as image:
             width, height = image.size

@@ -226,11 +226,11 @@ def taken(draft_id: str) -> dict[str, Any]:
     return {"kept": draft_store.digest(state), "settings": [state["form"], read_text(edited_script(draft_id))]}
 
 
-def mark_in_a_run(draft_id: str, taken: Mapping[str, Any]) -> None:
+def mark_in_a_run(draft_id: str, given: Mapping[str, Any]) -> None:
     """Record that a run has these images, captions and settings. A disk that does not take it changes nothing of the
     run: the page then only asks before it replaces them."""
     with contextlib.suppress(RunError), locked(draft_id) as file:
-        file.store({**file.state, **taken})
+        file.store({**file.state, **given})
 
 
 def images_not_in_a_run(draft_id: str) -> int:

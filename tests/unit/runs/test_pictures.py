@@ -90,7 +90,7 @@ def test_a_picture_that_cannot_be_used_is_named_with_what_to_do(tmp_path, monkey
         (tmp_path / "wide.png", f"wide.png: 101 × 10 pixels is {large}"),
         (tmp_path / "area.png", f"area.png: 100 × 71 pixels is {large}"),
         (tmp_path / "bomb.png", f"bomb.png: The image is {large}"),
-        (tmp_path / "pipe.png", "pipe.png: no regular file; remove "),
+        (tmp_path / "pipe.png", "pipe.png: not a regular file; remove "),
         (tmp_path / "text.png", "text.png: Not a readable image. Export it as JPEG or PNG."),
         (cut, "cut.png: the image is damaged ("),
         (scans, "scans.jpg: a JPEG with more than 200 scans takes too long; export it again"),

@@ -86,7 +86,7 @@ def change(old: str, new: str):
 # what is done to a data set of two images: the message
 BROKEN = [
     (lambda f, c, t: (f / "1.png").write_text("I am a text"), "1.png: Not a readable image. Export it as JPEG or PNG."),
-    (lambda f, c, t: ((f / "1.png").unlink(), os.mkfifo(f / "1.png")), "1.png: no regular file; remove it"),
+    (lambda f, c, t: ((f / "1.png").unlink(), os.mkfifo(f / "1.png")), "1.png: not a regular file; remove it"),
     (lambda f, c, t: (f / "1.txt").unlink(), "1.png: no caption; write 1.txt beside it"),
     # a PNG of one colour: some KB on disk, 1.2 GB as pixels
     (lambda f, c, t: Pillow.new("1", (20000, 20000)).save(f / "1.png"), "1.png: the image cannot be read: Image size"),
