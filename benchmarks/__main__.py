@@ -27,7 +27,6 @@ PAIRS = 3
 
 NAMES = {
     "chaos": "the monitor under errors of its own calls and SIGKILL: no run is lost",
-    "examples": "the built-in trainer beside diffusers' example scripts: losses and time of a step",
     "goodput": "a run under faults: ours, torchrun, nvidia-resiliency-ext",
     "gpu": "on a GPU: every VRAM tier at full size, exact resume, hangs of the card, kohya's trainer, snapshots",
     "overhead": "what the guards cost: a heartbeat, and all patches in the real loop",
