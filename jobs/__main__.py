@@ -1,7 +1,4 @@
-"""`python -m jobs queue|delete|sweep`: what concerns a run's place in the queue.
-
-`python -m monitor queue` and `python -m runs delete|sweep` start it.
-"""
+"""`python -m jobs queue|delete|sweep`: what concerns a run's place in the queue."""
 
 import argparse
 import json
@@ -36,12 +33,10 @@ def parser() -> argparse.ArgumentParser:
     delete.add_argument("run", help="name or folder of a run")
     delete.add_argument("--images", action="store_true", help="also delete its data set: images and captions")
     delete.add_argument("--yes", action="store_true", help="do not ask")
-    several = terminal.add_command(
-        commands, "sweep", "make and queue runs that differ in a few numbers, or compare them"
-    )
-    several.add_argument("run", help="the run to start from; or a sweep, to compare its runs")
+    several = terminal.add_command(commands, "sweep", "make and queue runs that differ in a few numbers")
+    several.add_argument("run", help="the run to start from")
     several.add_argument(
-        "--set", action="append", default=[], metavar="FIELD=VALUE,VALUE", help="such as rank=8,16; can be repeated"
+        "--set", action="append", required=True, metavar="FIELD=VALUE,VALUE", help="such as rank=8,16; can be repeated"
     )
     several.add_argument("--no-queue", action="store_true", help="make the runs, and start none")
     for command in (order, delete, several):
@@ -128,19 +123,16 @@ def delete_run(args: argparse.Namespace) -> int:
 
 
 def make_sweep(args: argparse.Namespace) -> int:
-    """Make the runs of a sweep and put them into the queue as one entry; without --set, compare the runs of one."""
-    if args.set:
-        base, values = runs.load(runs.run_folder(args.run)), sweep.parse(args.set)
-        made = sweep.create(base.name, sweep.combinations(base, values), values, runs.datasets_dir() / base.slug)
-        if not args.no_queue:
-            queue.add_sweep(made)
-            queue.ensure_worker()
-    else:
-        made = sweep.find(args.run)
-    print(f"{made.name}: {len(made.runs)} runs")
-    print("\n".join(sweep.lines(made)))
+    """Make the runs of a sweep and put them into the queue as one entry."""
+    base, values = runs.load(runs.run_folder(args.run)), sweep.parse(args.set)
+    made = sweep.create(base.name, sweep.combinations(base, values), values, runs.datasets_dir() / base.slug)
+    if not args.no_queue:
+        queue.add_sweep(made)
+        queue.ensure_worker()
+    names = [run for run, _ in made.runs]
+    print(f"{made.name}: {len(names)} runs: {', '.join(names)}")
     if args.json:
-        print(json.dumps({"sweep": made.name, "runs": sweep.table(made)}))
+        print(json.dumps({"sweep": made.name, "runs": names}))
     return 0
 
 

@@ -46,8 +46,6 @@ def main(argv: list[str] | None = None) -> int:
         return become(words[-1]) if words[2].startswith("--") else keep(words[2:])
     if words[:2] == ["run", "--child"]:
         return _child(words[2:])
-    if words[:1] == ["queue"]:  # of many runs, and of a room above
-        return subprocess.call([sys.executable, "-m", "jobs", *words])
     from presets import terminal
 
     return terminal.command(lambda: _command(words))
@@ -88,7 +86,6 @@ def _command(words: list[str]) -> int:
         wish = add(name, text)
         wish.add_argument("--wait", type=float, default=0.0, metavar="SECONDS", help="wait this long until it is done")
     add("resume", "continue a paused, stopped or interrupted run in the background, from its newest checkpoint")
-    add("queue", "runs that wait for the GPU: show them, add, move or cancel one, or start one now", None)
     add("resume-all", "start every run that a reboot, a pre-emption or a killed monitor interrupted", None)
     add("notify", "send a test message to your own addresses (docs/recovery.md)", None)
     add("diagnose", "explain what a run, or any process, is doing and what it waits for")

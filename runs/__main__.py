@@ -1,9 +1,8 @@
-"""`python -m runs new|show|estimate|render|rename|delete|sweep|fetch-model`: runs without a browser."""
+"""`python -m runs new|show|estimate|render|rename|fetch-model`: runs without a browser."""
 
 import argparse
 import functools
 import json
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -15,11 +14,6 @@ from presets import PresetError, terminal, tiers
 from runs import env_file
 from runs.files import explained
 
-# What also concerns the queue or the processes of a run is done by `python -m jobs`, which knows them.
-JOBS = {
-    "delete": "delete a run with its LoRA files, checkpoints, samples and log",
-    "sweep": "make and queue runs that differ in a few numbers, or compare those of one",
-}
 READ = (runs.script_name(), "dataset.toml", "sample_prompts.txt")  # what an attempt runs and reads
 AGAIN = "base model, optimizer or trained layers differ. Change them back, or make a new run"
 
@@ -62,8 +56,6 @@ def parser() -> argparse.ArgumentParser:
     rename = terminal.add_command(commands, "rename", "give a run another label; its folder and files keep their names")
     rename.add_argument("run", help="name or folder of a run")
     rename.add_argument("label", help="the name that the page shows")
-    for name, text in JOBS.items():
-        commands.add_parser(name, help=text, add_help=False)
     fetch = terminal.add_command(commands, "fetch-model", "download the model files that kohya's trainers need")
     fetch.add_argument("model", help="base model (list them with: python -m presets list)")
     for command in (new, show, estimate, render, rename, fetch):
@@ -73,10 +65,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     """Exit code 0: done. 1: failed, with the reason on standard error. 2: wrong usage."""
-    words = sys.argv[1:] if argv is None else argv
-    if words and words[0] in JOBS:
-        return subprocess.call([sys.executable, "-m", "jobs", *words])
-    args = parser().parse_args(words)
+    args = parser().parse_args(argv)
     if args.command == "fields":
         from runs.fields import reference
 

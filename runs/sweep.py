@@ -14,15 +14,13 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from guards.checkpoint import files_below
 from guards.metrics import utc_now
 from guards.reading import read_json
 from runs.files import Fault, RunError, atomic_write, building, copy_with_times, explained, typed
-from runs.growing import count_of, json_objects
 from runs.paths import SWEEPS, datasets_dir, free_name, outputs_dir, slug
 
 if TYPE_CHECKING:
@@ -30,7 +28,6 @@ if TYPE_CHECKING:
     from runs.spec import RunSpec
 
 MOST = 24  # runs of a sweep
-WINDOW = 50  # steps that a loss is averaged over, at most a tenth of the run
 # Numbers that can be swept, with the letters that stand for them in a run's name.
 SHORT = {
     "rank": "r",
@@ -52,8 +49,6 @@ class Sweep:
     """A sweep on disk. `runs`: the names of their folders, with their values, in the order of training."""
 
     name: str
-    base: str
-    fields: tuple[str, ...]
     runs: tuple[tuple[str, dict[str, float]], ...]
     created_at: str = ""
 
@@ -161,7 +156,7 @@ def create(
                 undo.callback(shutil.rmtree, own, ignore_errors=True)
                 images = own
             chosen = tuple((spec.slug, {key: getattr(spec, key) for key in values}) for spec in specs)
-            sweep = Sweep(slug(free_name(f"{base[:60]} sweep")), base, tuple(values), chosen, utc_now())
+            sweep = Sweep(slug(free_name(f"{base[:60]} sweep")), chosen, utc_now())
             (outputs_dir() / SWEEPS).mkdir(parents=True, exist_ok=True)
             text = json.dumps({"version": 1, **vars(sweep)}, ensure_ascii=False, indent=1)
             atomic_write(outputs_dir() / SWEEPS / f"{sweep.name}.json", text)
@@ -226,7 +221,7 @@ def _is_cache(path: Path) -> bool:
     return CACHE in path.parts or path.suffix == ".npz"
 
 
-# What became of them --------------------------------------------------------------------------------------------------
+# Reading them ---------------------------------------------------------------------------------------------------------
 
 
 def all_sweeps() -> list[Sweep]:
@@ -240,66 +235,3 @@ def all_sweeps() -> list[Sweep]:
             if inside and any(folder.is_dir() for folder in folders):
                 found.append(sweep)
     return sorted(found, key=lambda one: (one.created_at, one.name), reverse=True)
-
-
-def find(name: str) -> Sweep:
-    """The sweep of this name. Raises RunError."""
-    sweeps = {sweep.name: sweep for sweep in all_sweeps()}
-    if name not in sweeps:
-        known = f"use one of {', '.join(sweeps)}" if sweeps else "start one with `python -m jobs sweep`"
-        raise RunError(f"no sweep {name[:100]!r}; {known}")
-    return sweeps[name]
-
-
-def table(sweep: Sweep) -> list[dict[str, Any]]:
-    """One row for each run.
-
-    Returns:
-        [{"run", "values": {field: number}, "state", "steps", "final_loss", "best_loss", "val_loss", "lora": path or
-        None, "seconds"}]; None where a value is not known. A loss is the mean of some steps: the last ones, or those
-        with the lowest mean; val_loss is the lowest of the validations. state: that of its monitor, "new" or "deleted".
-    """
-    rows = []
-    for run, values in sweep.runs:
-        folder = outputs_dir() / run
-        status = read_json(folder / "status.json") or {}
-        lora, seconds = folder / f"{run}.safetensors", status.get("elapsed_s")
-        row = {"run": run, "values": values, "steps": count_of(status.get("step"))}
-        row["state"] = str(status.get("state", "new")) if folder.is_dir() else "deleted"
-        row |= dict.fromkeys(("final_loss", "best_loss", "val_loss"))
-        with contextlib.suppress(OSError):
-            metrics = folder / "metrics.jsonl"
-            row |= _losses(metrics, metrics.stat().st_mtime_ns)
-        row["lora"] = str(lora) if lora.is_file() else None
-        row["seconds"] = seconds if isinstance(seconds, int | float) else None
-        rows.append(row)
-    return rows
-
-
-@lru_cache(maxsize=200)
-def _losses(path: Path, _changed_ns: int) -> dict[str, float]:
-    """The final, the best and the lowest validation loss of a run, if any; the last line of a step counts."""
-    by_step: dict[str, dict[int, float]] = {"loss": {}, "val_loss": {}}
-    for line in json_objects(path.read_bytes()):
-        for key, found in by_step.items():
-            step, loss = line.get("step"), line.get(key)
-            if isinstance(step, int) and isinstance(loss, int | float) and math.isfinite(loss):
-                found[step] = loss
-    losses = [by_step["loss"][step] for step in sorted(by_step["loss"])]
-    width = max(1, min(WINDOW, len(losses) // 10))
-    sums = list(itertools.accumulate(losses, initial=0.0))
-    means = [(sums[at] - sums[at - width]) / width for at in range(width, len(sums))]
-    out = {"final_loss": means[-1], "best_loss": min(means)} if means else {}
-    return out | ({"val_loss": min(by_step["val_loss"].values())} if by_step["val_loss"] else {})
-
-
-def lines(sweep: Sweep) -> list[str]:
-    """The table as text, with one column for each swept field."""
-    cells = [[*sweep.fields, "state", "steps", "final loss", "best loss", "validation", "seconds", "LoRA"]]
-    for row in table(sweep):
-        numbers = [number_text(row["values"][key]) for key in sweep.fields if key in row["values"]]
-        losses = ["" if row[key] is None else f"{row[key]:.4f}" for key in ("final_loss", "best_loss", "val_loss")]
-        took = "" if row["seconds"] is None else f"{row['seconds']:.0f}"
-        cells.append([*numbers, row["state"], str(row["steps"]), *losses, took, Path(row["lora"] or "").name])
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in cells]

@@ -36,7 +36,7 @@ def test_kills_lose_nothing_and_start_nothing_twice(data, number):
                 victim.kill()
                 done += 1
         if not processes(data, "work"):
-            command("resume-all")  # what a reboot, or the page, does
+            command("monitor", "resume-all")  # what a reboot, or the page, does
     assert all(weight(folder) == undisturbed(40) for folder in folders)
     for folder in folders:  # a start beside a monitor that was just killed may find nothing left to train
         assert len([event for event in events(folder, "completed") if event["reached"]]) == 1

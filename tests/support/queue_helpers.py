@@ -44,7 +44,7 @@ def processes(data: Path, *words: str) -> list[psutil.Process]:
     return found
 
 
-command = partial(python, "-m", "monitor")
+command = partial(python, "-m")
 
 
 def made(data: Path, *names: str, steps: int = 12, **more) -> list[Path]:

@@ -26,7 +26,7 @@ from runs import sweep
 from runs.files import REASONS, RunError
 from runs.growing import json_objects
 from ui.dataset.draft_store import OUT_OF_DATE
-from ui.html import duration, esc, number, part, table
+from ui.html import part
 from ui.run import view
 from ui.run.readers import end_of, kept
 
@@ -233,25 +233,3 @@ def _queued(entry: queue.Entry, shown: view.View) -> list[str]:
         return [entry.problem]
     started = [f"{entry.total - len(entry.sweep)} of {entry.total} started"] if entry.sweep else []
     return started + ["paused"] * (shown.state == "paused")
-
-
-LOSSES = {"final_loss": "Final loss", "best_loss": "Best loss", "val_loss": "Validation"}
-
-
-def sweep_table(name: str) -> str:
-    """The runs of a sweep with what came out of each, as markup. RunError: there is no such sweep."""
-    found = sweep.find(name)
-    rows = sweep.table(found)
-    lowest = {key: min(known) for key in LOSSES if (known := [row[key] for row in rows if row[key] is not None])}
-    titles = [field[:1].upper() + field[1:].replace("_", " ") for field in found.fields]
-    cells = []
-    for row in rows:
-        values = [sweep.number_text(row["values"][field]) for field in found.fields]
-        losses = [number(row[key]) + " (lowest)" * (row[key] == low) for key, low in lowest.items()]
-        cells.append([row["run"], *values, row["state"], row["steps"], *losses, duration(row["seconds"])])
-    heads = ["Run", *titles, "State", "Steps", *(LOSSES[key] for key in lowest), "Time"]
-    return (
-        f"<h3>{esc(name)}</h3>"
-        '<p class="hp-say">Losses are means of up to 50 steps: the last ones, and those with the lowest mean.</p>'
-        + table(f"Runs of {name}", heads, cells)
-    )

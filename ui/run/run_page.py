@@ -262,11 +262,9 @@ def pick(search: str, event: gr.EventData) -> tuple[Any, ...]:
 
 
 def on_press(event: gr.EventData) -> str:
-    """A button beside Start or one of the queue was pressed: what to say, or the table of a sweep."""
+    """A button beside Start or one of the queue was pressed: what to say."""
     run, action = pressed(event, "run"), pressed(event, "do")
     try:
-        if action == "table":
-            return f'<div class="hp-problem hp-info">{actions.sweep_table(run)}</div>'
         said = actions.act(run, action).get("message")
     except runs.RunError as error:
         return notice(str(error).splitlines(), "bad")

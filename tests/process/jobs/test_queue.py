@@ -26,8 +26,8 @@ from runs import manage
 def test_runs_are_trained_one_after_another_in_the_order_that_people_choose(data):
     first, second, third, broken = made(data, "first", "second", "third", "broken")
     (broken / "run.toml").write_text('name = "broken"\nmodel = "no-such-model"\n', encoding="utf-8")
-    assert "position 1 in the queue" in command("queue", "add", "first").stdout
-    assert "no-such-model" in command("queue", "add", "broken").stderr  # it is looked at at once
+    assert "position 1 in the queue" in command("jobs", "queue", "add", "first").stdout
+    assert "no-such-model" in command("jobs", "queue", "add", "broken").stderr  # it is looked at at once
     queue.insert(broken)  # and if it breaks while it waits, the others go on
     for name in ("second", "third"):
         queue.add(data / "outputs" / name)
@@ -136,7 +136,7 @@ def test_what_was_started_before_a_kill_is_not_started_again(data):
     assert queue._start(run) == ""
     wait_for(lambda: ended(run), what="the run")
     (run / "run.safetensors").unlink()  # so that a second start would train again
-    command("queue", "work")  # the process that took it was killed here
+    command("jobs", "queue", "work")  # the process that took it was killed here
     assert not queue.read().entries and len(starts(run)) == 1
     # Taken, and not started, by a process that was killed or, with its lock, is left from before an update: it is now.
     (other,) = made(data, "other")
@@ -144,7 +144,7 @@ def test_what_was_started_before_a_kill_is_not_started_again(data):
     assert queue._take() == "other"
     older = Lock(data / "outputs" / ".queue-worker.lock")
     assert older.acquire()
-    command("queue", "work")
+    command("jobs", "queue", "work")
     older.release()
     wait_for(lambda: ended(other), what="the other run")
     assert len(starts(other)) == 1
@@ -193,7 +193,7 @@ def test_a_training_that_lost_its_monitor_and_its_keeper_is_watched_again_before
     assert queue.ensure_worker()
     wait_for(lambda: len(events(lost, "started")) == 2, what="another monitor")
     assert "adopted" in events(lost, "started")[1]["message"] and not starts(following)
-    assert command("stop", "lost", "--wait", "60").returncode == 0
+    assert command("monitor", "stop", "lost", "--wait", "60").returncode == 0
     wait_for(lambda: ended(following), what="the next run")
 
 
@@ -236,7 +236,7 @@ def test_a_run_without_a_gpu_starts_at_once_and_one_with_a_gpu_waits(data, monke
     first, second = ThreadPoolExecutor(2).map(queue.start_or_wait, [other, other])  # from two tabs at the same moment
     assert first["pid"] and first == second
     for name in ("busy", "other"):
-        assert command("stop", name, "--wait", "60").returncode == 0
+        assert command("monitor", "stop", name, "--wait", "60").returncode == 0
 
 
 def test_cancelling_a_sweep_removes_what_is_left(base):

@@ -9,7 +9,6 @@ from runs.files import RunError
 from ui.dataset import captioning, draft
 from ui.dataset.draft_store import new_id
 from ui.new import form, sweep as page_sweep
-from ui.run import actions
 
 
 def test_the_page_plans_and_makes_a_sweep_of_the_draft(base, tmp_path, monkeypatch):
@@ -43,4 +42,3 @@ def test_the_page_plans_and_makes_a_sweep_of_the_draft(base, tmp_path, monkeypat
     assert (entry.run, entry.sweep, entry.total) == ("bird-sweep", ("bird-r2-seed1", "bird-r4-seed1"), 2)
     prompts = [runs.load(runs.outputs_dir() / run).prompts for run in entry.sweep]
     assert prompts == [["a photo, b.png"]] * 2, "all draw the same"
-    assert "<td>2</td><td>1</td>" in actions.sweep_table("bird-sweep"), "its values as they were typed"
