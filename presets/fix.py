@@ -28,17 +28,16 @@ class Fixed:
     changes: list[tuple[str, int, lint.Change]] = field(default_factory=list)  # rule, index of the command, change
 
 
-def fix(text: str, name: str = "train.sh", base: Path | None = None, only: str = "") -> Fixed:
+def fix(text: str, name: str = "train.sh", base: Path | None = None) -> Fixed:
     """The script with every finding fixed that can be fixed automatically; it trains the same.
 
     Args: as presets.training.trainings.
-        only: fix this rule alone.
 
     Raises:
         PresetError: a fix had no effect (a bug in lint). The script is unchanged.
     """
     out, found = Fixed(text), trainings(text, name, base)
-    for index, rule in itertools.product(range(len(found)), [only] if only else read_table("lint.toml")["rules"]):
+    for index, rule in itertools.product(range(len(found)), read_table("lint.toml")["rules"]):
         changes, new = lint.check(found[index]).get(rule), out.text
         if not changes:
             continue

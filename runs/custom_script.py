@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from presets import PresetError, lint
-from presets.fix import fix as fix_script, set_flags
+from presets.fix import set_flags
 from presets.training import Training, trainings
 from runs.files import Fault, RunError
 from runs.paths import script_name
@@ -34,14 +34,12 @@ SEVERAL = "The script has {count} training commands, and a run has one. Keep one
 
 @dataclass(frozen=True)
 class Problem:
-    """Something wrong with an edited script. level: "error" (Start refuses it) or a level of presets/lint.toml; fix:
-    the flag and values that correct it, or the id of a rule that lint can fix; "" where only a person can."""
+    """Something wrong with an edited script. level: "error" (Start refuses it) or a level of presets/lint.toml."""
 
     level: str
     line: int
     text: str
     advice: str
-    fix: str = ""
 
 
 def only(text: str, platform: str = sys.platform) -> Training:
@@ -157,7 +155,7 @@ def problems(text: str, generated: str, platform: str = sys.platform) -> list[Pr
     found += _own(text, trained[0], only(generated, platform))
     for one in findings:  # a run without the guards is none of Hangproof
         level = "error" if one.id == "unguarded" else one.level
-        found.append(Problem(level, one.line, one.why, one.fix, one.id if one.fixable else ""))
+        found.append(Problem(level, one.line, one.why, one.fix))
     return sorted(found, key=lambda one: (one.level != "error", one.line))
 
 
@@ -179,7 +177,7 @@ def _own(text: str, t: Training, wanted: Training) -> list[Problem]:
             where = _line(text, t.command.words[known.words[0]].start) if known and known.words else line
             what = f"--{flag} is {value}, not {right}" if value else f"--{flag} is missing"
             advice = f"Hangproof finds the run's files by it: set --{flag} {right}"
-            found.append(Problem("error", where, what, advice, f"--{flag}"))
+            found.append(Problem("error", where, what, advice))
     return found
 
 
@@ -207,25 +205,6 @@ def _syntax(text: str, platform: str) -> list[Problem]:
     match = re.search(r"line (\d+): (.*)", out[0]) if out else None
     line, what = (int(match[1]), match[2]) if match else (1, "bash cannot read the script")
     return [Problem("error", line, f"bash: {what[:300]}", "Correct the line, or undo your last change")]
-
-
-def fix(text: str, wanted: str, generated: str, platform: str = sys.platform) -> str:
-    """The script with one problem corrected: `wanted` is the `fix` of a Problem.
-
-    Raises:
-        RunError: it cannot be corrected automatically.
-    """
-    try:
-        if wanted.startswith("--"):
-            right = only(generated, platform).text(wanted[2:])
-            new, refused = set_flags(text, {wanted[2:]: [right or ""]}, script_name(platform=platform))
-            if not refused:
-                return new
-        elif wanted in (done := fix_script(text, script_name(platform=platform), only=wanted)).fixed:
-            return done.text
-    except PresetError as error:
-        raise RunError(f"{error}") from error
-    raise RunError("Hangproof cannot correct this line automatically; change it by hand")
 
 
 def diff(before: str, after: str) -> list[str]:

@@ -19,7 +19,7 @@ from runs.folders import with_own_save_dir
 from ui import scripts
 from ui.dataset import draft
 from ui.dataset.draft import OUT_OF_DATE, Text
-from ui.html import part, pressed
+from ui.html import part
 from ui.new import form
 
 STALE = "The settings changed after you edited the script. Open “The script” and choose which of both is used"
@@ -83,14 +83,6 @@ def follow(draft_id: str, merge: bool) -> list[str]:
         text, left = custom_script.merged(*scripts) if merge else (custom_script.follow(*scripts), [])
         _write(draft_id, text, now)
     return list(left)
-
-
-def fix(draft_id: str, wanted: str) -> None:
-    """Correct one problem of the edited script; `wanted` is its `fix`."""
-    known = stored(draft_id)
-    if known is None:
-        raise RunError(OUT_OF_DATE)
-    save(draft_id, custom_script.fix(known["script"], wanted, _generated(draft_id)))
 
 
 def copy_from_run(draft_id: str, spec: "runs.RunSpec") -> None:
@@ -263,9 +255,6 @@ def draw(draft_id: str, images: Any, more: Callable[[str], None]) -> None:
             return acted(discard)
         return [*[gr.skip()] * 5, SURE, *[gr.skip()] * 2]
 
-    def on_fix(event: gr.EventData) -> list[Any]:
-        return acted(fix, pressed(event, "fix"))
-
     changed = [*parts, note]
     code.input(None, code, None, js=TYPED, **QUIET)
     for event, act, key in ((images.script, on_change, "script-shown"), (about.drawn, on_drawn, "script-drawn")):
@@ -277,6 +266,5 @@ def draw(draft_id: str, images: Any, more: Callable[[str], None]) -> None:
         keep.click(lambda: acted(follow, False), None, changed, js=form.FLUSH, **QUIET),
         merge.click(lambda: acted(follow, True), None, changed, js=form.FLUSH, **QUIET),
         back.click(on_discard, back, changed, js=FORGET, **QUIET),
-        about.act(on_fix, None, changed, js=form.FLUSH, **QUIET),
     ):
         event.then(None, None, None, js=form.SYNC, **QUIET)  # the plan and the other tabs

@@ -117,16 +117,16 @@ def of_level(text, *levels):
     return [one for one in custom_script.problems(text, generated(spec_of())) if one.level in levels]
 
 
-def test_what_start_refuses_has_a_line_and_a_fix():
-    for change, line_of, words, fixed in (
-        (lambda t: t.replace("fi\n", "\n", 1), None, "bash:", False),
-        (lambda t: "echo nothing\n", None, "no trainer that Hangproof knows", False),
-        (lambda t: t + t, None, "2 training commands", False),
-        (lambda t: t.replace("_dir ", "_dir /elsewhere"), "--output_dir", "--output_dir is /elsewhere", True),
-        (lambda t: t.replace("as safetensors", "as ckpt"), "as ckpt", "--save_model_as is ckpt", True),
-        (lambda t: t.replace("flux_train", "sdxl_train"), "sdxl_train", "need flux_train_network.py", False),
-        (lambda t: t.replace("-m sd_scripts_patches ", ""), "flux_train", "Without guards", True),
-        (lambda t: t + "\0", None, "NUL", False),
+def test_what_start_refuses_has_a_line():
+    for change, line_of, words in (
+        (lambda t: t.replace("fi\n", "\n", 1), None, "bash:"),
+        (lambda t: "echo nothing\n", None, "no trainer that Hangproof knows"),
+        (lambda t: t + t, None, "2 training commands"),
+        (lambda t: t.replace("_dir ", "_dir /elsewhere"), "--output_dir", "--output_dir is /elsewhere"),
+        (lambda t: t.replace("as safetensors", "as ckpt"), "as ckpt", "--save_model_as is ckpt"),
+        (lambda t: t.replace("flux_train", "sdxl_train"), "sdxl_train", "need flux_train_network.py"),
+        (lambda t: t.replace("-m sd_scripts_patches ", ""), "flux_train", "Without guards"),
+        (lambda t: t + "\0", None, "NUL"),
     ):
         text = change(generated(spec_of()))
         found = of_level(text, "error")
@@ -135,10 +135,6 @@ def test_what_start_refuses_has_a_line_and_a_fix():
             assert line_of in text.splitlines()[found[0].line - 1]
         with pytest.raises(RunError, match="script"):
             pin.adopt(spec_of(), text, folder_of(spec_of()))
-        assert bool(found[0].fix) == fixed
-        if fixed:
-            after = custom_script.fix(text, found[0].fix, generated(spec_of()))
-            assert not of_level(after, "error")
 
 
 def test_bash_reads_a_script_and_executes_nothing_of_it(tmp_path, monkeypatch):

@@ -78,13 +78,11 @@ def test_names_that_a_first_edit_changes_stay_as_they_were_typed(filled):
     assert {problem.level for problem in script_editor.shown(DRAFT).problems} == {"error"}, "Start refuses it"
 
 
-def test_problems_come_with_a_line_and_a_fix(filled):
+def test_problems_come_with_a_line(filled):
     text = text_of().replace("--output_name cat", "--output_name other")
     script_editor.save(DRAFT, text)
     (found,) = script_editor.shown(DRAFT).problems
     assert found.level == "error" and "--output_name" in text.splitlines()[found.line - 1]
-    script_editor.fix(DRAFT, found.fix)
-    assert "--output_name cat" in text_of() and not script_editor.shown(DRAFT).problems
 
 
 def test_a_run_copied_into_the_form_brings_its_script(filled):
