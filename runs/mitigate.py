@@ -1,12 +1,13 @@
 """Changes to a run that keeps failing. The monitor's table of causes (causes.toml) names them.
 
-Each mitigation is a pure function `spec → (fields that change, sentence)`. An extra flag overrides the flag of a typed
-field, so a mitigation also changes every extra flag that would undo it. Few ask whether they are needed: `apply`
-compares what the trainer would read before and after, and one that changes nothing there gives the same spec and no
-sentence, so that the monitor takes the next one. Most mitigations keep what is learned (same data, effective batch,
-steps). `same_state` says whether the saved states can still be resumed.
+Each mitigation is a pure function `spec → (fields that change, sentence)`, or a row of mitigations.toml. An extra flag
+overrides the flag of a typed field, so a mitigation also changes every extra flag that would undo it. Few ask whether
+they are needed: `apply` compares what the trainer would read before and after, and one that changes nothing there gives
+the same spec and no sentence, so that the monitor takes the next one. Most mitigations keep what is learned (same data,
+effective batch, steps). `same_state` says whether the saved states can still be resumed.
 """
 
+import functools
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -23,17 +24,14 @@ from runs.scripts import script
 if TYPE_CHECKING:
     from runs.spec import RunSpec, Value
 
-CACHES = ("cache_latents_to_disk", "cache_text_encoder_outputs_to_disk")
 ENCODER_BATCHES = ("vae_batch_size", "text_encoder_batch_size")
 HUB = ("huggingface_repo_id", "save_state_to_huggingface", "resume_from_huggingface", "async_upload")
 RATES = ("unet_lr", "text_encoder_lr")  # sd-scripts and the built-in trainer prefer these to learning_rate
 # In network_args of sd-scripts: learning rates by layer; they do not decide what is trained
 REGEX_RATES = "network_reg_lrs="
 NO_HALF_VAE = ("sd-scripts", "diffusers")  # the trainers that have --no_half_vae
-SAMPLING = ("sample_every_n_epochs", "sample_at_first")
 SEVERAL_GPUS = ("ddp_timeout", "ddp_gradient_as_bucket_view", "ddp_static_graph")
 SWAPPING = ("blocks_to_swap", "cpu_offload_checkpointing")  # neither works together with split mode
-VALIDATION = ("validation_seed", "validate_every_n_epochs", "max_validation_steps")
 OFFLINE = ("1", "true", "yes", "on")
 Change = tuple[dict[str, Any], str]
 """Other values of fields, and a sentence for the user."""
@@ -58,12 +56,6 @@ def batch_1(spec: "RunSpec") -> Change:
     steps = spec.gradient_accumulation * spec.batch_size
     sentence = f"batch size 1 instead of {spec.batch_size}; gradients of {steps} batches make up one step as before"
     return {"batch_size": 1, "gradient_accumulation": steps, "extra": extra}, sentence
-
-
-def lean(spec: "RunSpec") -> Change:
-    """Free GPU memory between caching and training."""
-    extra = {**_without(spec, "lowram"), "highvram": False}  # --lowram keeps the image encoder on the GPU
-    return {"extra": extra}, "GPU memory is freed after caching (without --highvram)"
 
 
 def tier_down(spec: "RunSpec") -> Change:
@@ -133,17 +125,6 @@ def one_gpu(spec: "RunSpec") -> Change:
     return fields, f"one GPU instead of {spec.gpus}{each}; gradients of {steps} batches make up one step as before"
 
 
-def sampling_off(spec: "RunSpec") -> Change:
-    """No sample images."""
-    return {"sample_every_n_steps": 0, "extra": _without(spec, *SAMPLING)}, "sample images are turned off"
-
-
-def validation_off(spec: "RunSpec") -> Change:
-    """No validation. Without a share of the images to validate on, the other flags have no effect."""
-    off = {"validation_split": 0.0, "validate_every_n_steps": None, "extra": _without(spec, *VALIDATION)}
-    return off, "validation is turned off"
-
-
 def trackers_offline(spec: "RunSpec") -> Change:
     """Keep wandb offline; where it is offline already, or could be set online by a file, use no tracker."""
     if spec.trackers in ("", "trackio"):  # trackio runs outside the training process
@@ -162,14 +143,6 @@ def hub_offline(spec: "RunSpec") -> Change:
     uploads = ", and nothing is uploaded" if spec.extra.get("huggingface_repo_id") else ""
     sentence = f"the model hub is not contacted; files that are already downloaded are used{uploads}"
     return {"environment": environment, "extra": _without(spec, *HUB)}, sentence
-
-
-def cache_aside(spec: "RunSpec") -> Change:
-    """Encode into memory and read no cache file. The built-in trainer replaces a damaged cache file by itself."""
-    if spec.backend != "sd-scripts":
-        return NOTHING
-    extra = {**spec.extra, **dict.fromkeys(CACHES, False)}
-    return {"extra": extra}, "cache files are not used; images and captions are encoded again at each start"
 
 
 def save_local(spec: "RunSpec") -> Change:
@@ -228,13 +201,23 @@ def fp32_guard(spec: "RunSpec") -> Change:
     return {"mixed_precision": "bf16", "extra": extra}, "; ".join(parts)
 
 
+def _of_table(row: dict[str, Any], spec: "RunSpec") -> Change:
+    """A mitigation of mitigations.toml."""
+    if spec.backend != row.get("backend", spec.backend):
+        return NOTHING
+    extra = _without(spec, *row.get("without", ())) | row.get("flags", {})
+    return {**row.get("fields", {}), "extra": extra}, row["sentence"]
+
+
 MITIGATIONS: dict[str, Callable[["RunSpec"], Change]] = {
     f.__name__: f
     for f in (
-        workers_0, batch_1, lean, tier_down, less_vram, no_block_swap, one_gpu, sampling_off, validation_off,
-        trackers_offline, hub_offline, cache_aside, save_local, lower_lr, fp32_guard,
+        workers_0, batch_1, tier_down, less_vram, no_block_swap, one_gpu, trackers_offline, hub_offline, save_local,
+        lower_lr, fp32_guard,
     )
 }  # fmt: skip
+_TABLE = presets.tables.read_toml(Path(__file__).with_name("mitigations.toml"))
+MITIGATIONS |= {name: functools.partial(_of_table, row) for name, row in _TABLE.items()}
 
 
 def apply(spec: "RunSpec", name: str, platform: str = sys.platform) -> tuple["RunSpec", str]:
