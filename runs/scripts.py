@@ -64,7 +64,7 @@ def rendered(job: Job, resume: Path | None = None) -> str:
     lines = [*options, start, *words(flags)]
     venv = backend_venv(backend)
     program, python = (venv_program(venv, name, job.platform) for name in ("accelerate", "python"))
-    text = _template(windows).render(
+    text = _template(windows, "train").render(
         job=job,
         root=str(ROOT),
         title=" ".join(f"Trains {job.slug}: {job.title}.".split()),
@@ -87,8 +87,8 @@ def rendered(job: Job, resume: Path | None = None) -> str:
 
 
 @functools.cache
-def _template(windows: bool) -> "jinja2.Template":
-    """The frame of a script. Filters: `word`, `command` quote; `path`: a value between quotes of cmd's own commands."""
+def _template(windows: bool, name: str) -> "jinja2.Template":
+    """The frame of a script, or of a part. Filters: `word`, `command` quote; `path`: a value between quotes of cmd's own commands."""
     import jinja2
 
     frames = jinja2.Environment(
@@ -103,7 +103,7 @@ def _template(windows: bool) -> "jinja2.Template":
     frames.filters["command"] = lambda lines: continued.join(" ".join(map(word, line)) for line in lines)
     frames.filters["path"] = _in_quotes
     frames.filters["plain"] = lambda text: re.sub("[%^&|<>]", "", text)
-    return frames.get_template(script_name(platform="win32" if windows else ""))
+    return frames.get_template(f"{name}.{'bat' if windows else 'sh'}")
 
 
 def _in_quotes(value: str) -> str:
@@ -116,25 +116,8 @@ def _in_quotes(value: str) -> str:
 def script_lines(names: Sequence[str], folder: Path, platform: str) -> str:
     """The lines of a script that read the file with the values of `names`; "" for none. For cmd, the file has plain
     NAME=VALUE lines."""
-    if not names:
-        return ""
-    path = str(env_file.path_of(folder))
-    about = f"Secrets ({', '.join(names)}): their values are in a file that only its owner can read, and not here."
-    if platform.startswith("win"):
-        advice = "has no value: set it, or write it to %env_file%"
-        missing = "\n".join(f"if not defined {name} echo train.bat: {name} {advice} 1>&2" for name in names)
-        return f"""rem {about}
-set "env_file={path.replace("%", "%%")}"
-if exist "%env_file%" for /f "usebackq tokens=1,* delims==" %%A in ("%env_file%") do set "%%A=%%B"
-{missing}
-"""
-    return f"""# {about}
-env_file={quote(path)}
-if [ -r "$env_file" ]; then . "$env_file"; fi
-for name in {" ".join(names)}; do
-  [ -n "${{!name:-}}" ] || echo "train.sh: $name has no value: set it in the environment, or in $env_file" >&2
-done
-"""
+    windows, path = platform.startswith("win"), str(env_file.path_of(folder))
+    return _template(windows, "secrets").render(names=names, path=path) if names else ""
 
 
 def with_lines(text: str, lines: str) -> str:
