@@ -4,16 +4,19 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 
+import psutil
 import pytest
 from launch_helpers import arguments
-from monitor_helpers import toy_run
+from monitor_helpers import toy_run, wait_for
 from runs_helpers import call, executable, pictures, spec
 
 import runs
 from launch import slurm
 from launch.common import LaunchError
+from monitor.process.platform import LOCK, Lock
 
 SHORT = dict(steps=60, pace=0.05, every=20)
 
@@ -82,12 +85,32 @@ def test_bash_accepts_the_script(nodes, tmp_path):
     assert ("export HANGPROOF_NODE=" in text) == ("HANGPROOF_MAIN_PORT" in text) == ("$starts" in text) == (nodes == 2)
 
 
-def test_a_job_that_never_gets_to_a_checkpoint_is_requeued_ten_times_at_most(tmp_path):
+def job_that_ends_with_5(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
-    for name, does in (("srun", "exit 5"), ("squeue", "echo RUNNING n1"), ("scontrol", ":"), ("flock", ":")):
+    for name, does in (("srun", "exit 5"), ("squeue", "echo RUNNING n1"), ("scontrol", ":")):
         executable(tmp_path / name, f"#!/bin/sh\n{does}\n")
-    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "SLURMD_NODENAME": "n1"}
+    return folder, {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "SLURMD_NODENAME": "n1"}
+
+
+@pytest.mark.skipif(shutil.which("flock") is None, reason="flock: Linux")
+def test_a_warning_while_the_job_waits_for_an_earlier_node_requeues_it(tmp_path):
+    folder, env = job_that_ends_with_5(tmp_path)
+    executable(tmp_path / "srun", "#!/bin/sh\necho trains\n")
+    lock = Lock(folder / LOCK)
+    assert lock.acquire()
+    script = [f"export {name}='{value}'\n" for name, value in env.items()]
+    (folder / "train.sbatch").write_text("".join(script) + rendered(folder, None), encoding="utf-8")
+    job = subprocess.Popen(["bash", folder / "train.sbatch"], stdout=subprocess.PIPE, text=True)
+    wait_for(lambda: [p for p in psutil.Process(job.pid).children() if p.name() == "flock"], what="its wait")
+    job.terminate()
+    assert job.wait(20) == 5
+    lock.release()
+    assert "preempted; requeueing job 7" in (said := job.stdout.read()) and "trains" not in said
+
+
+def test_a_job_that_never_gets_to_a_checkpoint_is_requeued_ten_times_at_most(tmp_path):
+    folder, env = job_that_ends_with_5(tmp_path)
 
     def start(**more: str) -> tuple[int, str]:
         done = subprocess.run(["bash"], input=rendered(folder, None), env=env | more, capture_output=True, text=True)
