@@ -94,19 +94,20 @@ def job_that_ends_with_5(tmp_path):
 
 
 @pytest.mark.skipif(shutil.which("flock") is None, reason="flock: Linux")
-def test_a_warning_while_the_job_waits_for_an_earlier_node_requeues_it(tmp_path):
+@pytest.mark.parametrize("why", ["preempted", "another machine still trains this run"])
+def test_a_job_that_waits_for_an_earlier_node_is_requeued_at_a_warning_or_after_ten_minutes(why, tmp_path):
     folder, env = job_that_ends_with_5(tmp_path)
     executable(tmp_path / "srun", "#!/bin/sh\necho trains\n")
     lock = Lock(folder / LOCK)
     assert lock.acquire()
-    script = [f"export {name}='{value}'\n" for name, value in env.items()]
-    (folder / "train.sbatch").write_text("".join(script) + rendered(folder, None), encoding="utf-8")
-    job = subprocess.Popen(["bash", folder / "train.sbatch"], stdout=subprocess.PIPE, text=True)
+    script = rendered(folder, None).replace("--timeout 600", "--timeout 60" if why == "preempted" else "--timeout 1")
+    job = subprocess.Popen(["bash", "-c", script], env=env, stdout=subprocess.PIPE, text=True)
     wait_for(lambda: [p for p in psutil.Process(job.pid).children() if p.name() == "flock"], what="its wait")
-    job.terminate()
+    if why == "preempted":
+        job.terminate()
     assert job.wait(20) == 5
     lock.release()
-    assert "preempted; requeueing job 7" in (said := job.stdout.read()) and "trains" not in said
+    assert job.stdout.read() == f"hangproof: {why}; requeueing job 7\n", "it does not train"
 
 
 def test_a_job_that_never_gets_to_a_checkpoint_is_requeued_ten_times_at_most(tmp_path):
