@@ -10,13 +10,14 @@ import subprocess
 import psutil
 import pytest
 from launch_helpers import arguments
-from monitor_helpers import toy_run, wait_for
+from monitor_helpers import STATUS, toy_run, wait_for
 from runs_helpers import call, executable, pictures, spec
 
 import runs
 from launch import slurm
 from launch.common import LaunchError
 from monitor.process.platform import LOCK, Lock
+from monitor.run_folder import RunFolder
 
 SHORT = dict(steps=60, pace=0.05, every=20)
 
@@ -117,9 +118,9 @@ def test_a_job_that_never_gets_to_a_checkpoint_is_requeued_ten_times_at_most(tmp
         done = subprocess.run(["bash"], input=rendered(folder, None), env=env | more, capture_output=True, text=True)
         return done.returncode, done.stdout
 
-    for state in ("run-step00000010-state", "run-step00000020-state"):
+    for step in (10, 20):  # of a checkpoint in `save_dir`
         assert [start()[0] for _ in range(9)] == [5] * 9
-        (folder / state).mkdir()
+        RunFolder(folder).write_status({**STATUS, "checkpoint": {"path": "/scratch/run-state", "step": step}})
     ends = [start() for _ in range(10)]
     assert [code for code, _ in ends] == [5] * 9 + [4] and "submit it again with more time" in ends[-1][1]
     assert start(SLURM_JOB_ID="8")[0] == 5
