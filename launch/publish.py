@@ -30,10 +30,8 @@ SAMPLES = 6
 REQUEST_S = 60.0  # for one read or write of a connection
 IMAGE_BYTES = 20_000_000
 README = "README.md"
-NO_WRITE = "Hugging Face refuses. Mostly, the token may not write there; log in with one that may write to this account"
 REFUSED = {
-    401: NO_WRITE,
-    403: NO_WRITE,
+    **dict.fromkeys((401, 403), "Hugging Face refuses. Often, the token may not write there; log in with one that may"),
     404: "Hugging Face knows no such account or repository, or the token may not see it; check the name",
     429: "Hugging Face limits the number of requests; start it again later",
 }

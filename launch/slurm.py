@@ -134,8 +134,8 @@ def ask(*command: str, environment: Mapping[str, str] | None = None) -> str:
 
 
 def job_name(folder: Path) -> str:
-    """The name of a run's job: jobs of one name run one after the other."""
-    return f"hangproof-{folder.name}"
+    """The name of a run's job: jobs of one name run one after the other. squeue takes a comma for the next name."""
+    return f"hangproof-{folder.name}".replace(",", "-")
 
 
 def submit(folder: Path, spec: RunSpec | None) -> tuple[str, bool]:

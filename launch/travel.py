@@ -143,9 +143,7 @@ def name_there(spec: RunSpec, most: int = 60) -> str:
 def upload(folder: Path) -> str:
     """Copy the run and its data set into its store, by the process that copies a training; a sentence that says so.
 
-    What is newer there is fetched first.
-
-    Raises LaunchError: it trains here, is complete, or needs files of here; or the store fails.
+    Fetches what is newer there. Raises LaunchError: it trains here, is complete, needs files of here; the store fails.
     """
     if is_held(folder / LOCK):
         raise LaunchError(f"{folder.name} trains on this machine; stop it first: python -m monitor stop {folder.name}")

@@ -83,6 +83,7 @@ def test_bash_accepts_the_script(nodes, tmp_path):
     text = rendered(folder, None, "--nodes", str(nodes))
     assert subprocess.run(["bash", "-n"], input=text, text=True).returncode == 0
     assert options(text)["output"] == f"{folder}/slurm-%j.log"
+    assert options(rendered(tmp_path / "a,b", None))["job-name"] == "hangproof-a-b", "squeue would look for two names"
     assert ("export HANGPROOF_NODE=" in text) == ("HANGPROOF_MAIN_PORT" in text) == ("$starts" in text) == (nodes == 2)
 
 
