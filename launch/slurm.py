@@ -24,7 +24,7 @@ from launch.travel import needed_gb
 from monitor.process.platform import LOCK, is_held
 from monitor.run_folder import find
 from monitor.state import nothing_left
-from runs.files import atomic_write, explained
+from runs.files import atomic_write, checksum, explained
 from runs.paths import PLACES, ROOT
 from runs.quoting import quote
 from runs.spec import RunSpec, load
@@ -134,8 +134,8 @@ def ask(*command: str, environment: Mapping[str, str] | None = None) -> str:
 
 
 def job_name(folder: Path) -> str:
-    """The name of a run's job: jobs of one name run one after the other. squeue takes a comma for the next name."""
-    return f"hangproof-{folder.name}".replace(",", "-")
+    """The name of a run's job, which no other run has: jobs of one name run one after the other. A comma ends a name."""
+    return f"hangproof-{folder.name}-{checksum(os.fsencode(folder))[:8]}".replace(",", "-")
 
 
 def submit(folder: Path, spec: RunSpec | None) -> tuple[str, bool]:

@@ -51,7 +51,13 @@ def test_the_script_asks_for_what_the_run_needs(data, monkeypatch):
     given = ("--partition=a b", "--time=1-12", "--account=me", "--mem=64G")
     text = rendered(made, runs.load(made), *given)
     words = ["--open-mode=append", "--nodes=3", "--ntasks-per-node=1", "--cpus-per-task=6", "--gpus-per-node=2"]
-    words += ["--job-name=hangproof-Me-my-cat", "--signal=B:TERM@120", "--dependency=singleton", "--requeue", *given]
+    words += [
+        f"--job-name={slurm.job_name(made)}",
+        "--signal=B:TERM@120",
+        "--dependency=singleton",
+        "--requeue",
+        *given,
+    ]
     assert options(text) == as_options([*words, f"--output={made}/slurm-%j.log"])
     assert "# Trains Me & my cat under Slurm" in text
     assert f"export HANGPROOF_DATA={data}" in text
@@ -83,7 +89,8 @@ def test_bash_accepts_the_script(nodes, tmp_path):
     text = rendered(folder, None, "--nodes", str(nodes))
     assert subprocess.run(["bash", "-n"], input=text, text=True).returncode == 0
     assert options(text)["output"] == f"{folder}/slurm-%j.log"
-    assert options(rendered(tmp_path / "a,b", None))["job-name"] == "hangproof-a-b", "squeue would look for two names"
+    names = {options(rendered(tmp_path / data / "a,b", None))["job-name"] for data in ("one", "two")}
+    assert len(names) == 2 and all(re.fullmatch(r"hangproof-a-b-\w{8}", name) for name in names), names
     assert ("export HANGPROOF_NODE=" in text) == ("HANGPROOF_MAIN_PORT" in text) == ("$starts" in text) == (nodes == 2)
 
 
