@@ -119,6 +119,19 @@ def test_a_job_that_waits_for_an_earlier_node_is_requeued_at_a_warning_or_after_
     assert job.stdout.read() == f"hangproof: {why}; requeueing job 7\n", "it does not train"
 
 
+def test_a_warning_reaches_the_training_also_while_slurm_still_delivers_it(tmp_path):
+    folder, env = job_that_ends_with_5(tmp_path)
+    pid = tmp_path / "pid"
+    executable(tmp_path / "srun", f"#!/bin/sh\ntrap 'exit 5' TERM\necho $$ >{pid}\nsleep 60 &\nwait\n")
+    executable(tmp_path / "scancel", f"#!/bin/sh\nkill $(cat {pid})\n")
+    for name, does in (("squeue", "echo SIGNALING n1"), ("flock", ":")):
+        executable(tmp_path / name, f"#!/bin/sh\n{does}\n")
+    job = subprocess.Popen(["bash", "-c", rendered(folder, None)], env=env, stdout=subprocess.DEVNULL)
+    wait_for(lambda: pid.exists() and pid.read_text(), what="its training")
+    job.terminate()
+    assert job.wait(20) == 5
+
+
 def test_a_job_that_never_gets_to_a_checkpoint_is_requeued_ten_times_at_most(tmp_path):
     folder, env = job_that_ends_with_5(tmp_path)
 
