@@ -134,7 +134,7 @@ def ask(*command: str, environment: Mapping[str, str] | None = None) -> str:
 
 
 def job_name(folder: Path) -> str:
-    """The name of a run's job, which no other run has: jobs of one name run one after the other. A comma ends a name."""
+    """The name of a run's job, which no other run has: jobs of one name run one after the other. squeue splits at commas."""
     return f"hangproof-{folder.name}-{checksum(os.fsencode(folder))[:8]}".replace(",", "-")
 
 
