@@ -30,10 +30,8 @@ SAMPLES = 6
 REQUEST_S = 60.0  # for one read or write of a connection
 IMAGE_BYTES = 20_000_000
 README = "README.md"
-NO_WRITE = "Hugging Face refuses: the token may not write there; log in with a token that may write to this account"
 REFUSED = {
-    401: NO_WRITE,
-    403: NO_WRITE,
+    **dict.fromkeys((401, 403), "Hugging Face refuses. Often, the token may not write there; log in with one that may"),
     404: "Hugging Face knows no such account or repository, or the token may not see it; check the name",
     429: "Hugging Face limits the number of requests; start it again later",
 }
@@ -211,8 +209,10 @@ def _hub() -> Iterator[Any]:
         # An upload raises a RuntimeError from the real error.
         cause = error.__cause__ if type(error) is RuntimeError else error
         if isinstance(cause, HfHubHTTPError) and cause.response is not None:
-            status = cause.response.status_code
-            reason = REFUSED.get(status, f"Hugging Face answered with HTTP status {status}; start it again later")
+            status, said = cause.response.status_code, " ".join((cause.server_message or "").split())[:300]
+            again = "; start it again later" if status >= 500 else ""
+            reason = REFUSED.get(status, f"Hugging Face answered with HTTP status {status}{again}")
+            reason += f". Hugging Face says: {said}" if said else ""
         elif isinstance(cause, httpx.HTTPError):
             why = f"cannot be reached or does not answer ({type(cause).__name__}); start it again later"
             reason = f"{hub.shown()} {why}"

@@ -23,7 +23,8 @@ from launch.common import RUN, LaunchError, fill, report
 from launch.travel import needed_gb
 from monitor.process.platform import LOCK, is_held
 from monitor.run_folder import find
-from runs.files import atomic_write, explained
+from monitor.state import nothing_left
+from runs.files import atomic_write, checksum, explained
 from runs.paths import PLACES, ROOT
 from runs.quoting import quote
 from runs.spec import RunSpec, load
@@ -133,14 +134,14 @@ def ask(*command: str, environment: Mapping[str, str] | None = None) -> str:
 
 
 def job_name(folder: Path) -> str:
-    """The name of a run's job: jobs of one name run one after the other."""
-    return f"hangproof-{folder.name}"
+    """The name of a run's job, which no other run has: jobs of one name run one after the other. squeue splits at commas."""
+    return f"hangproof-{folder.name}-{checksum(os.fsencode(folder))[:8]}".replace(",", "-")
 
 
 def submit(folder: Path, spec: RunSpec | None) -> tuple[str, bool]:
     """(number of the job, whether it was there before). A run that has a job already is not submitted again.
 
-    Raises LaunchError: there is no Slurm on this machine, the run cannot be started, or sbatch refuses the script.
+    Raises LaunchError: there is no Slurm here, the run is complete or cannot be started, or sbatch refuses the script.
     """
     if shutil.which("sbatch") is None:
         raise LaunchError(f"no sbatch on this machine; copy the project to a login node, or run there: sbatch {SCRIPT}")
@@ -151,6 +152,8 @@ def submit(folder: Path, spec: RunSpec | None) -> tuple[str, bool]:
             return number, True
     if is_held(folder / LOCK):
         raise LaunchError(f"{folder.name}: a monitor runs it already; stop it: python -m monitor stop {folder.name}")
+    if done := nothing_left(folder):
+        raise LaunchError(f"{folder.name} is {done}")
     if spec is not None and not spec.store:
         from runs.folders import problems
 

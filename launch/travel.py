@@ -19,6 +19,7 @@ from launch.common import LaunchError, Option
 from monitor import config
 from monitor.process.platform import LOCK, is_held
 from monitor.run_folder import RunFolder
+from monitor.state import nothing_left
 from monitor.store import LeaseState, StoreAgent
 from presets.estimate import estimate
 from runs.env_file import is_secret, read
@@ -142,10 +143,12 @@ def name_there(spec: RunSpec, most: int = 60) -> str:
 def upload(folder: Path) -> str:
     """Copy the run and its data set into its store, by the process that copies a training; a sentence that says so.
 
-    What is newer there is fetched first. Raises LaunchError: it trains here, needs files of here, or the store fails.
+    Fetches what is newer there. Raises LaunchError: it trains here, is complete, needs files of here; the store fails.
     """
     if is_held(folder / LOCK):
         raise LaunchError(f"{folder.name} trains on this machine; stop it first: python -m monitor stop {folder.name}")
+    if done := nothing_left(folder):
+        raise LaunchError(f"{folder.name} is {done}")
     agent = StoreAgent(RunFolder(folder), config.load().store)
     fields = agent.folder.spec
     named = [os.path.expanduser(str(one)) for one in (fields.get("control_dir"), *fields.get("extra", {}).values())]

@@ -455,7 +455,7 @@ class StatusWriter:
             "snapshots": checkpoints.memory_summary(saved.snapshots, saved.snapshots_off),  # None where there are none
         }
         try:
-            found = checkpoints.states([folder.folder])
+            found = checkpoints.states(self.run.state_folders())
         except OSError:
             return False
         known, self._states = self._states, {path: step for path, step in found.items() if step >= 0}

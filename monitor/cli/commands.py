@@ -247,6 +247,9 @@ def _current(run_folder: RunFolder) -> Attempt | None:
 def _not_running(folder: Path) -> MonitorError:
     known = read_status(folder) or {}
     said = known.get("reason") or known.get("message") or "no reason is recorded"
+    if known.get("alive") and known["state"] not in FINAL:  # between two attempts, or under Slurm
+        what = f"is {known['state']}, and no training process of it is on this machine now"
+        return MonitorError(f"{folder.name} {what}; if another machine trains it, run this there")
     state = f"last state: {known['state']}, {said}" if known else "never started"
     return MonitorError(f"{folder.name} is not running ({state})")
 

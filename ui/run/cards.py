@@ -137,6 +137,8 @@ def head(view: View) -> str:
     count = steps(view) or ("Preparing…" if running else "")
     resume = "start over" if view.checkpoint is None else f"continue from the checkpoint at step {view.checkpoint:,}"
     meaning = meaning.format(start=view.start_label, resume=resume)
+    if view.state == "preempted" and (view.folder / "train.sbatch").is_file():
+        meaning += " A job of Slurm that waits does so by itself: see squeue --me."
     ready = snapshots(view) if running else ""
     old = f"These {view.stale}." if view.stale else ""
     why = slow(view) if running else ""

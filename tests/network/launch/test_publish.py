@@ -149,6 +149,10 @@ def test_an_upload_that_fails_is_tried_again_and_a_refusal_says_what_to_do(hub, 
     hub.answers = [503]
     _publish(folder)
     assert hub.repositories["me/cat"].files["My-cat.safetensors"]
+    (folder / "My-cat.safetensors").unlink()  # so that another file is sent
+    hub.answers = [413]
+    with pytest.raises(LaunchError, match="HTTP status 413. Hugging Face says: broken"):
+        _publish(folder)
     monkeypatch.setenv("HF_TOKEN", "hf_read_only")
     with pytest.raises(LaunchError, match="the token may not write there"):
         _publish(folder, repo="me/other")

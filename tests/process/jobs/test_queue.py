@@ -99,14 +99,14 @@ def test_a_run_that_could_not_be_started_waits_again_once_it_is_added_again(data
 
 
 def test_a_run_elsewhere_does_not_vanish_from_the_queue(data, monkeypatch):
-    elsewhere = toy_run(data / "mine")
-    with pytest.raises(MonitorError, match="is not one of them; start it with `python -m monitor start"):
+    elsewhere = toy_run(data / "my run")
+    with pytest.raises(MonitorError, match="is not one of them; start it with `python -m monitor start '.*/my run'`"):
         queue.add(elsewhere)
     monkeypatch.setattr(queue, "busy", lambda folder: ["another"])
     monkeypatch.setattr(queue, "launch", lambda folder: {"pid": 7})
     assert queue.start_or_wait(elsewhere) == {"position": None, "pid": 7}, "its monitor waits for the GPU"
     (data / "outputs").mkdir()
-    (data / "outputs" / "mine").symlink_to(elsewhere)
+    (data / "outputs" / "my run").symlink_to(elsewhere)
     assert queue.insert(elsewhere) == 1
 
 

@@ -4,16 +4,20 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 
+import psutil
 import pytest
 from launch_helpers import arguments
-from monitor_helpers import toy_run
+from monitor_helpers import STATUS, toy_run, wait_for
 from runs_helpers import call, executable, pictures, spec
 
 import runs
 from launch import slurm
 from launch.common import LaunchError
+from monitor.process.platform import LOCK, Lock
+from monitor.run_folder import RunFolder
 
 SHORT = dict(steps=60, pace=0.05, every=20)
 
@@ -47,7 +51,13 @@ def test_the_script_asks_for_what_the_run_needs(data, monkeypatch):
     given = ("--partition=a b", "--time=1-12", "--account=me", "--mem=64G")
     text = rendered(made, runs.load(made), *given)
     words = ["--open-mode=append", "--nodes=3", "--ntasks-per-node=1", "--cpus-per-task=6", "--gpus-per-node=2"]
-    words += ["--job-name=hangproof-Me-my-cat", "--signal=B:TERM@120", "--dependency=singleton", "--requeue", *given]
+    words += [
+        f"--job-name={slurm.job_name(made)}",
+        "--signal=B:TERM@120",
+        "--dependency=singleton",
+        "--requeue",
+        *given,
+    ]
     assert options(text) == as_options([*words, f"--output={made}/slurm-%j.log"])
     assert "# Trains Me & my cat under Slurm" in text
     assert f"export HANGPROOF_DATA={data}" in text
@@ -79,23 +89,59 @@ def test_bash_accepts_the_script(nodes, tmp_path):
     text = rendered(folder, None, "--nodes", str(nodes))
     assert subprocess.run(["bash", "-n"], input=text, text=True).returncode == 0
     assert options(text)["output"] == f"{folder}/slurm-%j.log"
+    names = {options(rendered(tmp_path / data / "a,b", None))["job-name"] for data in ("one", "two")}
+    assert len(names) == 2 and all(re.fullmatch(r"hangproof-a-b-\w{8}", name) for name in names), names
     assert ("export HANGPROOF_NODE=" in text) == ("HANGPROOF_MAIN_PORT" in text) == ("$starts" in text) == (nodes == 2)
 
 
-def test_a_job_that_never_gets_to_a_checkpoint_is_requeued_ten_times_at_most(tmp_path):
+def job_that_ends_with_5(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
-    for name, does in (("srun", "exit 5"), ("squeue", "echo RUNNING n1"), ("scontrol", ":"), ("flock", ":")):
+    for name, does in (("srun", "exit 5"), ("squeue", "echo RUNNING n1"), ("scontrol", ":")):
         executable(tmp_path / name, f"#!/bin/sh\n{does}\n")
-    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "SLURMD_NODENAME": "n1"}
+    return folder, {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "SLURMD_NODENAME": "n1"}
+
+
+@pytest.mark.skipif(shutil.which("flock") is None, reason="flock: Linux")
+@pytest.mark.parametrize("why", ["preempted", "another machine still trains this run"])
+def test_a_job_that_waits_for_an_earlier_node_is_requeued_at_a_warning_or_after_ten_minutes(why, tmp_path):
+    folder, env = job_that_ends_with_5(tmp_path)
+    executable(tmp_path / "srun", "#!/bin/sh\necho trains\n")
+    lock = Lock(folder / LOCK)
+    assert lock.acquire()
+    script = rendered(folder, None).replace("--timeout 600", "--timeout 60" if why == "preempted" else "--timeout 1")
+    job = subprocess.Popen(["bash", "-c", script], env=env, stdout=subprocess.PIPE, text=True)
+    wait_for(lambda: [p for p in psutil.Process(job.pid).children() if p.name() == "flock"], what="its wait")
+    if why == "preempted":
+        job.terminate()
+    assert job.wait(20) == 5
+    lock.release()
+    assert job.stdout.read() == f"hangproof: {why}; requeueing job 7\n", "it does not train"
+
+
+def test_a_warning_reaches_the_training_also_while_slurm_still_delivers_it(tmp_path):
+    folder, env = job_that_ends_with_5(tmp_path)
+    pid = tmp_path / "pid"
+    executable(tmp_path / "srun", f"#!/bin/sh\ntrap 'exit 5' TERM\necho $$ >{pid}\nsleep 60 &\nwait\n")
+    executable(tmp_path / "scancel", f"#!/bin/sh\nkill $(cat {pid})\n")
+    for name, does in (("squeue", "echo SIGNALING n1"), ("flock", ":")):
+        executable(tmp_path / name, f"#!/bin/sh\n{does}\n")
+    job = subprocess.Popen(["bash", "-c", rendered(folder, None)], env=env, stdout=subprocess.DEVNULL)
+    wait_for(lambda: pid.exists() and pid.read_text(), what="its training")
+    job.terminate()
+    assert job.wait(20) == 5
+
+
+def test_a_job_that_never_gets_to_a_checkpoint_is_requeued_ten_times_at_most(tmp_path):
+    folder, env = job_that_ends_with_5(tmp_path)
 
     def start(**more: str) -> tuple[int, str]:
         done = subprocess.run(["bash"], input=rendered(folder, None), env=env | more, capture_output=True, text=True)
         return done.returncode, done.stdout
 
-    for state in ("run-step00000010-state", "run-step00000020-state"):
+    for step in (10, 20):  # of a checkpoint in `save_dir`
         assert [start()[0] for _ in range(9)] == [5] * 9
-        (folder / state).mkdir()
+        RunFolder(folder).write_status({**STATUS, "checkpoint": {"path": "/scratch/run-state", "step": step}})
     ends = [start() for _ in range(10)]
     assert [code for code, _ in ends] == [5] * 9 + [4] and "submit it again with more time" in ends[-1][1]
     assert start(SLURM_JOB_ID="8")[0] == 5

@@ -9,13 +9,16 @@ import pytest
 import yaml
 from launch_helpers import CHOICES, a_run, a_spec, arguments
 from runs_helpers import call, executable, picture, pictures, spec
+from ui_helpers import lora_file
 
 import presets
 import runs
-from launch import containers, rent, skypilot, train, travel
+from launch import containers, rent, skypilot, slurm, train, travel
 from launch.common import LaunchError
 from launch.store.places import open_place
 from monitor import config
+from monitor.run_folder import RunFolder
+from monitor.state import RunState, State, spec_hash
 
 
 def test_a_run_that_needs_a_gpu_says_how_much_memory_and_takes_those_that_are_named():
@@ -57,6 +60,18 @@ def test_a_run_that_needs_files_of_this_machine_is_not_sent_to_a_rented_one_befo
     picture(data / "datasets" / folder.name / "at 9:41.png")
     with pytest.raises(LaunchError, match="at 9:41.png: .* would train without it there; rename it"):
         travel.upload(folder)
+
+
+def test_a_run_with_nothing_left_to_train_gets_no_machine(data, tmp_path, monkeypatch):
+    folder = a_run(data, store=str(tmp_path / "store"))
+    RunState(State.COMPLETED, best_step=12, spec_hash=spec_hash(folder)).save(RunFolder(folder))
+    lora_file(folder / f"{folder.name}.safetensors", 12)
+    executable(tmp_path / "sbatch", "#!/bin/sh\n")
+    executable(tmp_path / "squeue", "#!/bin/sh\n")
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    for send in (travel.upload, lambda folder: slurm.submit(folder, runs.load(folder))):
+        with pytest.raises(LaunchError, match=r"is already completed \(12 steps\)"):
+            send(folder)
 
 
 def test_one_pod_is_no_place_for_a_run_of_two_machines(data, clean):

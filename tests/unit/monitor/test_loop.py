@@ -413,6 +413,10 @@ def test_a_new_checkpoint_is_shown_and_told_once_and_one_without_its_guard_file_
     assert read_status(folder)["checkpoint"] == {"path": str(state), "step": 20}
     assert [(told["step"], told["path"]) for told in events(folder, "checkpoint")] == [(20, str(state))]
     assert RunState.load(run.folder).planned == 40, "saved with its ledger"
+    run.state.save_dir = str(folder.parent / "local")
+    newer = saved_state(folder.parent / "local", 30)
+    run.write_status(force=True)
+    assert read_status(folder)["checkpoint"] == {"path": str(newer), "step": 30}, "a start resumes from it"
     (folder / "status.json").unlink()
     (folder / "status.json").mkdir()
     assert not run.write_status(force=True)

@@ -95,6 +95,8 @@ def test_what_is_asked_of_a_run_that_cannot_do_it_is_refused_with_the_reason(tmp
             RunFolder(folder).write_status({**STATUS, "state": state, "message": "so far"})
             with pytest.raises(MonitorError, match=why):
                 commands.request(folder, kind)
+        with pytest.raises(MonitorError, match="is running, and no training process of it is on this machine now"):
+            commands.diagnose(argparse.Namespace(run=str(folder)))
         prompts.write_text("café", encoding="latin-1")  # as an editor of Windows may save it
         (folder / "run.toml").write_text('name = "toy"\nsample_every_n_steps = 9\n')
         assert commands.request(folder, "sample")

@@ -25,6 +25,8 @@ def test_every_state_has_a_label_and_an_explanation(data, state):
     text = cards.head(shown)
     assert "h2" in harmless(text + cards.run_list([shown], folder.name)).tags
     assert cards.describe(shown)[1] in text and "{" not in text
+    (folder / "train.sbatch").touch()
+    assert ("job of Slurm" in cards.head(shown)) == (state == "preempted") and "Slurm" not in text
 
 
 def test_old_figures_of_a_monitor_that_does_not_respond_are_called_old(data):
