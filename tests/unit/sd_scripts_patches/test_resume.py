@@ -130,6 +130,33 @@ def test_a_resumed_run_has_the_learning_rates_of_its_own_settings_and_schedule(t
         assert train(optimizer, scheduler, more) == [rate * (1 - (3 + more) / steps) for rate in rates]
 
 
+class Rex(torch.optim.lr_scheduler.LRScheduler):
+    """As musubi-tuner's: what it computes with is in its state."""
+
+    def __init__(self, rate, steps):
+        self.max_lr, self.min_lr, self.num_steps, self.num_warmup_steps, self.rex_alpha = rate, 0, steps, 0, 0.1
+        super().__init__(torch.optim.AdamW([torch.zeros(1, requires_grad=True)], rate))
+
+    def get_lr(self):
+        return [self.max_lr * (1 - self.last_epoch / self.num_steps)]
+
+
+def test_musubi_tuners_rex_schedule_has_the_length_and_the_rate_of_the_resumed_run(tmp_path):
+    before, schedule, run = Rex(1e-3, 4), Rex(5e-4, 8), musubi.Run()
+    for _ in range(3):
+        before.optimizer.step()
+        before.step()
+    schedule.optimizer.optimizer = schedule.optimizer  # as accelerate wraps it
+    run.accelerator = SimpleNamespace(
+        _optimizers=[schedule.optimizer], _schedulers=[SimpleNamespace(scheduler=schedule)]
+    )
+    run._load(tmp_path)
+    schedule.optimizer.load_state_dict(before.optimizer.state_dict())
+    schedule.load_state_dict(before.state_dict())
+    run.keep_rates()
+    assert schedule.get_last_lr() == [group["lr"] for group in schedule.optimizer.param_groups] == [5e-4 * 5 / 8]
+
+
 def test_adafactor_with_relative_steps_keeps_the_rate_that_it_has_computed():
     group, run = {"lr": 7e-8, "relative_step": True}, resume.Run()
     run.accelerator = SimpleNamespace(_optimizers=[SimpleNamespace(param_groups=[group])], _schedulers=[])
