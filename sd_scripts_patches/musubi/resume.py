@@ -31,7 +31,7 @@ LOCALS = (
     *("num_train_epochs", "global_step", "epoch", "step", "batch", "loss", "sample_parameters"),
 )
 """The local variables of the training loop that the inserted statements use."""
-REX = ("max_lr", "min_lr", "num_steps", "num_warmup_steps")
+REX = ("max_lr", "min_lr", "num_steps", "num_warmup_steps", "rex_alpha", "rex_beta")
 """What musubi-tuner's REX schedule keeps in its state, of the settings of a run."""
 _STEP = re.compile(r"-step(\d{8})-state$")
 logger = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class Run(resume.Run):
         super()._load(folder)
 
     def keep_rates(self) -> None:
-        super().keep_rates()
+        super().keep_rates()  # the schedules of transformers keep no setting in their state
         for schedule, own in self.rex:
             vars(schedule).update(own)
             schedule._last_lr = schedule.get_lr()

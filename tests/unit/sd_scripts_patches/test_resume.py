@@ -135,6 +135,7 @@ class Rex(torch.optim.lr_scheduler.LRScheduler):
 
     def __init__(self, rate, steps):
         self.max_lr, self.min_lr, self.num_steps, self.num_warmup_steps, self.rex_alpha = rate, 0, steps, 0, 0.1
+        self.rex_beta = 0.9
         super().__init__(torch.optim.AdamW([torch.zeros(1, requires_grad=True)], rate))
 
     def get_lr(self):
