@@ -154,7 +154,7 @@ class TrainingLoop:
             beat.plan(self.args.max_train_steps)
             self.planned = True
         if not self.losses and _scheduler is not None:
-            self.lr = float(_scheduler.get_last_lr()[0])
+            self.lr = float(_scheduler.optimizer.param_groups[0]["lr"])  # some have no get_last_lr()
         result = original(*args, **kwargs)
         loss, *rest = result if isinstance(result, tuple) else (result,)  # musubi-tuner: and its metrics
         if batch_seeds.repeated():

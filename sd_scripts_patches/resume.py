@@ -68,6 +68,7 @@ class Run:
         self.beside: list[tuple[Any, str]] = []  # what the network keeps beside its trained weights
         self.resume_from: TrainerState | None = None  # until the resumed epoch has started
         self.replay: TrainerState | None = None  # set while the generators are set before single reads
+        self.logs = ""  # the name of the folder of logs, of the first attempt
         self.order: str | None = None  # the generator from which the order of the next epoch is drawn
         self.fill_losses = False
 
@@ -237,7 +238,7 @@ class Run:
 
     def _extra(self) -> dict[str, Any]:
         step = {} if self.loader.num_workers else {"dataset_step": data_order.dataset_step(self.loader.dataset)}
-        return {"seed": self.args.seed, "requested": self.requested, "planned": self.planned} | step
+        return {"seed": self.args.seed, "requested": self.requested, "planned": self.planned, "logs": self.logs} | step
 
     # Helpers.
 
@@ -271,6 +272,7 @@ class Run:
         trainer_state.read_beside(folder, self.beside)
         self.rates = [_rate(group) for group in self._groups()]
         extra = self.loaded.extra if self.loaded is not None else {}
+        self.logs = extra.get("logs", "")
         optimizers = [one.optimizer for one in self.accelerator._optimizers]
         for optimizer in optimizers:
             trainer_state.allow_types(optimizer, folder)

@@ -144,6 +144,29 @@ def rmtree(path: str | os.PathLike[str]) -> None:
     snapshots.saves.then(f"{path}, which is deleted", retire)
 
 
+def finish_deletions(args: Any, step: int, epoch: int) -> None:
+    """Delete what the last saves up to this step and epoch had still to delete when a kill ended them."""
+    base = os.path.join(args.output_dir, str(args.output_name))
+    by_step, by_epoch = args.save_every_n_steps or 0, args.save_every_n_epochs or 0
+
+    def finish() -> None:
+        for kind, suffix, remove in (("_state", "-state", rmtree), ("", ".safetensors", remove_weights)):
+            pairs = []  # the names of a save and of what it deletes, as kohya's trainers compute it
+            steps = getattr(args, f"save_last_n_steps{kind}") or args.save_last_n_steps
+            if by_step and steps:
+                last = step - step % by_step
+                pairs.append((f"-step{last:08d}", f"-step{(last - steps - 1) // by_step * by_step:08d}"))
+            epochs = getattr(args, f"save_last_n_epochs{kind}") or args.save_last_n_epochs
+            if by_epoch and epochs:
+                last = epoch - epoch % by_epoch
+                pairs.append((f"-{last:06d}", f"-{last - by_epoch * epochs:06d}"))
+            for new, old in pairs:
+                if os.path.exists(f"{base}{new}-state") and os.path.exists(f"{base}{old}{suffix}"):
+                    remove(f"{base}{old}{suffix}")
+
+    snapshots.saves.then("old files, which are deleted", finish)
+
+
 @around
 def _sweep_first(original: Callable, self: Any, args: Any) -> Any:
     """Remove what killed processes left incomplete, or restore what is complete, before anything looks for a state."""

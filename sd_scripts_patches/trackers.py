@@ -3,6 +3,7 @@
 Their start has a limit. When it is exceeded, wandb is started once more offline; if that hangs too, the run continues
 without trackers. Log calls go through a queue to a thread of their own, in order: a tracker that hangs during the run
 fills the queue and loses entries, and the trainer never waits. The end has a limit too. The stuck threads are daemons.
+A resumed run goes on in the folder of logs of the interrupted one: TensorBoard draws one curve for each folder.
 """
 
 from __future__ import annotations
@@ -69,6 +70,10 @@ def _start_within_limit(original: Callable, accelerator: Any, *args: Any, **kwar
     names = ", ".join(str(tracker) for tracker in accelerator.log_with)
     if not names or not accelerator.is_main_process:
         return original(accelerator, *args, **kwargs)
+    if session.run is not None and accelerator.logging_dir:  # kohya's trainers name a new folder at each start
+        folder, name = os.path.split(accelerator.logging_dir)
+        session.run.logs = session.run.logs or name
+        accelerator.project_configuration.logging_dir = os.path.join(folder, session.run.logs)
     limit = limits.seconds("tracker_timeout_s")
     modes = ["", "offline"] if "wandb" in names and os.environ.get("WANDB_MODE") != "offline" else [""]
     for number, mode in enumerate(modes):

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from sd_scripts_patches import ast_utils, legacy_state, resume, sampling, session, train_loop, trainer_state
+from sd_scripts_patches import ast_utils, legacy_state, resume, sampling, save, session, train_loop, trainer_state
 from sd_scripts_patches.musubi import BASE, DATASET, LOOP, TRAIN_UTILS
 from sd_scripts_patches.patch import Patch, Target, around, find_function, function, with_names
 from sd_scripts_patches.trainer_state import ResumeError, TrainerState
@@ -31,6 +31,8 @@ LOCALS = (
     *("num_train_epochs", "global_step", "epoch", "step", "batch", "loss", "sample_parameters"),
 )
 """The local variables of the training loop that the inserted statements use."""
+REX = ("max_lr", "min_lr", "num_steps", "num_warmup_steps", "rex_alpha", "rex_beta")
+"""What musubi-tuner's REX schedule keeps in its state, of the settings of a run."""
 _STEP = re.compile(r"-step(\d{8})-state$")
 logger = logging.getLogger(__name__)
 
@@ -40,6 +42,7 @@ class Run(resume.Run):
 
     trainer: Any = None
     no_count = SimpleNamespace(value=0)  # sd-scripts shares its count of steps with its loader's workers
+    rex: Any = ()  # each REX schedule, and its settings in this run
 
     def find_position(self, args: argparse.Namespace, loader: Any) -> None:
         """After the state is loaded, before anything uses the position. Raises ResumeError."""
@@ -57,6 +60,25 @@ class Run(resume.Run):
             self.trainer.timestep_range_pool = [tuple(pair) for pair in state.extra.get("timesteps", ())]
         args.sample_at_first = False  # that was before step 1
         self.resume_from = state
+
+    def _load(self, folder: Path) -> None:
+        schedules = [one.scheduler for one in self.accelerator._schedulers]
+        self.rex = [(one, {name: vars(one)[name] for name in REX}) for one in schedules if hasattr(one, "rex_alpha")]
+        super()._load(folder)
+
+    def keep_rates(self) -> None:
+        super().keep_rates()  # the schedules of transformers keep no setting in their state
+        for schedule, own in self.rex:
+            vars(schedule).update(own)
+            schedule._last_lr = schedule.get_lr()
+            for group, rate in zip(schedule.optimizer.param_groups, schedule._last_lr, strict=True):
+                group["lr"] = rate
+
+    def begin_training(self, args: Any, *rest: Any, **named: Any) -> tuple[int, int]:
+        place = super().begin_training(args, *rest, **named)
+        if self.resume_from is not None and self.accelerator.is_main_process:
+            save.finish_deletions(args, self.step, self.epochs_done)
+        return place
 
     def missing_epochs(self, args: argparse.Namespace, sample_parameters: Any) -> Iterator[tuple[int, int]]:
         """Yield (epoch, step) when an epoch's state was saved and a kill lost its samples."""

@@ -4,6 +4,7 @@ import re
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from guards.crash import EXIT_STOPPED
 from guards.heartbeat import REQUEST_STOP
@@ -29,6 +30,16 @@ def test_once_a_minute_the_log_shows_the_progress(monkeypatch, capsys):
     lines = train("")
     assert lines == [f"hangproof: step {n} of 100, epoch 0, loss 0.25, 2.00 s per step" for n in (30, 60, 90)]
     assert len(train("20")) == 10 and train("0") == []
+
+
+def test_the_learning_rate_is_known_also_of_a_schedule_without_get_last_lr(monkeypatch):
+    """REXScheduler of pytorch_optimizer: the run ended at its first step."""
+    weight = torch.nn.Parameter(torch.ones(1))
+    schedule = SimpleNamespace(optimizer=torch.optim.SGD([weight], lr=0.5))
+    monkeypatch.setattr(heartbeat, "_scheduler", schedule)
+    loop = heartbeat.TrainingLoop(SimpleNamespace(max_train_steps=1))
+    loop.process_batch(lambda: weight * 2)
+    assert (loop.lr, loop.losses) == (0.5, [2.0])
 
 
 def test_each_validation_has_its_own_mean_and_one_before_the_first_step_of_a_resumed_run_is_that_of_the_step_before(

@@ -5,10 +5,11 @@ import threading
 import time
 from types import ModuleType, SimpleNamespace
 
+import accelerate
 import patches_helpers as helpers
 import pytest
 
-from sd_scripts_patches import trackers
+from sd_scripts_patches import resume, session, trackers, trainer_state
 
 
 class Tracker:
@@ -88,12 +89,31 @@ def test_a_tracker_that_does_not_start_is_started_once_more_offline_or_left_out(
             raise ConnectionError("no route")
 
     names = ["wandb"] if fault == "hangs" else ["tensorboard"]
-    made = SimpleNamespace(log_with=names, trackers=[], is_main_process=True)
+    made = SimpleNamespace(log_with=names, trackers=[], is_main_process=True, logging_dir=None)
     patched_module(init).init_trackers(made, None, "run")
     goes_on.set()
     assert late.wait(30) and len(made.trackers) == (fault == "hangs"), "also when the first one starts after all"
     reason = "waited 0.3 s for trackers to start (wandb)" if fault == "hangs" else "ConnectionError: no route"
     assert f"{reason}; the run continues offline" in capsys.readouterr().err
+
+
+def test_a_resumed_run_goes_on_in_the_folder_of_logs_of_its_first_attempt(monkeypatch, tmp_path):
+    """TensorBoard draws a curve for each folder, and kohya's trainers name one by the time of the start."""
+    module = patched_module(lambda accelerator, *args: accelerator.trackers.append(Tracker()))
+    folders = []
+    for start in ("first", "second", "third"):
+        run = resume.Run()
+        monkeypatch.setattr(session, "run", run)
+        run.accelerator = accelerate.Accelerator(cpu=True, project_dir=f"{tmp_path}/{start}")
+        run.accelerator.log_with = ["toy"]
+        if folders:
+            run._load(tmp_path)
+        module.init_trackers(run.accelerator, None, "run")
+        folders.append(run.accelerator.logging_dir)
+        run.args, run.loader = SimpleNamespace(seed=1), SimpleNamespace(num_workers=1)
+        counts = dict.fromkeys(("step", "epoch", "batch", "batches", "accumulation", "processes", "workers"), 1)
+        trainer_state.write(tmp_path, trainer_state.TrainerState(epoch_over=False, extra=run._extra(), **counts))
+    assert folders == [f"{tmp_path}/first"] * 3
 
 
 def test_only_rank_0_tracks_and_the_key_goes_to_wandb_without_a_login(monkeypatch):

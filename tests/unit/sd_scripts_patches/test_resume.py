@@ -130,6 +130,34 @@ def test_a_resumed_run_has_the_learning_rates_of_its_own_settings_and_schedule(t
         assert train(optimizer, scheduler, more) == [rate * (1 - (3 + more) / steps) for rate in rates]
 
 
+class Rex(torch.optim.lr_scheduler.LRScheduler):
+    """As musubi-tuner's: what it computes with is in its state."""
+
+    def __init__(self, rate, steps):
+        self.max_lr, self.min_lr, self.num_steps, self.num_warmup_steps, self.rex_alpha = rate, 0, steps, 0, 0.1
+        self.rex_beta = 0.9
+        super().__init__(torch.optim.AdamW([torch.zeros(1, requires_grad=True)], rate))
+
+    def get_lr(self):
+        return [self.max_lr * (1 - self.last_epoch / self.num_steps)]
+
+
+def test_musubi_tuners_rex_schedule_has_the_length_and_the_rate_of_the_resumed_run(tmp_path):
+    before, schedule, run = Rex(1e-3, 4), Rex(5e-4, 8), musubi.Run()
+    for _ in range(3):
+        before.optimizer.step()
+        before.step()
+    schedule.optimizer.optimizer = schedule.optimizer  # as accelerate wraps it
+    run.accelerator = SimpleNamespace(
+        _optimizers=[schedule.optimizer], _schedulers=[SimpleNamespace(scheduler=schedule)]
+    )
+    run._load(tmp_path)
+    schedule.optimizer.load_state_dict(before.optimizer.state_dict())
+    schedule.load_state_dict(before.state_dict())
+    run.keep_rates()
+    assert schedule.get_last_lr() == [group["lr"] for group in schedule.optimizer.param_groups] == [5e-4 * 5 / 8]
+
+
 def test_adafactor_with_relative_steps_keeps_the_rate_that_it_has_computed():
     group, run = {"lr": 7e-8, "relative_step": True}, resume.Run()
     run.accelerator = SimpleNamespace(_optimizers=[SimpleNamespace(param_groups=[group])], _schedulers=[])
@@ -188,19 +216,26 @@ def test_the_batches_after_the_one_that_was_read_ahead_have_the_tags_of_the_step
     assert steps == ["order", 0, 0, 17, 19]
 
 
-def test_a_finished_run_that_is_resumed_saves_its_state_again_so_that_it_can_still_train_longer(tmp_path):
+@pytest.mark.parametrize("kind", [resume.Run, musubi.Run])
+def test_a_finished_run_that_is_resumed_saves_its_state_again_so_that_it_can_still_train_longer(
+    tmp_path, monkeypatch, kind
+):
     """A kill after the last save: what the batch that was read ahead had drawn was lost."""
-    run, data, state = resume.Run(), DataSet(), known()
+    old = []
+    monkeypatch.setattr(musubi.save, "finish_deletions", lambda args, *place: old.append(place))
+    run, data, state = kind(), DataSet(), known()
     loader = torch.utils.data.DataLoader(data, sampler=range(10))
     state.epoch_over, state.now, state.extra = True, trainer_state.generators(), {"dataset_step": 11}
     state.fetch = {"position": 2, "generators": state.now, "dataset_step": 10, "current_step": 11}
     args = argparse.Namespace(max_train_steps=12, output_dir=tmp_path, gradient_accumulation_steps=1, seed=1)
-    run.accelerator, run.resume_from = SimpleNamespace(num_processes=1, _optimizers=[]), state
+    run.accelerator = SimpleNamespace(num_processes=1, _optimizers=[], is_main_process=True)
+    run.resume_from, run.trainer = state, SimpleNamespace(timestep_range_pool=[])
     recorder, bar = SimpleNamespace(loss_list=[1.0], loss_total=1.0), SimpleNamespace(refresh=list)
     run.begin_training(args, loader, recorder, bar, SimpleNamespace(), 0, 0)
     assert not [*run.iterate_batches(loader, 1)]
     saved = run.current_state()
     assert (saved.epoch, saved.batch, saved.epoch_over, saved.fetch) == (2, 2, True, state.fetch)
+    assert old == [(12, 1)] * (kind is musubi.Run)
 
 
 def seed_of_a_run(resume_from=None, seed=None):

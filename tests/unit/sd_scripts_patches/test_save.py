@@ -1,9 +1,11 @@
 """What may be saved, how it replaces what was there, and which old state may go: without a training."""
 
+import argparse
 import shutil
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from guards import checkpoint
 from sd_scripts_patches import save
@@ -53,3 +55,23 @@ def test_a_folder_that_cannot_be_deleted_does_not_end_the_run_and_the_last_good_
     save.rmtree(str(tmp_path / "tiny-step00000002-state"))
     assert checkpoint.newest_valid(tmp_path).name == "tiny-step00000002-state"
     assert "is kept: no other state verifies" in capsys.readouterr().err
+
+
+def test_a_resumed_run_deletes_what_a_killed_one_had_still_to_delete_and_nothing_else(tmp_path):
+    """Killed after state 10 and the one of epoch 4. Step 12 and epoch 5 are not saved."""
+    for name in ("-step00000004", "-step00000006", "-step00000007", "-step00000010", "-000001", "-000003", "-000004"):
+        with checkpoint.writing(tmp_path / f"x{name}-state", step=int(name[-2:]), epoch=1) as folder:
+            (folder / "optimizer.bin").write_bytes(b"x")
+        with checkpoint.writing_file(tmp_path / f"x{name}.safetensors") as file:
+            save_file({"lora_up.weight": torch.ones(2, 2)}, file)
+    before = {path.name for path in tmp_path.iterdir()}
+    args = argparse.Namespace(output_dir=tmp_path, output_name="x", save_every_n_steps=2, save_every_n_epochs=1)
+    vars(args).update(save_last_n_steps=4, save_last_n_steps_state=2, save_last_n_epochs=3, save_last_n_epochs_state=1)
+    save.finish_deletions(args, 12, 5)
+    assert before == {path.name for path in tmp_path.iterdir()}
+    save.finish_deletions(args, 11, 4)
+    gone = {"x-step00000006-state", "x-step00000004.safetensors", "x-000003-state", "x-000001.safetensors"}
+    assert before - {path.name for path in tmp_path.iterdir()} == gone
+    args.save_every_n_steps = args.save_every_n_epochs = None
+    save.finish_deletions(args, 11, 4)
+    assert before - {path.name for path in tmp_path.iterdir()} == gone
