@@ -233,17 +233,15 @@ class Group:
     def _said(self, rank: Rank) -> tuple[str, str]:
         """(`Rank 1 stopped at check point 4 (base model)`: the subject of the sentence, what to do)."""
         name, at, pid = f"Rank {rank['rank']}", place(rank), rank["pid"]
-        log = "The log or the kernel's log says why it ended."
         if rank["outcome"] in FAILED:
-            return f"{name} failed at {at}" + (f": {rank['note'].rstrip('.')}" if rank["note"] else ""), log
+            note = f": {rank['note'].rstrip('.')}" if rank["note"] else ""
+            return f"{name} failed at {at}{note}", ADVICE["ended"]
         if rank["missing"]:
-            launcher = "Check the launcher's output, and on several machines that the script runs on each of them."
-            return f"{name} has not started", launcher
+            return f"{name} has not started", ADVICE["missing"]
         if rank["alive"] is False:
-            return f"The process of rank {rank['rank']} (pid {pid}) is gone; it was at {at}", log
+            return f"The process of rank {rank['rank']} (pid {pid}) is gone; it was at {at}", ADVICE["ended"]
         if pid in self.stopped:
-            how = f"Something stopped it with a signal (job control, a debugger): kill -CONT {pid}."
-            return f"{name} (pid {pid}) is stopped by a signal at {at}", how
+            return f"{name} (pid {pid}) is stopped by a signal at {at}", ADVICE["stopped"].format(pid=pid)
         if at_check_point(rank):
             return f"{name} stopped at {at}", ADVICE.get(rank["point"], "")
         return (f"{name} has not ended {at}", ADVICE["in_a_step"]) if _in_step(rank) else (f"{name} hangs: {at}", "")
