@@ -45,7 +45,7 @@ ENDED = {  # by a command's state
     "done": "Finished",
     "failed": "Failed",
     "cancelled": "Cancelled",
-    "lost": "Interrupted, for example because the machine restarted",
+    "lost": "Interrupted, for example because the machine restarted or the disk is full",
 }
 PROGRAM = re.compile(r"^(?:launch(?: [a-z]+)?|runs): ")  # how our commands begin their errors
 
