@@ -152,14 +152,13 @@ def _manage(folder: Path, said: gr.HTML, again: dict[str, Any]) -> None:
     delete.click(on_delete, [with_images, *again["inputs"]], [*again["outputs"], said], **QUIET)
 
 
-BUTTONS = ("stop", "go", "total", "copy")
 TOTALS = {"epochs": "Total epochs", "max_train_steps": "Total steps"}
 
 
 def _buttons(shown: view.View | None) -> dict[str, dict[str, Any]]:
     """Updates for the buttons that the run's state allows: stop; start, resume or train longer; copy to New LoRA."""
     if shown is None:
-        return {name: {"visible": False} for name in BUTTONS}
+        return {name: {"visible": False} for name in ("stop", "go", "total", "copy")}
     can_stop = shown.running
     stopping = shown.state == "stopping" or (can_stop and view.stop_requested(shown.folder))
     can_go = not can_stop and not actions.waits(shown.folder)

@@ -217,8 +217,7 @@ def _loras(found: Evolution) -> list[tuple[str, int]]:
 
 
 def _count(shown: list[Picture]) -> str:
-    many = f"; the newest {MOST} are shown" if len(shown) > MOST else ""
-    return f"{count(len(shown), 'sample')}{many}"
+    return f"{count(len(shown), 'sample')}{f'; the newest {MOST} are shown' * (len(shown) > MOST)}"
 
 
 def _columns(texts: dict[int, str]) -> int:

@@ -61,6 +61,8 @@ def test_a_page_whose_server_is_gone_says_so_and_recovers_by_itself(browser, tmp
         banner.wait_for()
         page.get_by_test_id("state").get_by_text("Not connected", exact=True).wait_for()
         page.locator("#run-head").get_by_text("just now").wait_for(state="detached")
+        page.locator(".toast-body").wait_for(state="attached")
+        assert not page.locator(".toast-body").is_visible(), "Gradio's message would lie over ours"
         assert ui.faint_texts(page) == []
         change_status(folder, step=77)
         with ui.serving_again([page], data, server.port):
