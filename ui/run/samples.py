@@ -28,8 +28,8 @@ PLAIN: dict[str, Any] = {"interactive": False, "buttons": ["fullscreen"]}
 GALLERY: dict[str, Any] = {"label": "Samples", "show_label": False, "height": "auto", **PLAIN}
 NO_SAMPLES = "This run has no samples yet. They are drawn where “Sample prompts” has a prompt and “Generate samples every N steps” is not 0."
 NO_VOTE = (
-    "A blind vote compares LoRAs by samples of the same step, and fewer than two have some. Save LoRAs and draw samples "
-    "at the same steps: set “Save a checkpoint every N steps” and “Generate samples every N steps” to the same number."
+    "A blind vote needs two LoRAs with samples of the same step. Set “Save a checkpoint every N steps” and “Generate "
+    "samples every N steps” to the same number."
 )
 Picture = tuple[str, str]  # path, caption
 

@@ -259,6 +259,10 @@ def test_search_queue_and_list_are_all_there_with_30_runs(browser, data):
         page.get_by_role("button", name="Remove from the queue: cat 03").click()
         page.locator(".hp-queue li[data-run='cat-03']").wait_for(state="detached")
         assert [one.run for one in queue.read().entries] == ["cat-04"]
+        queue.insert(write_run(data, "dog", state="stopped"))
+        ui.show_run(page, server, "dog")
+        page.get_by_role("button", name="Leave the queue").press("Enter")
+        ui.has_focus(page, "data-do", "queue")  # in place of the button that is gone
         # A press is not lost while the answer to the one before is awaited.
         with ui.hold(page, '"cat-05"', "**/queue/join*", first=True) as asks:
             page.locator(".hp-run[data-run=cat-05]").click()
