@@ -39,7 +39,7 @@ FIGURES = ("needs_gb", "weights_gb", "note", "basis")  # of a tier, beside its f
 BITS = {"nf4": "4 bits", "int8": "8 bits (int8)"}
 OPTIMIZERS = {"adamw8bit": "8-bit AdamW", "adafactor": "Adafactor"}
 GENERATED_GB = 1.0  # of a model that is generated for tests
-NOTE = "an estimate; actual use differs by 1–2 GB with the driver and other programs on the GPU"
+NOTE = "actual use differs by 1–2 GB with the driver and other programs on the GPU"
 SHARD = re.compile(r"(?P<stem>.*)-00001-of-(?P<count>\d{5})\.safetensors")
 
 

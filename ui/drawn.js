@@ -33,8 +33,9 @@ function scrollToSelected() {
 }
 function drawn() {
   const [active, same] = [document.activeElement, (one) => hangproof.same(one.dataset, focused)];
+  const buttons = [...element.querySelectorAll("[data-do]")];
   if (focused.do && (active === document.body || element.contains(active)) && !same(active))
-    [...element.querySelectorAll("[data-do]")].find(same)?.focus();
+    (buttons.find(same) ?? (active === document.body ? buttons[0] : null))?.focus();
   localize();
   setTimeout(scrollToSelected, 50); // once its place is known
 }

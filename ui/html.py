@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 
 from guards import hub
+from runs.paths import START
 
 if TYPE_CHECKING:
     import jinja2
@@ -28,7 +29,9 @@ def hub_link(path: str, text: str) -> str:
 
 
 def linked(text: str) -> str:
-    """Text as HTML in which the addresses of the hub's pages are links, and what is between backticks is code."""
+    """Text as HTML in which the addresses of the hub's pages are links, and what is between backticks is code. Our
+    modules have the name that works in every terminal: Windows' has none of the environment's programs."""
+    text = re.sub(r"python -m (?:monitor|runs|jobs|launch|presets)(?= [a-z])", lambda _: START, text)
     address = re.compile(re.escape(esc(hub.shown())) + r"(?:/[\w.-]*\w)+")
     link = r'<a href="\g<0>" target="_blank" rel="noopener noreferrer">\g<0></a>'
     return re.sub("`([^`]+)`", r"<code>\1</code>", address.sub(link, esc(text)))

@@ -34,7 +34,7 @@ from ui.run.readers import end_of
 FOLDER = ".jobs"
 POSIX = sys.platform != "win32"  # a process inherits a lock, and hears of SIGTERM: on Windows, that kills it at once
 TOKEN = "HANGPROOF_JOB"  # in the environment of a command's process and of all that it starts
-BUSY = "It is running already"
+BUSY = "It is already running"
 OUTPUT_BYTES = 256 << 10  # of a command's output, from its end
 GRACE_S = 20.0  # from SIGTERM to SIGKILL: a rehearsal ends its ranks first
 KILL_S = 5.0  # from SIGKILL until the process is gone
@@ -45,7 +45,7 @@ ENDED = {  # by a command's state
     "done": "Finished",
     "failed": "Failed",
     "cancelled": "Cancelled",
-    "lost": "Interrupted, for example because the machine restarted",
+    "lost": "Interrupted, for example because the machine restarted or the disk is full",
 }
 PROGRAM = re.compile(r"^(?:launch(?: [a-z]+)?|runs): ")  # how our commands begin their errors
 

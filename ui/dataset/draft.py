@@ -45,6 +45,7 @@ from ui.dataset.draft_store import (
     uploads_dir,
 )
 from ui.html import duration
+from ui.run.readers import stamp
 
 # For the rest of the page.
 __all__ = ["OUT_OF_DATE", "add", "copy_dataset", "history", "is_id", "new_id", "undo", "uploads_dir"]
@@ -405,20 +406,12 @@ def delete_expired() -> None:
 
 def content_files(place: Path) -> list[Path]:
     """The files with the content of the draft in a folder. Reading makes an empty write-ahead log, which is none."""
-    found = list[Path]()
-    for path in (place / draft_store.NAME, place / f"{draft_store.NAME}-wal"):
-        with contextlib.suppress(OSError):
-            found += [path] if path.stat().st_size else []
-    return found
+    return [path for name in ("", "-wal") if stamp(path := place / f"{draft_store.NAME}{name}").size]
 
 
 def last_used(*paths: Path) -> float:
     """When the newest of the paths that exist was changed, in seconds since 1970; 0 when none exists."""
-    times = [0.0]
-    for path in paths:
-        with contextlib.suppress(OSError):
-            times.append(path.stat().st_mtime)
-    return max(times)
+    return max((stamp(path).mtime_ns / 1e9 for path in paths), default=0.0)
 
 
 def _is_older(limit_s: float, *paths: Path) -> bool:

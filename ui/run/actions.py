@@ -98,14 +98,14 @@ def possible(shown: "view.View") -> list[str]:
     """The actions that the run's state allows."""
     if shown.problem:
         return []
-    state, (position, waits_as) = shown.state, place(shown.folder)
+    state, (position, entry) = shown.state, place(shown.folder)
     found = []
     if shown.running and state in STEPS:
         found += ["sample"] * (shown.spec.get("sample_every_n_steps") != 0) + ["save"]
     if shown.running and state not in ("stopping", "opening"):
         found.append("pause")
-    if not shown.running and state != "completed":
-        found += ["now", "cancel"] if waits_as == shown.folder.name else ["queue"] * (not position)
+    if not shown.running and (entry or state != "completed"):
+        found += ["now", "cancel"] if entry and entry.run == shown.folder.name else ["queue"] * (not position)
     return found
 
 
@@ -125,8 +125,9 @@ def _note(shown: "view.View", busy: tuple[str, ...]) -> str:
         return "Pausing: it saves a checkpoint first."
     for action in busy:
         return f"{ACTIONS[action][0]}: requested. It is done when the current step is complete."
-    if position := place(shown.folder)[0]:
-        return f"Waits in the queue, position {position}."
+    position, entry = place(shown.folder)
+    if entry:
+        return entry.problem or f"Waits in the queue, position {position}."
     if not shown.running:
         return ""
     events = shown.folder / EVENTS
@@ -136,10 +137,16 @@ def _note(shown: "view.View", busy: tuple[str, ...]) -> str:
     return f"{message[:1].upper()}{message[1:]}."
 
 
-def place(folder: Path) -> tuple[int, str]:
-    """The run's place in the queue, from 1, and the name of that entry: its own, or its sweep's; (0, "") for none."""
+def place(folder: Path) -> tuple[int, queue.Entry | None]:
+    """The run's place in the queue, from 1, and the entry there: its own, or its sweep's; (0, None) for none."""
     places = enumerate(entries(), 1)
-    return next(((n, one.run) for n, one in places if folder.name in (one.run, *one.sweep)), (0, ""))
+    return next(((n, one) for n, one in places if folder.name in (one.run, *one.sweep)), (0, None))
+
+
+def waits(folder: Path) -> bool:
+    """Whether the queue starts the run in its turn."""
+    entry = place(folder)[1]
+    return entry is not None and not entry.problem
 
 
 def _last_answer(events: Path) -> tuple[datetime | None, str]:

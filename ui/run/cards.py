@@ -17,7 +17,7 @@ from monitor.ledger import Ledger
 from monitor.phrases import PHASES, count
 from runs.manage import size_text
 from runs.results import Lora
-from ui.html import duration, markdown, number, part, per_step
+from ui.html import duration, linked, markdown, number, part, per_step
 from ui.run.readers import latest
 from ui.run.snapshots import Evolution
 from ui.run.view import Incident, View, number_of, unreadable
@@ -126,8 +126,8 @@ def no_run(selected: str) -> str:
     return CARD("empty", "No run selected", text, True)
 
 
-def head(view: View) -> str:
-    """Name, state, progress and figures of the selected run."""
+def head(view: View, waits: bool = False) -> str:
+    """Name, state, progress and figures of the selected run. waits: whether the queue starts it."""
     colour, label, meaning = describe(view)
     status, running = view.status, view.running
     said = str(status.get("reason") or status.get("message") or "") if view.state != "orphaned" else ""
@@ -136,15 +136,14 @@ def head(view: View) -> str:
         phase += f", {int(view.number('phase_done') or 0):,} of {int(items):,}"
     count = steps(view) or ("Preparing…" if running else "")
     resume = "start over" if view.checkpoint is None else f"continue from the checkpoint at step {view.checkpoint:,}"
-    meaning = meaning.format(start=view.start_label, resume=resume)
+    meaning = "" if waits and not running else meaning.format(start=view.start_label, resume=resume)
     if view.state == "preempted" and (view.folder / "train.sbatch").is_file():
         meaning += " A job of Slurm that waits does so by itself: see squeue --me."
     ready = snapshots(view) if running else ""
     old = f"These {view.stale}." if view.stale else ""
     why = slow(view) if running else ""
-    lines = [
-        text for text in (view.problem, old, why, said[:1].upper() + said[1:], meaning, store(view), ready) if text
-    ]
+    texts = (view.problem, old, why, said[:1].upper() + said[1:], meaning, store(view), ready)
+    lines = [Markup(linked(text)) for text in texts if text]
     used = machine(view) if running else []
     known = facts(view, running) if status.get("state") else []
     phase = phase if running and phase != label.lower() else ""

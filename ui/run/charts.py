@@ -140,4 +140,4 @@ def table_of(metrics: Metrics) -> str:
     steps, count = metrics.steps, len(metrics.steps["step"])
     rows = np.unique(np.linspace(0, count - 1, TABLE_ROWS).astype(int)) if count else []
     cells = [(f"{steps['step'][n]:,.0f}", *(number(steps[key][n]) for key in STEP_LINES)) for n in rows]
-    return table("Values of the charts", ["Step", "Loss", "Learning rate", "Seconds a step"], cells)
+    return table("Values of the charts", ["Step", "Loss", "Learning rate", "Seconds per step"], cells)

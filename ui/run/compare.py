@@ -104,13 +104,18 @@ def samples(views: list["view.View"]) -> list[tuple[str, str]]:
 # The part of the page -------------------------------------------------------------------------------------------------
 
 
+def known() -> list[tuple[str, str]]:
+    """(label, folder's name) of each run that has started."""
+    started = told_apart([one for one in view.read_all() if one.status.get("state")])
+    return [(f"{one.name} ({cards.describe(one)[1]})", one.folder.name) for one in started[:LISTED]]
+
+
 def draw(folder: Path) -> None:
     """Make the components of the part."""
-    name = folder.name
-    everything = told_apart([one for one in view.read_all() if one.status.get("state")])
+    choices = known()
     chosen = gr.Dropdown(
-        [(f"{one.name} ({cards.describe(one)[1]})", one.folder.name) for one in everything[:LISTED]],
-        value=[name] if name in (one.folder.name for one in everything) else [],
+        choices,
+        value=[folder.name] if folder.name in (name for _, name in choices) else [],
         multiselect=True,
         max_choices=MOST,
         label="Runs to compare",
@@ -137,6 +142,7 @@ def draw(folder: Path) -> None:
             gr.update(visible=bool(drawn), value=drawn, columns=len(views)),
         ]
 
+    chosen.focus(lambda: gr.update(choices=known()), None, chosen, **QUIET)
     chosen.input(on_choice, chosen, [shown, plot, pictures], trigger_mode="always_last", **QUIET)
 
 

@@ -60,7 +60,7 @@ PLACES = {  # by the command that writes its files
     "vast": Place("Vast.ai", "sky", SPOT),
     "bundle": Place("One file (ZIP)", "", {"--models": "Add the files of the base model"}),
 }
-ABOUT_DIAGNOSE = "Each rank's check points and stacks, and which one is stuck."
+ABOUT_DIAGNOSE = "What each rank did last, its stacks, and which rank is stuck."
 ABOUT_REHEARSE = "Two steps, a sample, a checkpoint and a resume on the real model, in about two minutes."
 
 

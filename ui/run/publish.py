@@ -73,12 +73,15 @@ def draw(folder: Path) -> None:
             value=value, label=label, info=info, interactive=True, **fold.of_run(folder, f"publish-{key}"), **more
         )
 
-    files = [(f"{one['name']} ({one['at']}, {one['bytes'] / 1e6:.1f} MB)", one["name"]) for one in known["loras"]]
+    def files() -> list[tuple[str, str]]:
+        found = publish.choices(folder)["loras"]
+        return [(f"{one['name']} ({one['at']}, {one['bytes'] / 1e6:.1f} MB)", one["name"]) for one in found]
+
     licence, licences = known["licence"] or None, [(label, key) for key, label in known["licences"].items()]
     repo = (known["published"] or {}).get("repo", known["repo"])
     with gr.Row(elem_classes="hp-fields"):
         add(gr.Textbox, "repo", repo, "Repository", "A name, or OWNER/NAME for an organization", max_lines=1)
-        add(gr.Dropdown, "lora", files[0][1], "LoRA", "The file that is published", choices=files)
+        add(gr.Dropdown, "lora", known["loras"][0]["name"], "LoRA", "The file that is published", choices=files())
         add(gr.Dropdown, "licence", licence, "Licence", "Usually that of the base model", choices=licences)
     with gr.Row(elem_classes="hp-fields"):
         about = "Its Hugging Face id, OWNER/NAME; the card links to it"
@@ -108,5 +111,7 @@ def draw(folder: Path) -> None:
             return [gr.update(visible=False), fold.note(error, True)]
 
     inputs = [*fields.values()]
+    lora = fields["lora"]
+    lora.focus(lambda: gr.update(choices=files()), None, lora, **QUIET)  # also those saved since it was opened
     look.click(on_look, inputs, [card, said], **QUIET)
     fold.job(send, on_send, lambda: progress(folder), lambda: jobs.cancel(folder, JOB), "publish", inputs)

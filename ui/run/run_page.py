@@ -139,32 +139,33 @@ def _manage(folder: Path, said: gr.HTML, again: dict[str, Any]) -> None:
         return notice([f"Renamed to {name.strip()!r}."])
 
     def on_delete(images: bool, _: str, seen: str, search: str) -> list[Any]:
+        name = view.read(folder).name
         try:
             freed = manage.delete(folder, jobs.idle, images)
             queue.forget(folder.name)
         except runs.RunError as error:
             return [*[gr.skip()] * len(again["outputs"]), notice([str(error)], "bad")]
-        said = notice([f"Deleted {folder.name}. This freed {manage.size_text(freed)}."])
+        said = notice([f"Deleted {name!r}. This freed {manage.size_text(freed)}."])
         return [*render(newest(), seen, search), said]
 
     gr.on([rename.click, name.submit], on_rename, name, said, **QUIET).then(**again)
     delete.click(on_delete, [with_images, *again["inputs"]], [*again["outputs"], said], **QUIET)
 
 
-BUTTONS = ("stop", "go", "total", "copy")
 TOTALS = {"epochs": "Total epochs", "max_train_steps": "Total steps"}
 
 
 def _buttons(shown: view.View | None) -> dict[str, dict[str, Any]]:
     """Updates for the buttons that the run's state allows: stop; start, resume or train longer; copy to New LoRA."""
     if shown is None:
-        return {name: {"visible": False} for name in BUTTONS}
+        return {name: {"visible": False} for name in ("stop", "go", "total", "copy")}
     can_stop = shown.running
     stopping = shown.state == "stopping" or (can_stop and view.stop_requested(shown.folder))
-    field, now = (shown.state == "completed" and runs.longer(shown.spec)) or ("epochs", None)
+    can_go = not can_stop and not actions.waits(shown.folder)
+    field, now = (can_go and shown.state == "completed" and runs.longer(shown.spec)) or ("epochs", None)
     return {
         "stop": {"visible": can_stop, "interactive": not stopping, "value": "Stopping…" if stopping else "Stop"},
-        "go": {"visible": not can_stop and (shown.state != "completed" or now is not None), "value": shown.start_label},
+        "go": {"visible": can_go and (shown.state != "completed" or now is not None), "value": shown.start_label},
         "total": {"visible": now is not None, "value": now, "label": TOTALS[field]},
         "copy": {"visible": not shown.problem, "value": COPY},
     }
@@ -177,7 +178,7 @@ def render(selected: str, seen: str, search: str = "") -> list[Any]:
     shown = next((one for one in everything if one.folder.name == selected), None)
     parts: dict[str, Any] = dict.fromkeys(PARTS, "")
     parts["list"] = cards.run_list(everything, selected, search or "")
-    parts["head"] = cards.head(shown) if shown else cards.no_run(selected)
+    parts["head"] = cards.head(shown, actions.waits(shown.folder)) if shown else cards.no_run(selected)
     parts["queue"] = actions.queue_html(everything)
     parts["charts"] = charts.value(shown)
     if shown is not None:

@@ -28,8 +28,8 @@ PLAIN: dict[str, Any] = {"interactive": False, "buttons": ["fullscreen"]}
 GALLERY: dict[str, Any] = {"label": "Samples", "show_label": False, "height": "auto", **PLAIN}
 NO_SAMPLES = "This run has no samples yet. They are drawn where “Sample prompts” has a prompt and “Generate samples every N steps” is not 0."
 NO_VOTE = (
-    "A blind vote compares LoRAs by samples of the same step, and fewer than two have some. Save LoRAs and draw samples "
-    "at the same steps: set “Save a checkpoint every N steps” and “Generate samples every N steps” to the same number."
+    "A blind vote needs two LoRAs with samples of the same step. Set “Save a checkpoint every N steps” and “Generate "
+    "samples every N steps” to the same number."
 )
 Picture = tuple[str, str]  # path, caption
 
@@ -157,33 +157,31 @@ def draw(folder: Path) -> None:
 
 def _vote(folder: Path, head: gr.HTML, timer: gr.Timer) -> None:
     """The tab that asks which of two samples is better, and the count of the answers."""
-    asked, question, sides, counted = _next(folder)
+    asked, question, sides, counted, _ = _next(folder)
     pair = gr.State(asked)
     text = gr.HTML(question, elem_id="vote-prompt", apply_default_css=False)
     shown = gr.Gallery(sides, columns=2, elem_id="vote-pair", object_fit="contain", **GALLERY)
-    with gr.Row(elem_classes="hp-actions"):
+    with gr.Row(elem_classes="hp-actions", visible=asked is not None) as choice:
         buttons = {
             side: gr.Button(side.capitalize(), elem_id=f"vote-for-{side}", min_width=90) for side in blind_vote.POINTS
         }
     result = gr.HTML(counted, elem_id="vote-result", apply_default_css=False)
-    outputs = [pair, text, shown, result]
+    outputs = [pair, text, shown, result, choice]
     for side, button in buttons.items():
 
-        def on_vote(pair: tuple[int, int, int] | None, side: str = side) -> list[Any]:
-            if pair is None:
-                return [gr.skip()] * 5
+        def on_vote(pair: tuple[int, int, int], side: str = side) -> list[Any]:
             try:
                 blind_vote.vote(folder, blind_vote.Pair(*pair), side)
             except RunError as error:
-                return [*[gr.skip()] * 4, fold.note(error, True)]
+                return [*[gr.skip()] * 5, fold.note(error, True)]
             return [*_next(folder), summary(view.evolution(folder), folder)]
 
         button.click(on_vote, pair, [*outputs, head], **QUIET)
-    timer.tick(lambda pair: [gr.skip()] * 4 if pair else _next(folder), pair, outputs, key="vote-tick", **QUIET)
+    timer.tick(lambda pair: [gr.skip()] * 5 if pair else _next(folder), pair, outputs, key="vote-tick", **QUIET)
 
 
 def _next(folder: Path) -> list[Any]:
-    """The next pair or None, the question, its pictures, and the count of votes."""
+    """The next pair or None, the question, its pictures, the count of votes, and whether the buttons are shown."""
     found, votes = view.evolution(folder), blind_vote.votes(folder)
     pair = blind_vote.next_pair(found, votes)
     rows = [(f"Step {step:,}", f"{won:g}", seen) for step, won, seen in blind_vote.wins(votes)]
@@ -191,11 +189,11 @@ def _next(folder: Path) -> list[Any]:
     counted = f"Votes: {len(votes)}. " + (f"After {left} more, the best one is picked." if left > 0 else "")
     result = f'<p class="hp-say">{counted}</p>' + table("Votes", ["LoRA", "Won", "Compared"], rows)
     if pair is None:
-        return [None, f'<p class="hp-say">{esc(NO_VOTE)}</p>', [], result]
+        return [None, f'<p class="hp-say">{esc(NO_VOTE)}</p>', [], result, gr.update(visible=False)]
     paths = {one.step: each.path for one in found.snapshots for each in one.samples if each.prompt == pair.prompt}
     sides = [(sent(paths[step]), caption) for step, caption in ((pair.left, "Left"), (pair.right, "Right"))]
     question = f'<p class="hp-say">Which one is better? {esc(prompts(found)[pair.prompt])}</p>'
-    return [pair, question, [each for each in sides if each[0]], result]
+    return [pair, question, [each for each in sides if each[0]], result, gr.update(visible=True)]
 
 
 def _prompts(texts: dict[int, str]) -> list[tuple[str, int]]:
@@ -219,8 +217,7 @@ def _loras(found: Evolution) -> list[tuple[str, int]]:
 
 
 def _count(shown: list[Picture]) -> str:
-    many = f"; the newest {MOST} are shown" if len(shown) > MOST else ""
-    return f"{count(len(shown), 'sample')}{many}"
+    return f"{count(len(shown), 'sample')}{f'; the newest {MOST} are shown' * (len(shown) > MOST)}"
 
 
 def _columns(texts: dict[int, str]) -> int:

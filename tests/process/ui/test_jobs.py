@@ -89,7 +89,7 @@ def test_a_command_whose_process_was_killed_still_runs_and_can_be_cancelled(fold
     keeper.kill()
     psutil.wait_procs([keeper], 30)
     assert jobs.read(folder, "work").state == "running" and jobs.running(folder, "work")
-    with pytest.raises(RunError, match="running already"):
+    with pytest.raises(RunError, match="already running"):
         jobs.start(folder, "work", words, 120)
     jobs.cancel(folder, "work")
     assert jobs.read(folder, "work").state == "cancelled" and not jobs.running(folder, "work")
@@ -107,7 +107,7 @@ def test_of_threads_of_several_servers_one_starts_the_command_and_cancel_leaves_
     for one in servers:
         one.stdin.close()
     said = sorted(line for one in servers for line in one.stdout.read().splitlines())
-    assert said == ["It is running already"] * 5 + ["prepared", "started"]
+    assert said == ["It is already running"] * 5 + ["prepared", "started"]
     for one in servers:
         one.wait(60)
     until(lambda: pids(folder), "the command runs")

@@ -15,6 +15,7 @@ def test_a_report_cannot_carry_links_or_pictures():
 
 def test_a_command_in_a_message_is_code_and_nothing_in_it_is_markup():
     assert html.linked("run `hf <auth> login`") == "run <code>hf &lt;auth&gt; login</code>"
+    assert html.linked("run `python -m runs render cat`") == f"run <code>{html.START} render cat</code>"
 
 
 def test_time_spans_and_speeds():

@@ -28,6 +28,9 @@ def test_a_lora_is_published_with_what_was_typed(browser, data, tmp_path):
             page.locator("body.hp-open").wait_for()
             opener.click()
             until(lambda: page.get_by_label("Description").input_value() == "typed in the browser", "what was typed")
+            lora_file(folder / "cup-step00000008.safetensors", 8)  # saved since
+            page.locator("#publish-lora input").click()
+            page.get_by_role("option", name="step00000008").wait_for()
             page.locator("#publish-licence input").click()
             page.get_by_role("option", name="Apache").click()
             publish.click()

@@ -61,6 +61,8 @@ def test_a_page_whose_server_is_gone_says_so_and_recovers_by_itself(browser, tmp
         banner.wait_for()
         page.get_by_test_id("state").get_by_text("Not connected", exact=True).wait_for()
         page.locator("#run-head").get_by_text("just now").wait_for(state="detached")
+        page.locator(".toast-body").wait_for(state="attached")
+        assert not page.locator(".toast-body").is_visible(), "Gradio's message would lie over ours"
         assert ui.faint_texts(page) == []
         change_status(folder, step=77)
         with ui.serving_again([page], data, server.port):
@@ -140,7 +142,7 @@ def test_a_run_is_searched_renamed_and_deleted(page, server, monkeypatch):
     assert (server.data / "outputs" / "tulip-red").is_dir()
     manage.get_by_label(re.compile("Also delete its data set: 1 image")).check()
     page.locator("#delete-ok").click()
-    page.locator("#run-notice").get_by_text("Deleted tulip-red. This freed").wait_for()
+    page.locator("#run-notice").get_by_text("Deleted 'tulip green'. This freed").wait_for()
     ui.until(lambda: names.all_inner_texts() == ["tulip blue"], "the list shows the run that is left")
     assert not (server.data / "outputs" / "tulip-red").exists() and not (images / "tulip-red").exists()
     assert (images / "tulip-blue").is_dir()
@@ -181,7 +183,7 @@ def test_what_a_fold_shows_of_the_run_before_is_gone_at_once(page, server):
         asks()
         assert not page.locator("#delete-ok").is_visible()
     page.locator("#manage-fold").get_by_text("Delete the run 'beech'").wait_for()
-    ui.press(page.locator("#delete-ok"), page.locator("#run-notice").get_by_text("Deleted beech"))
+    ui.press(page.locator("#delete-ok"), page.locator("#run-notice").get_by_text("Deleted 'beech'"))
     assert (birch / "run.toml").is_file() and not beech.exists()
 
 
@@ -257,11 +259,23 @@ def test_search_queue_and_list_are_all_there_with_30_runs(browser, data):
         page.get_by_role("button", name="Remove from the queue: cat 03").click()
         page.locator(".hp-queue li[data-run='cat-03']").wait_for(state="detached")
         assert [one.run for one in queue.read().entries] == ["cat-04"]
+        queue.insert(write_run(data, "dog", state="stopped"))
+        ui.show_run(page, server, "dog")
+        page.get_by_role("button", name="Leave the queue").press("Enter")
+        ui.has_focus(page, "data-do", "queue")  # in place of the button that is gone
         # A press is not lost while the answer to the one before is awaited.
         with ui.hold(page, '"cat-05"', "**/queue/join*", first=True) as asks:
             page.locator(".hp-run[data-run=cat-05]").click()
             asks()
             ui.press(page.locator(".hp-run[data-run=cat-06]"), page.locator("[data-testid=run-name][data-run=cat-06]"))
+        # A long queue leaves room for the list, which on a phone is below it, as wide as the page.
+        for number in range(10, 22):
+            queue.insert(data / "outputs" / f"cat-{number}")
+        page.locator(".hp-queue ol > li").nth(12).wait_for(state="attached")
+        assert box(page, ".hp-queue")["height"] < 400
+        page.set_viewport_size({"width": 390, "height": 500})
+        assert page.locator(".hp-side").evaluate("(side) => side.scrollHeight <= side.clientHeight")
+        assert box(page, ".hp-queue")["width"] == box(page, "#run-list")["width"]
 
 
 def test_a_hidden_page_asks_the_server_nothing_until_it_is_shown_again(browser, data):

@@ -4,6 +4,7 @@ import errno
 import json
 import shutil
 import sys
+from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
@@ -12,7 +13,7 @@ from ui_helpers import watched, write_run
 from guards import step_requests
 from jobs import queue as run_queue
 from runs.files import RunError
-from ui.run import actions, view
+from ui.run import actions, cards, run_page, view
 
 
 @pytest.fixture
@@ -42,9 +43,20 @@ def test_what_can_be_done_follows_the_state(folder, data):
     assert allowed(folder, state="running") == ["save", "pause"] and allowed(folder, state="restarting") == ["pause"]
     ended = write_run(data, "ended", state="completed")
     assert allowed(ended) == [] and allowed(ended, state="failed") == ["queue"] == allowed(ended, state="paused")
+
+    def can_start() -> bool:
+        return run_page._buttons(view.read(ended))["go"]["visible"]
+
+    assert can_start()
     run_queue.insert(ended)
-    assert allowed(ended) == ["now", "cancel"]
+    assert allowed(ended) == ["now", "cancel"] == allowed(ended, state="completed")
     assert "Waits in the queue, position 1." in actions.html(view.read(ended))
+    allowed(ended, state="paused")
+    assert not can_start(), "Start would do nothing"
+    assert "Press" in cards.head(view.read(ended)) and "Press" not in cards.head(view.read(ended), waits=True)
+    with run_queue.changing() as changed:
+        changed.entries = [replace(changed.entries[0], problem="train.sh is gone")]
+    assert can_start() and "train.sh is gone" in actions.html(view.read(ended))
 
 
 def test_a_request_waits_until_the_training_has_answered_it(folder):

@@ -14,6 +14,7 @@ from ui_markup import harmless
 from monitor.process import platform
 from monitor.run_folder import all_folders
 from runs.files import RunError
+from runs.paths import START
 from ui.api.runs import list_runs
 from ui.run import cards, view
 
@@ -27,6 +28,8 @@ def test_every_state_has_a_label_and_an_explanation(data, state):
     assert cards.describe(shown)[1] in text and "{" not in text
     (folder / "train.sbatch").touch()
     assert ("job of Slurm" in cards.head(shown)) == (state == "preempted") and "Slurm" not in text
+    shown.status["message"] = "write it with `python -m runs render <b>`"
+    assert f"<code>{START} render &lt;b&gt;</code>" in cards.head(shown) or state == "orphaned"
 
 
 def test_old_figures_of_a_monitor_that_does_not_respond_are_called_old(data):

@@ -26,6 +26,7 @@ def test_pictures_are_in_the_order_of_their_steps_and_nothing_from_elsewhere_is_
 def test_texts_stay_texts_and_a_run_without_samples_says_how_to_get_them(sampled, data):
     empty = write_run(data, "empty")
     assert "“Sample prompts”" in samples.summary(view.evolution(empty), empty)
+    assert samples._next(empty)[-1]["visible"] is False, "no buttons to vote on nothing"
     assert samples.summary(view.evolution(sampled), sampled) == ""
     (sampled / "metrics.jsonl").write_text('{"kind": "validation", "step": 16, "val_loss": 0.25}\n')
     assert "0.25 at step 16" in samples.summary(view.evolution(sampled), sampled)
