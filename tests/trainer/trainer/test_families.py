@@ -138,6 +138,10 @@ def test_what_is_downloaded_of_a_model_encodes_and_is_like_all_of_it(made, pipel
     assert models.fingerprint(tmp_path, *parts) == models.fingerprint(model, *parts)
 
 
+def test_a_configuration_of_flux_that_says_nothing_of_guidance_is_without_it(model):
+    assert families.of(model).t5_tokens({}) == 256, "as diffusers' own default"
+
+
 def test_two_families_with_one_text_encoder_do_not_share_the_texts_that_it_encoded(made, tmp_path):
     """Z-Image and FLUX.2 klein 4B both have Qwen3 4B, which a user may keep once; they take other layers of it."""
     z_image, shared = made("ZImagePipeline"), ("text_encoder", "tokenizer")
