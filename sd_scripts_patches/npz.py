@@ -8,7 +8,7 @@ that a hundred damaged files do not take a hundred restarts.
 
 Most VAEs draw an image's latents with the generators of the training, so a restart that finds caches would draw other
 numbers for all that follows. Beside the snapshots in memory is how the generators were before the first image and are
-after the last one: a restart that begins like that goes on from there.
+after the last batch: a restart that begins like that goes on from there, and encodes a batch that was cut off again.
 """
 
 from __future__ import annotations
@@ -102,18 +102,30 @@ def _draw_on(original: Callable, *args: Any, **kwargs: Any) -> None:
     if not _begin:
         _begin.append(json.dumps([os.environ.get(snapshot_files.SPEC), trainer_state.generators()]))
         with contextlib.suppress(OSError):  # no process of this run has encoded an image
-            begin, after = _record().read_text("utf-8").splitlines()
+            begin, after, *under_way = _record().read_text("utf-8").splitlines()
             if begin == _begin[0]:
                 trainer_state.restore(json.loads(after))
+                # of a batch that a kill cut off: what is left of it would be encoded to other numbers
+                for path in json.loads("".join(under_way) or "[]"):
+                    Path(path).unlink(missing_ok=True)
     original(*args, **kwargs)
 
 
 @around
 def _note_draws(original: Callable, self: Any, *args: Any, **kwargs: Any) -> None:
+    images = next((value for value in (*args, *kwargs.values()) if isinstance(value, list)), [])
+    if _begin and self.cache_to_disk:
+        _note([image.latents_npz for image in images if not os.path.exists(image.latents_npz)])
     original(self, *args, **kwargs)
     if _begin and self.cache_to_disk:
-        with contextlib.suppress(OSError):  # there are no snapshots, or the memory is full
-            checkpoint.atomic_write(_record(), f"{_begin[0]}\n{json.dumps(trainer_state.generators())}", sync=False)
+        _note([])
+
+
+def _note(under_way: list[str]) -> None:
+    """Records the generators, and the files of the batch that is encoded next."""
+    with contextlib.suppress(OSError):  # there are no snapshots, or the memory is full
+        lines = _begin[0], json.dumps(trainer_state.generators()), json.dumps(under_way)
+        checkpoint.atomic_write(_record(), "\n".join(lines), sync=False)
 
 
 WAIT = "the read of a cache file (.npz)"

@@ -89,14 +89,14 @@ def read(config: Path, args) -> list[Image]:
     Raises: TrainError with the file, the key or the image that is wrong.
     """
     try:
-        text = config.read_text(encoding="utf-8")
+        text = config.read_text(encoding="utf-8-sig")
     except OSError as problem:
         raise TrainError(f"--dataset_config {config}: {problem.strerror}; correct the path") from problem
     except UnicodeDecodeError as problem:
         raise TrainError(f"--dataset_config {config}: not UTF-8 text; save the file as UTF-8") from problem
     try:
         table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as problem:
+    except (tomllib.TOMLDecodeError, RecursionError) as problem:
         raise TrainError(f"{config}: not valid TOML: {problem}; fix this line") from problem
     check_keys(config, "the file", table, {"general": (dict,), "datasets": (list,)})
     general = table.get("general", {})
@@ -223,17 +223,21 @@ def header_of(path: Path) -> tuple[Size, bool, bool]:
 
 def unreadable(path: Path, problem: Exception) -> str:
     """The message about an image that cannot be read."""
-    return f"{path}: the image cannot be read: {problem}; export it again as JPEG or PNG, or remove it"
+    fewer = " with fewer pixels" if type(problem).__name__ == "DecompressionBombError" else ""
+    return f"{path}: the image cannot be read: {problem}; export it again as JPEG or PNG{fewer}, or remove it"
 
 
 def caption_of(path: Path, table: dict, args) -> str:
     """First line of the caption file, else class_tokens, with prefix and suffix, as in sd-scripts."""
     file = path.parent / (path.stem + table.get("caption_extension", args.caption_extension))
     if file.is_file():
+        wrong = f"{file}: not UTF-8 text; save the file as UTF-8"
         try:
             caption = file.read_text(encoding="utf-8-sig").split("\n")[0].strip()
         except UnicodeDecodeError as problem:
-            raise TrainError(f"{file}: not UTF-8 text; save the file as UTF-8") from problem
+            raise TrainError(wrong) from problem
+        if "\0" in caption:  # UTF-16 without its mark
+            raise TrainError(wrong)
     elif "class_tokens" in table:
         caption = table["class_tokens"]
     else:

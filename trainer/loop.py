@@ -103,6 +103,11 @@ def restore(t: Training) -> tuple[int, deque]:
             f"resume: the run has {t.total} steps instead of {before}: from here on, the learning rate is that of "
             f"--lr_scheduler {t.args.lr_scheduler} over {t.total} steps, so the result differs from a run that began with them"
         )
+    if state["current_step"] > t.total:
+        t.log(
+            f"resume: the state is of step {state['current_step']} and the run has {t.total} steps, so nothing is trained; "
+            "raise --max_train_epochs or --max_train_steps"
+        )
     t.sampler.since_s = (folder / checkpoint.GUARD).stat().st_mtime
     t.state = None if snapshot_files.is_restored(folder) else (state["current_step"], folder)
     t.log(f"resumed from step {state['current_step']}: {folder}")

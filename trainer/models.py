@@ -183,8 +183,10 @@ def loaded(part: Path) -> list[Path]:
 def t5_tokens(folder: Path, family: families.Family, requested: int | None) -> int:
     """T5 tokens per prompt: `requested`, else the family's usual number, limited by the tokenizer; 0 without a T5."""
     usual = family.t5_tokens(config(folder, family.denoiser))
-    if requested or not usual:
-        return requested or 0
+    if not usual:
+        return 0
+    if requested:
+        return requested
     tokenizer = max(part for part in parts(folder) if part.startswith("tokenizer"))
     return int(min(usual, config(folder, tokenizer, "tokenizer_config.json").get("model_max_length", usual)))
 

@@ -17,7 +17,7 @@ TABLE = """
 adafactor transformers.optimization Adafactor 0.1 eps clip_threshold decay_rate beta1 weight_decay scale_parameter \
     relative_step warmup_init
 adamw8bit bitsandbytes.optim AdamW8bit 0.5 betas eps weight_decay amsgrad optim_bits min_8bit_size is_paged
-adamw torch.optim AdamW 2 betas eps weight_decay amsgrad maximize foreach capturable differentiable fused
+adamw torch.optim AdamW 2 betas eps weight_decay amsgrad maximize foreach capturable fused
 lion8bit bitsandbytes.optim Lion8bit 0.25 betas weight_decay min_8bit_size is_paged
 prodigy prodigyopt Prodigy 4 betas beta3 eps weight_decay decouple use_bias_correction safeguard_warmup d0 d_coef \
     growth_rate slice_p

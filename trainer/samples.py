@@ -162,15 +162,21 @@ class Sampler:
                 with checkpoint.writing_file(path) as unfinished:
                     image.save(unfinished, format="PNG")
                 written.append(path)
-            except (SampleError, TrainError, TimeoutError, ValueError, RuntimeError, OSError) as problem:
+                for old in self.drawn(folder, epoch, step, prompt):  # by an attempt that left no state
+                    if old != path and old.read_bytes() == path.read_bytes():
+                        old.unlink()
+            except (SampleError, TrainError, *models.WRONG) as problem:
                 self.log(f"sample image {prompt.number + 1} is skipped: {type(problem).__name__}: {problem}")
         return written
 
-    def made(self, folder: Path, epoch: int | None, step: int, prompt: Prompt) -> bool:
-        """Whether this process has drawn the image, under any time in its name."""
+    def drawn(self, folder: Path, epoch: int | None, step: int, prompt: Prompt) -> list[Path]:
+        """The files of the image, under any time in their names."""
         before, after = file_name(self.args.output_name, epoch, step, prompt, "\0").split("\0")
-        names = (p for p in folder.iterdir() if p.name.startswith(before) and p.name.endswith(after))
-        return any(p.lstat().st_mtime >= self.since_s for p in names)
+        return [p for p in folder.iterdir() if p.name.startswith(before) and p.name.endswith(after)]
+
+    def made(self, folder: Path, epoch: int | None, step: int, prompt: Prompt) -> bool:
+        """Whether this process need not draw the image."""
+        return any(p.lstat().st_mtime >= self.since_s for p in self.drawn(folder, epoch, step, prompt))
 
     def image(self, transformer, prompt: Prompt, budget_s: float, hb, after_step: Callable[[], None]):
         """One image. Raises: SampleError when its time limit is exceeded."""
@@ -213,13 +219,11 @@ class Sampler:
     def scheduler(self, prompt: Prompt):
         """The model's scheduler with the shift of a prompt, which is instead of one that depends on the image's size,
         and with what the model is trained to predict."""
-        import diffusers
-
         kept = models.config(self.model, "scheduler", "scheduler_config.json")
         changed: dict[str, Any] = {"prediction_type": "v_prediction"} if self.args.v_parameterization else {}
         if prompt.shift is not None:
             changed |= {"shift": prompt.shift, "use_dynamic_shifting": False}
-        return getattr(diffusers, kept["_class_name"]).from_config(kept, **changed)
+        return models.class_of(self.model, "scheduler").from_config(kept, **changed)
 
     def build(self, transformer):
         """The pipeline around the trained model; the VAE is on the device only while it decodes."""

@@ -21,6 +21,8 @@ MUST_MATCH = ("network_dim", "network_alpha", "train_blocks", "optimizer_type", 
 AVERAGE = "average.safetensors"
 BATCHES = ("gradient_accumulation_steps", "world")  # their product is what counts: the batches of a step
 SHOULD_MATCH = ("seed", "data", *BATCHES)
+# options of optimizers that say what is kept of each weight, or what its value means
+IN_MOMENTS = ("adamw amsgrad", "adafactor beta1", "prodigy slice_p", "adamwschedulefree betas")
 FLAGS = [name for name in (*MUST_MATCH, *SHOULD_MATCH) if name not in ("model", "data", "world")]  # of the command line
 
 
@@ -94,11 +96,18 @@ def load(folder: Path, t) -> dict:
         parameter.data.copy_(weights[name])
     for name, value in t.average.items():
         value.copy_(averages[name])
-    options, groups = KINDS[t.args.optimizer_type].options, t.optimizer.param_groups
-    asked = [{key: group[key] for key in options if key in group} for group in groups]
+    kind = t.args.optimizer_type
+    options = ("lr", *KINDS[kind].options)
+    asked = {key: value for key, value in t.optimizer.param_groups[0].items() if key in options}
     t.optimizer.load_state_dict(moments)
-    for group, now in zip(t.optimizer.param_groups, asked, strict=True):
-        group.update(now)  # --optimizer_args may have changed since
+    (group,) = t.optimizer.param_groups
+    for key, value in asked.items():
+        if f"{kind} {key}" in IN_MOMENTS and group.get(key, value) != value:
+            raise TrainError(
+                f"--resume {folder}: --optimizer_args {key} is {group[key]} in the state and {value} in this run; "
+                "use the same value, or start without --resume"
+            )
+    group.update(asked)  # the other --optimizer_args may have changed since
     if scale is not None:
         scaler.load_state_dict(scale)
     return state

@@ -69,7 +69,7 @@ FAMILY = Family(
     predict=predict,
     sample=sample,
     latents=scaled,
-    t5_tokens=lambda config: 512 if config["guidance_embeds"] else 256,
+    t5_tokens=lambda config: 512 if config.get("guidance_embeds") else 256,
     architecture=lambda config: "flux-1-dev/lora" if config["guidance_embeds"] else "flux-1-schnell/lora",
     halves=("single_transformer_blocks", "norm_out", "proj_out"),
 )

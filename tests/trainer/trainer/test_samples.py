@@ -55,9 +55,18 @@ def test_samples_are_fixed_by_their_seed_and_a_bad_one_costs_itself_alone(model,
     assert [pixels for _, pixels in first] == [pixels for _, pixels in again]
     steps(transformer, parameters, args)
     assert make(3)[0][1] != first[0][1]
+    seconds = iter(range(100))
+    monkeypatch.setattr(samples.time, "strftime", lambda _: f"{next(seconds):014}")
+    assert make(6) != make(6) and len(list((tmp_path / "sample").glob("x_000006_*"))) == 2, "each is there once"
     assert hb.current_phase == "sample"
     # Each attempt reads the VAE again for its first sample, long after the images were encoded.
     damaged = Path(shutil.copytree(model, tmp_path / "model"))
+    sampler.model = damaged
+    for config, wrong in (("scheduler/scheduler_config", '{"num_train_timesteps": "x"}'), ("model_index", "{}")):
+        (damaged / f"{config}.json").write_text(wrong, encoding="utf-8")
+        assert make(7) == [] and "sample image 2 is skipped: " in messages[-1]
+    shutil.copy(model / "model_index.json", damaged)
+    sampler.model = model
     file = next((damaged / "vae").glob("*.safetensors"))
     file.write_bytes(file.read_bytes()[:1000])
     working, sampler = sampler, samples.Sampler(prompts, paths, damaged, FAMILY, args, CPU, DTYPES, messages.append)

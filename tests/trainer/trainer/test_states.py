@@ -7,14 +7,17 @@ import json
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
+import torch
 from trainer_helpers import flags, good, images, make_config, numbers, sha, train, trained
 
 from guards import checkpoint
 from guards.heartbeat import Heartbeat
-from trainer import loop, setup, states
+from guards.snapshot_files import File
+from trainer import loop, optimizers, setup, states
 from trainer.arguments import parse
 from trainer.errors import TrainError
 
@@ -170,7 +173,8 @@ def test_a_foreign_or_a_damaged_state_is_refused(work, undisturbed, damage, chan
 
 
 def test_a_run_that_is_asked_for_fewer_steps_than_it_has_keeps_its_lora(work, undisturbed):
-    folder = trained(work, "fewer", resume=undisturbed / "tiny-state", **{**COMMON, "max_train_steps": 10})
+    folder, done = train(work, "fewer", resume=undisturbed / "tiny-state", **{**COMMON, "max_train_steps": 10})
+    assert "resume: the state is of step 20 and the run has 10 steps, so nothing is trained" in good(done).stdout
     ends = [numbers(one / "tiny.safetensors") for one in (folder, undisturbed)]
     assert ends[0] == ends[1]
 
@@ -196,3 +200,44 @@ def test_a_resume_with_other_images_is_allowed_and_reported_and_obeys_other_opti
     assert loop.restore(training)[0] == 20
     assert "resume: data changed from " in capsys.readouterr().out
     assert {group["weight_decay"] for group in training.optimizer.param_groups} == {0.5}
+
+
+OBEYED = ""
+# optimizer, its options in the state, those after the resume, how they differ
+OPTIONS = [
+    ("adamw", {}, {"amsgrad": "True"}, "amsgrad is False in the state and True in this run"),
+    ("adafactor", {}, {"beta1": "0.9"}, "beta1 is None in the state and 0.9 in this run"),
+    ("prodigy", {}, {"slice_p": "3"}, "slice_p is 1 in the state and 3 in this run"),
+    ("adamwschedulefree", {}, {"betas": "(0.8, 0.9)"}, r"betas is \(0.9, 0.999\) in the state and .*"),
+    ("adafactor", {}, {"relative_step": "False"}, OBEYED),
+    ("adafactor", {"relative_step": "False"}, {"relative_step": "True"}, OBEYED),
+    ("adamwschedulefree", {}, {"warmup_steps": "3"}, OBEYED),
+]
+
+
+@pytest.mark.parametrize(("kind", "before", "now", "message"), OPTIONS)
+def test_other_options_of_an_optimizer_are_obeyed_or_refused(kind, before, now, message, tmp_path):
+    def training(options):
+        weight = torch.nn.Parameter(torch.ones(8, 8))
+        weight.grad = torch.ones(8, 8)
+        optimizer = optimizers.build(kind, options, 1e-3, [weight])
+        args, accelerator = SimpleNamespace(optimizer_type=kind), SimpleNamespace(scaler=None)
+        more = {"parameters": {"x": weight}, "average": {}, "log": print}
+        belongs = dict.fromkeys((*states.MUST_MATCH, *states.SHOULD_MATCH))
+        return SimpleNamespace(args=args, accelerator=accelerator, optimizer=optimizer, belongs=belongs, **more)
+
+    first, second, fresh = training(before), training(now), training(now)
+    first.optimizer.step()
+    contents = {"torch": first.optimizer.state_dict(), "safetensors": first.parameters, "raw": b"{}"}
+    names = ("optimizer.bin", "model.safetensors", "train_state.json")
+    files = [File(name, kind, content) for name, (kind, content) in zip(names, contents.items(), strict=True)]
+    states.save(tmp_path / "x-state", files, step=1, epoch=0, belongs=first.belongs)
+    if message:
+        with pytest.raises(TrainError, match=f"x-state: --optimizer_args {message}; use the same value, or start"):
+            states.load(tmp_path / "x-state", second)
+        return
+    states.load(tmp_path / "x-state", second)
+    second.optimizer.step()
+    assert [second.optimizer.param_groups[0][key] for key in ("lr", *now)] == [
+        fresh.optimizer.param_groups[0][key] for key in ("lr", *now)
+    ]

@@ -1,7 +1,9 @@
 """Damaged caches: of sd-scripts one counts as missing, and then its folder is read; of musubi-tuner one is named."""
 
+import contextlib
 import io
 import os
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import numpy
@@ -83,6 +85,39 @@ def test_a_restart_that_finds_caches_draws_the_numbers_that_follow_them(tmp_path
         assert [*found[0], *found[1], *cached_from(7, "d", monkeypatch)] == whole
         assert cached_from(7, "", monkeypatch) == whole[-1:]
         assert cached_from(8, "d", monkeypatch) == other, "a training that begins otherwise draws its own numbers"
+
+
+def test_a_batch_that_a_kill_cut_in_two_is_encoded_whole_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("HANGPROOF_SNAPSHOTS", str(tmp_path))
+    images = [SimpleNamespace(latents_npz=str(tmp_path / f"{name}.npz")) for name in "abcd"]
+
+    def cached(killed_after):
+        """The caches of images in batches of two, and the next number; a kill comes after so many files."""
+
+        def write(strategy, batch):
+            for image, number in zip(batch, torch.rand(len(batch)).tolist(), strict=True):
+                Path(image.latents_npz).write_text(str(number), encoding="utf-8")
+                if len(list(tmp_path.glob("*.npz"))) == killed_after:
+                    raise KeyboardInterrupt
+
+        def cache():
+            todo = [image for image in images if not Path(image.latents_npz).exists()]
+            for at in range(0, len(todo), 2):
+                npz._note_draws(write)(SimpleNamespace(cache_to_disk=True), todo[at : at + 2])
+
+        monkeypatch.setattr(npz, "_begin", [])
+        torch.manual_seed(7)
+        with contextlib.suppress(KeyboardInterrupt):
+            npz._draw_on(cache)()
+        return [path.read_text(encoding="utf-8") for path in sorted(tmp_path.glob("*.npz"))], torch.rand(1).item()
+
+    with torch.random.fork_rng():
+        whole = cached(5)
+        for path in tmp_path.iterdir():
+            path.unlink()
+        for killed_after in (1, 2, 3, 4):
+            cached(killed_after)
+        assert cached(5) == whole
 
 
 def test_a_cache_with_a_header_of_terabytes_is_renamed_before_anything_makes_room_for_it(tmp_path):

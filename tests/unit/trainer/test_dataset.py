@@ -22,7 +22,9 @@ ARGS = parse(flags("m", "d", "o", caption_extension=".txt"))
 def test_a_data_set_is_read_as_it_is_written(tmp_path):
     folder = make_images(tmp_path / "images")
     (folder / "0.txt").write_text("\ufeffa caption,\u2028ünï 🎉\nsecond line", encoding="utf-8")
-    found = read(make_config(tmp_path / "d.toml", folder), ARGS)
+    config = make_config(tmp_path / "d.toml", folder)
+    config.write_text(config.read_text(encoding="utf-8"), encoding="utf-8-sig")  # as Notepad of Windows may
+    found = read(config, ARGS)
     assert [image.path.name for image in found] == [f"{i}.png" for i in range(5)]
     assert found[0].caption == "a caption,\u2028ünï 🎉"
     assert found[1].bucket == (80, 48) and found[2].bucket == (48, 80)
@@ -89,9 +91,10 @@ BROKEN = [
     (lambda f, c, t: ((f / "1.png").unlink(), os.mkfifo(f / "1.png")), "1.png: not a regular file; remove it"),
     (lambda f, c, t: (f / "1.txt").unlink(), "1.png: no caption; write 1.txt beside it"),
     # a PNG of one colour: some KB on disk, 1.2 GB as pixels
-    (lambda f, c, t: Pillow.new("1", (20000, 20000)).save(f / "1.png"), "1.png: the image cannot be read: Image size"),
+    (lambda f, c, t: Pillow.new("1", (20000, 20000)).save(f / "1.png"), "as JPEG or PNG with fewer pixels, or"),
     (change('".txt"', '"txt"'), "0.png: no caption; write 0txt beside it"),
     (lambda f, c, t: (f / "1.txt").write_bytes("café".encode("latin-1")), "1.txt: not UTF-8 text"),
+    (lambda f, c, t: (f / "1.txt").write_bytes("a thing".encode("utf-16-le")), "1.txt: not UTF-8 text; save the file"),
     (change("/images", "/nowhere"), "nowhere' does not exist; create it or fix the path"),
     (lambda f, c, t: [file.unlink() for file in f.iterdir()], "has no images (.png"),
     (change("num_repeats", "num_repeat"), "unknown key 'num_repeat'; did you mean num_repeats?"),
@@ -104,6 +107,7 @@ BROKEN = [
     (lambda f, c, t: c.write_text("datasets = [1]\n"), "[[datasets]] is 1; write a table"),
     (lambda f, c, t: c.write_bytes(f"# café\n{t}".encode("latin-1")), "d.toml: not UTF-8 text; save the file as"),
     (lambda f, c, t: c.write_text("[[datasets"), "not valid TOML"),
+    (lambda f, c, t: c.write_text("a = " + 2000 * "["), "not valid TOML"),
     (lambda f, c, t: c.unlink(), "No such file"),
 ]
 
