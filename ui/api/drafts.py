@@ -61,7 +61,7 @@ def list_images(
     draft_id: str,
     first: int = 0,
     count: int = PAGE,
-    filter: Literal["", "no_caption", "warned", "small", "sideways", "near", "model", "edited"] = "",
+    filter: Literal["", "no_caption", "warned", "model", "edited"] = "",
 ) -> dict[str, Any]:
     """Images of a draft from number `first`: id, file, subset, size, caption, warnings.
 

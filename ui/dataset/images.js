@@ -140,7 +140,7 @@ function focusCard(index) {
   giveFocus(next ? next.querySelector(".hp-remove") : zone);
 }
 bar.append(count, ...historyButtons(zone), insert, clear);
-tools.append(filter, subsetFilter, compare, searchText, selectAll, invertSelection, selection);
+tools.append(filter, subsetFilter, searchText, selectAll, invertSelection, selection);
 
 // Pages -------------------------------------------------------------------------------------------------------------
 /** Show another page or filter; the captions typed last are stored first. */

@@ -127,7 +127,6 @@ def build(draft_id: gr.BrowserState, started: gr.State, messages: gr.State) -> N
             "Hangproof runs exactly the script below. It is saved with the run, and you can also run it yourself.",
         )
         plan = gr.HTML(elem_id="plan", apply_default_css=False)
-        propose = gr.Button(visible=False, elem_id="propose", size="sm")
         opened("The script", "script-fold", lambda name: script_editor.draw(name, shown, export.draw))
         opened("Sweep: several runs that differ in a few numbers", "sweep", sweep.draw)
         opened("Rehearse before you start (about 2 minutes)", "rehearsal", rehearsal.draw)
@@ -135,10 +134,9 @@ def build(draft_id: gr.BrowserState, started: gr.State, messages: gr.State) -> N
         problem = gr.HTML(elem_id="problem", apply_default_css=False)
         go = gr.Button("Start training", variant="primary", elem_id="start", size="lg")
 
-    form_fields, reviewed = [parts[key] for key in form.KEYS], [plan, propose, *of_model]
+    form_fields, reviewed = [parts[key] for key in form.KEYS], [plan, *of_model]
     shown.show(None, None, form_fields, js=SHOW, **QUIET)
     shown.review(None, None, reviewed, js=SAID, **QUIET)
-    propose.click(form.follow_images, draft_id, None, **QUIET).then(None, None, None, js=form.SYNC, **QUIET)
     fetch_button.click(fetch_model, draft_id, problem, **QUIET).then(None, None, None, js=form.SYNC, **QUIET)
     fetching.tick(None, None, None, js=LOOK, **QUIET)
     begun = [
@@ -215,7 +213,7 @@ def load(draft_id: str | None) -> tuple[Any, ...]:
     except runs.RunError as error:
         draft_id = draft.new_id()
         stored, shown, problem = {}, images.listing(draft_id), problem_html(str(error), "Your draft could not be read")
-    said: tuple[Any, ...] = (gr.skip(),) * 9
+    said: tuple[Any, ...] = (gr.skip(),) * 8
     try:
         found = form.reviewed(draft_id)
         values = found.values

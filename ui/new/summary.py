@@ -1,8 +1,7 @@
-"""What the page says of a draft's settings: the plan of step 3 with its estimates, the proposed length, and the notes
+"""What the page says of a draft's settings: the plan of step 3 with its estimates, and the notes
 on the base model and this machine, with the download of its files; and the table of what all models need."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +39,12 @@ def save_settings(draft_id: str, changes: dict[str, Any], starting: bool = False
         return {"values": found.values, "marks": found.marks(starting), "said": said(draft_id, found)}
     except presets.PresetError as error:  # what was typed is stored
         said_of_it = f'<p class="hp-plan hp-warn">{esc(error)}</p>'
-        return {"values": draft.form(draft_id), "marks": {}, "said": (said_of_it, *[gr.skip()] * 8)}
+        return {"values": draft.form(draft_id), "marks": {}, "said": (said_of_it, *[gr.skip()] * 7)}
 
 
 def said(draft_id: str, found: form.Review) -> tuple[Any, ...]:
-    """The plan, the button with the proposed length, the model's notes with the download's progress, the choices of
-    VRAM and trainer, the title of the GPU's fold, the model's own field, the download button, and the timer that polls
-    the download; values and updates as a script of the page can return them to Gradio, too."""
+    """The plan, the model's notes with the download's progress, the choices of VRAM and trainer, the title of the GPU's
+    fold, the model's own field, the download button, and the timer that polls the download; values and updates as a script of the page can return them to Gradio, too."""
     edited, values = draft.edited_script(draft_id).is_file(), found.values
     planned = script_editor.reviewed(draft_id, found) if edited else found
     given = form.judged(planned.spec), planned.images, planned.steps
@@ -56,7 +54,6 @@ def said(draft_id: str, found: form.Review) -> tuple[Any, ...]:
     tier, backend = presets.tiers().get(values["tier"]), form.BACKENDS.get(values["backend"])
     return (
         shown,
-        _propose(draft_id, found),
         model_notes(values, found.spec) + fetched,
         *(gr.update(choices=one) for one in gpu_choices(values).values()),
         gr.update(label=f"{GPU}: {tier['label']}, {backend}" if tier and backend else GPU),
@@ -64,19 +61,6 @@ def said(draft_id: str, found: form.Review) -> tuple[Any, ...]:
         gr.update(visible=bool(key) and not busy),
         gr.update(active=busy),
     )
-
-
-def _propose(draft_id: str, review: form.Review) -> dict[str, Any]:
-    """The button that lets the length follow the number of images again; hidden while it does."""
-    values = review.values
-    found = None if str(values["max_train_steps"] or "").strip() else form.proposal(draft_id, values)
-    if found is None or not found.steps or (values["repeats"], values["epochs"]) == (found.repeats, found.epochs):
-        return gr.update(visible=False)
-    if review.spec is not None:  # as the plan counts them: without held-out images, each bucket by itself
-        spec = review.spec.changed(repeats=found.repeats, epochs=found.epochs)
-        found = replace(found, steps=replace(review, spec=spec).steps)
-    label = f"{count(found.repeats, 'repeat')} × {count(found.epochs, 'epoch')}"
-    return gr.update(visible=True, value=f"Use proposed: {label} = {found.steps:,} steps")
 
 
 def plan(review: form.Review) -> str:
