@@ -99,10 +99,17 @@ def build(draft_id: gr.BrowserState, started: gr.State, messages: gr.State) -> N
         unsent = gr.HTML(html_template="", elem_id="unsent")  # shows nothing: START gives its value
     with gr.Column(elem_classes="hp-step"):
         step(2, "The LoRA", "Choose a name, a trigger word, what your images show, and a base model.")
-        _head(parts)
+        with gr.Row(elem_classes="hp-fields"):
+            for key, example in (("name", "my-cat"), ("trigger", "mycat")):
+                parts[key] = _component(fields.HEAD[key], placeholder=example)
+        with gr.Row(elem_classes="hp-fields"):
+            parts["subject"] = _component(fields.SUBJECT, gr.Radio, choices=list(fields.SUBJECT.choices))
+            parts["model"] = _component(fields.HEAD["model"], gr.Dropdown, choices=summary.model_choices())
         parts["control_dir"] = _component(fields.CONTROL, visible=False)
         with gr.Accordion(summary.GPU, open=False, elem_id="gpu-fold") as of_gpu:
-            _gpu(parts)
+            with gr.Row(elem_classes="hp-fields"):
+                for key, choices in summary.gpu_choices(form.defaults()).items():
+                    parts[key] = _component(fields.HEAD[key], gr.Radio, choices=choices)
             opened("Which model fits my GPU?", "models-fold", _models)
         note = gr.HTML(elem_id="model-note", apply_default_css=False)
         fetch_button = gr.Button(FETCH, visible=False, elem_id="fetch", size="sm")
@@ -146,55 +153,29 @@ def build(draft_id: gr.BrowserState, started: gr.State, messages: gr.State) -> N
     return NewLora(try_row, form_fields, shown, [shown, problem, *form_fields, *reviewed], begun)
 
 
-def _head(parts: dict[str, Any]) -> None:
-    values = form.defaults()
-    with gr.Row(elem_classes="hp-fields"):
-        for key, info, example in (
-            ("name", "Name of the LoRA and its folder", "my-cat"),
-            ("trigger", "The word you type in a prompt to use this LoRA", "mycat"),
-        ):
-            parts[key] = gr.Textbox(label=form.LABELS[key], info=info, placeholder=example, elem_id=key, max_lines=1)
-    with gr.Row(elem_classes="hp-fields"):
-        parts["subject"] = gr.Radio(
-            list(fields.SUBJECT.choices),
-            value=values["subject"],
-            label=fields.SUBJECT.label,
-            info=fields.SUBJECT.info,
-            elem_id="subject",
-        )
-        parts["model"] = gr.Dropdown(
-            summary.model_choices(),
-            value=values["model"],
-            label=form.LABELS["model"],
-            info="The model you will use the LoRA with",
-            elem_id="model",
-        )
-
-
-def _gpu(parts: dict[str, Any]) -> None:
-    values = form.defaults()
-    about = {"tier": "Memory of the GPU you train on", "backend": "Chosen to suit the base model; if unsure, keep it"}
-    with gr.Row(elem_classes="hp-fields"):
-        for key, choices in summary.gpu_choices(values).items():
-            parts[key] = gr.Radio(choices, value=values[key], label=form.LABELS[key], info=about[key], elem_id=key)
-
-
 def _row(parts: dict[str, Any], some: Sequence[fields.Field], look: str = "") -> None:
     with gr.Row(elem_classes=f"hp-fields {look}"):
         parts.update({one.key: _component(one) for one in some})
 
 
-def _component(one: fields.Field, **more: Any) -> gr.components.Component:
-    """The component of a field. It accepts any value, because RunSpec validates and explains."""
-    value = form.defaults()[one.key]
-    common = {"label": one.label, "info": one.info or None, "elem_id": one.key, **more}
+def _component(one: fields.Field, kind: Any = None, **more: Any) -> gr.components.Component:
+    """The component of a field. It accepts any value, because RunSpec validates and explains. kind: not the usual one."""
+    common = {
+        "value": form.defaults()[one.key],
+        "label": one.label,
+        "info": one.info or None,
+        "elem_id": one.key,
+        **more,
+    }
+    if kind is not None:
+        return kind(**common)
     if one.kind == "integer":
-        return gr.Number(value=value, precision=0, min_width=140, **common)
+        return gr.Number(precision=0, min_width=140, **common)
     if one.kind == "choice":
-        return gr.Dropdown(list(one.choices), value=value, min_width=140, **common)
+        return gr.Dropdown(list(one.choices), min_width=140, **common)
     if one.kind == "lines":
-        return gr.Textbox(value=value, lines=3, max_lines=12, **common)
-    return gr.Textbox(value=value, max_lines=1, min_width=140, **common)
+        return gr.Textbox(lines=3, max_lines=12, **common)
+    return gr.Textbox(max_lines=1, min_width=140, **common)
 
 
 def problem_html(what: str | Exception, title: str = "Not started", kind: str = "bad") -> str:
