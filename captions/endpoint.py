@@ -25,7 +25,7 @@ LONGEST_SIDE = 1024  # pixels of the image that is sent
 ANSWER_BYTES = 1 << 20
 MOST_TOKENS = 400
 OLD_LIMIT = b'"max_tokens": '
-TRIES = 3
+TRIES, REQUEST_S = 3, 120.0
 PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
 BUSY = (408, 425, 429)
 REFUSED = (400, 401, 403, 404, 405, 422)  # what a second request would not change
@@ -41,7 +41,7 @@ class Server:
     model: str
     prompt: str = PROMPT
     variable: str = ""
-    limit_s: float = 120.0
+    limit_s: float = REQUEST_S
 
 
 def checked(server: Server) -> Server:

@@ -1,4 +1,4 @@
-"""Captions written by a model for a draft. `python -m ui.dataset.captioning DRAFT` is `python -m captions` for a draft.
+"""Captions written by a model for a draft, by `python -m ui.dataset.captioning DRAFT`.
 
 The job is a process of its own (ui/jobs.py) that stores each caption in the draft as soon as it is known. So it goes on
 when the server or the browser ends, and what it wrote is there when the page is opened again.
@@ -8,16 +8,13 @@ that was killed continues after the last one. A caption that a person wrote, or 
 where the job says so, and never one that was changed meanwhile.
 """
 
-import argparse
-import importlib.util
-import re
 import secrets
 import sys
 from collections.abc import Iterable
 from typing import Any
 
-from captions import endpoint, models
-from captions.__main__ import OPTIONS, checked, main, parser
+from captions import job, models
+from captions.options import DEFAULTS, checked, write
 from captions.work import Picture
 from runs.files import RunError
 from ui import jobs
@@ -28,8 +25,6 @@ from ui.html import duration, part
 JOB = "captions"
 LIMIT_S = 14 * 24 * 3600.0
 MOST_FAILURES = 20
-LINE = re.compile(r"[^\x00-\x1f\x7f]{0,500}")
-PROMPT = re.compile(r"[^\x00-\x08\x0b-\x1f\x7f]{0,4000}")
 WHICH = {"empty": "Images without a caption", "model": "Also captions that a model wrote", "all": "All images"}
 STEP_IMAGES = 500  # captions that undo brings back at once
 
@@ -37,7 +32,7 @@ STEP_IMAGES = 500  # captions that undo brings back at once
 def start(draft_id: str, options: dict[str, Any], *chosen: Any) -> int:
     """Start to write captions in the background. Returns the number of images. Args: as begin. Raises RunError: an
     option is not valid, there is nothing to do, or a job runs already."""
-    _check(checked(options))
+    checked(options)
     if running(draft_id):
         raise RunError("Captions are being written already; cancel that first")
     _run(draft_id, lambda: begin(draft_id, options, *chosen))
@@ -48,7 +43,7 @@ def resume(draft_id: str) -> None:
     """Continue the last job where it ended. Raises RunError: there is none, or it runs already."""
     if (found := stored(draft_id)) is None:
         raise RunError("There are no captions to continue; start them anew")
-    _check(checked(found["options"]))
+    checked(found["options"])
 
     def count_done() -> None:
         with draft.locked(draft_id) as file:
@@ -58,7 +53,7 @@ def resume(draft_id: str) -> None:
 
 
 def _run(draft_id: str, prepare: jobs.Prepare) -> None:
-    jobs.start(draft.folder(draft_id), JOB, ["ui.dataset.captioning", draft_id, "--json"], LIMIT_S, prepare=prepare)
+    jobs.start(draft.folder(draft_id), JOB, ["ui.dataset.captioning", draft_id], LIMIT_S, prepare=prepare)
 
 
 def cancel(draft_id: str) -> None:
@@ -71,50 +66,30 @@ def running(draft_id: str) -> bool:
     return jobs.running(draft.folder(draft_id), JOB)
 
 
-def _check(options: dict[str, Any]) -> None:
-    """What can be known before the job starts. Raises RunError."""
-    for name, text in options.items():
-        if isinstance(text, str) and not (PROMPT if name == "prompt" else LINE).fullmatch(text):
-            raise RunError("Use at most 500 characters on one line, and at most 4,000 for the instruction")
-    for name in ("general", "character"):
-        if not 0 < options.get(name, 0.5) <= 1:
-            raise RunError("A threshold is a number above 0 and at most 1, such as 0.35")
-    if options["engine"] == "endpoint":
-        endpoint.checked(
-            endpoint.Server(options.get("url", ""), options.get("model", ""), "", options.get("key_variable", ""))
-        )
-        return
-    models.find(options["engine"], options.get("model", ""))
-    if options["engine"] == "tagger" and importlib.util.find_spec("onnxruntime") is None:
-        from captions.tagger import INSTALL
-
-        raise RunError(INSTALL)
-
-
 def status(draft_id: str) -> dict[str, Any]:
     """How far the last job is: {"job": its id, "state", "seconds", "before": done when its process began, "done", "total",
     "line", "failed": number of images without a caption, "failures": the last ones, "error"}; state "" without one."""
     folder = draft.folder(draft_id)
-    job = jobs.read(folder, JOB)
-    if job is None or (found := stored(draft_id)) is None:
+    last = jobs.read(folder, JOB)
+    if last is None or (found := stored(draft_id)) is None:
         numbers = dict.fromkeys(("seconds", "before", "done", "total", "failed"), 0)
         return {"job": "", "state": "", **numbers, "line": "", "failures": [], "error": ""}
     text, _, errors = jobs.output(folder, JOB)
-    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("{")]
+    lines = [line for line in text.splitlines() if line.strip()]
     failures = [line for line in lines if ": no caption: " in line]
     others = [line for line in lines if line not in failures]
     error = errors.strip().splitlines()
     return {
         "job": found["job"],
-        "state": job.state,
-        "seconds": round(job.seconds),
+        "state": last.state,
+        "seconds": round(last.seconds),
         "before": found.get("before", 0),
         "done": found["total"] - _left(draft_id),
         "total": found["total"],
         "line": others[-1] if others else "",
         "failed": len(failures),
         "failures": failures[-MOST_FAILURES:],
-        "error": error[-1].removeprefix("captions: ") if error and job.state not in ("running", "done") else "",
+        "error": error[-1].removeprefix("captions: ") if error and last.state not in ("running", "done") else "",
     }
 
 
@@ -127,7 +102,7 @@ ENGINES = {
     "endpoint": ("Server", "Any server with OpenAI's API: Ollama, LM Studio, vLLM, or a provider."),
 }
 TASKS = [("One short sentence", "short"), ("A few sentences", "detailed"), ("A paragraph", "long")]
-# (the engine, "" for each of them; an option of `python -m captions`): Gradio's component, its label, and more of it
+# (the engine, "" for each of them; an option): Gradio's component, its label, and more of it
 FIELDS: dict[tuple[str, str], tuple[str, str, dict[str, Any]]] = {
     ("florence", "model"): ("Dropdown", "Model", {}),
     ("florence", "task"): ("Dropdown", "Length", {"choices": TASKS}),
@@ -145,7 +120,6 @@ FIELDS: dict[tuple[str, str], tuple[str, str, dict[str, Any]]] = {
 }
 FIELDS["endpoint", "url"][2]["placeholder"] = "http://127.0.0.1:11434/v1"
 FIELDS["endpoint", "key_variable"][2]["info"] = "Name of a variable that Hangproof was started with. Empty: no key"
-DEFAULTS = vars(parser().parse_args(["."]))
 
 
 def shown(status: dict[str, Any]) -> str:
@@ -275,7 +249,7 @@ def begin(
     disk does not take it.
 
     Args:
-        options: of `python -m captions`, by name. which: images without a caption ("empty"), also those with one that a
+        options: of captions/options.py, by name. which: images without a caption ("empty"), also those with one that a
             model wrote ("model"), or "all". only: ids of the images to choose from; None: all.
         overwrite: with "all", also replace captions that a person wrote or that came from a file.
     """
@@ -299,8 +273,8 @@ def begin(
             raise RunError(
                 "Every one of these images has a caption that is to be kept. Choose “All images”, or allow it to replace captions."
             )
-        job = {"job": secrets.token_hex(8), "options": options, "overwrite": overwrite, "total": len(wanted)}
-        file.store({**state, "captions": job, "wanted": draft_store.placed(wanted)})
+        new = {"job": secrets.token_hex(8), "options": options, "overwrite": overwrite, "total": len(wanted)}
+        file.store({**state, "captions": new, "wanted": draft_store.placed(wanted)})
     return len(wanted)
 
 
@@ -322,7 +296,7 @@ class DraftWork:
         """Raises RunError: there is no job."""
         found = stored(draft_id)
         if found is None:
-            raise RunError("This draft has no captions to write; start them on the page, or add --with")
+            raise RunError("This draft has no captions to write; start them on the page")
         self.draft_id, self.job, self.total = draft_id, found["job"], found["total"]
         self.options, self.overwrite = found["options"], found["overwrite"]
         self.part, _ = self.counts()  # where this process began: its steps of undo are its own
@@ -359,13 +333,20 @@ class DraftWork:
             file.store({**file.state, "wanted": wanted})
 
 
-def draft_work(given: argparse.Namespace) -> tuple[DraftWork, argparse.Namespace]:
-    """The images of a draft, and the options: without `--with`, those that the page stored."""
-    if given.engine:
-        begin(given.target, {name: getattr(given, name) for name in OPTIONS})
-    work = DraftWork(given.target)
-    return work, argparse.Namespace(**{**vars(given), **checked(work.options)})
+def main(argv: list[str]) -> int:
+    """Write what is missing of a draft. Exit code 1: the reason why not all of it was written is on standard error."""
+    (draft_id,) = argv
+    try:
+        work = DraftWork(draft_id)
+        report = write(work, checked(work.options))
+    except RunError as error:
+        print(f"captions: {error}", file=sys.stderr)
+        return 1
+    job.say(job.summary(report))
+    if report.reason:
+        print(f"captions: stopped: {report.reason}", file=sys.stderr)
+    return 1 if report.reason else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:], draft_work))
+    sys.exit(main(sys.argv[1:]))
