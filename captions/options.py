@@ -10,24 +10,14 @@ from typing import Any
 from captions import endpoint, florence, job, models, tagger
 from captions.text import framed
 from captions.work import Work
+from presets.tables import read_toml
 from runs.files import RunError
 
-ENGINES = ("florence", "tagger", "endpoint")
-# What each option is where it is not given. docs/api.md explains them.
-DEFAULTS: dict[str, Any] = {
-    "model": "",
-    "task": "detailed",
-    "general": 0.35,
-    "character": 0.85,
-    "without": "",
-    "underscores": False,
-    "url": "",
-    "prompt": endpoint.PROMPT,
-    "key_variable": "",
-    "prefix": "",
-    "suffix": "",
-    "trigger": "",
-}
+_TABLE = read_toml(Path(__file__).with_suffix(".toml"))
+ENGINES: dict[str, dict[str, str]] = _TABLE["engines"]
+# (engine, or "all" for an option of each; name): its row
+FIELDS = {(engine, name): row for engine, rows in _TABLE["options"].items() for name, row in rows.items()}
+DEFAULTS: dict[str, Any] = {**{name: row["default"] for (_, name), row in FIELDS.items()}, "trigger": ""}
 LINE = re.compile(r"[^\x00-\x1f\x7f]{0,500}")
 PROMPT = re.compile(r"[^\x00-\x08\x0b-\x1f\x7f]{0,4000}")
 
@@ -45,6 +35,7 @@ def checked(given: Any) -> dict[str, Any]:
             raise RunError("Use at most 500 characters on one line, and at most 4,000 for the instruction")
         if isinstance(usual, float) and not 0 < value <= 1:
             raise RunError("A threshold is a number above 0 and at most 1, such as 0.35")
+    options["prompt"] = options["prompt"].strip() or DEFAULTS["prompt"]
     if options["engine"] == "endpoint":
         server_of(options)
         return options

@@ -83,5 +83,5 @@ def texts(folder: Path) -> dict[str, str]:
 
 def run(server: CaptionServer, folder: Path, **limits) -> job.Report:
     """A job in this process, with a server."""
-    asked = endpoint.Server(server.url, "m", limit_s=limits.pop("limit_s", 60.0))
+    asked = endpoint.Server(server.url, "m", "What is it?", limit_s=limits.pop("limit_s", 60.0))
     return job.run(Folder(folder), lambda: functools.partial(endpoint.ask, endpoint.checked(asked)), **limits)

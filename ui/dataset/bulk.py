@@ -268,10 +268,8 @@ def draw(draft_id: str, images: Any) -> None:
         kind, text, put, pattern, any_case, keep, seed, some, selected = values
         given = {"with": put or "", "pattern": pattern, "any_case": any_case, "keep": keep, "seed": seed}
         given |= dict.fromkeys(("find", "text", "tags"), text or "")
-        return {"kind": kind, **given}, chosen(some, selected) or None, bool(text) or kind == "shuffle"
-
-    def chosen(some: bool, selected: Any) -> list[str]:
-        return [str(one) for one in selected] if some and isinstance(selected, list) else []
+        only = selected if some and selected else None
+        return {"kind": kind, **given}, only, bool(text) or kind == "shuffle"
 
     def look(*values: Any) -> list[Any]:
         wanted, only, typed = edit(values)
@@ -299,10 +297,9 @@ def draw(draft_id: str, images: Any) -> None:
 
     @fold.tried
     def on_move(name: str, repeats: int | None, selected: Any) -> str:
-        wanted = chosen(True, selected)
-        if not wanted:
+        if not selected:
             raise RunError("Select images on their cards first")
-        return f"{count(subsets.move(draft_id, wanted, name or '', repeats), 'image')} moved."
+        return f"{count(subsets.move(draft_id, selected, name or '', repeats), 'image')} moved."
 
     def on_subset(folder: str | None) -> list[Any]:
         return list(subsets.parts_of(folder or ""))

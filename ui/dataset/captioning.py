@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from captions import job, models
-from captions.options import DEFAULTS, checked, write
+from captions.options import DEFAULTS, ENGINES, FIELDS, checked, write
 from captions.work import Picture
 from runs.files import RunError
 from ui import jobs
@@ -96,30 +96,6 @@ def status(draft_id: str) -> dict[str, Any]:
 # The fold ------------------------------------------------------------------------------------------------------------
 
 LEAST_LEFT_S = 5  # of an estimate that is shown
-ENGINES = {
-    "florence": ("Florence-2", "Sentences. Runs on this machine."),
-    "tagger": ("Tagger", "Danbooru tags, for anime and illustrations. Runs on this machine."),
-    "endpoint": ("Server", "Any server with OpenAI's API: Ollama, LM Studio, vLLM, or a provider."),
-}
-TASKS = [("One short sentence", "short"), ("A few sentences", "detailed"), ("A paragraph", "long")]
-# (the engine, "" for each of them; an option): Gradio's component, its label, and more of it
-FIELDS: dict[tuple[str, str], tuple[str, str, dict[str, Any]]] = {
-    ("florence", "model"): ("Dropdown", "Model", {}),
-    ("florence", "task"): ("Dropdown", "Length", {"choices": TASKS}),
-    ("tagger", "model"): ("Dropdown", "Model", {}),
-    ("tagger", "general"): ("Number", "Threshold", {"info": "Tags at least this probable are written", "step": 0.01}),
-    ("tagger", "character"): ("Number", "Threshold of characters", {"step": 0.01}),
-    ("tagger", "without"): ("Textbox", "Leave out", {"info": "Tags, separated by commas", "placeholder": "solo"}),
-    ("tagger", "underscores"): ("Checkbox", "Keep underscores in tags", {}),
-    ("endpoint", "url"): ("Textbox", "Address", {"info": "Each image is sent there, scaled down to 1,024 pixels"}),
-    ("endpoint", "model"): ("Textbox", "Model", {"placeholder": "qwen2.5vl:7b"}),
-    ("endpoint", "key_variable"): ("Textbox", "Variable with the API key", {"placeholder": "OPENAI_API_KEY"}),
-    ("endpoint", "prompt"): ("Textbox", "Instruction", {"lines": 3}),
-    ("", "prefix"): ("Textbox", "Text before each caption", {}),
-    ("", "suffix"): ("Textbox", "Text after each caption", {}),
-}
-FIELDS["endpoint", "url"][2]["placeholder"] = "http://127.0.0.1:11434/v1"
-FIELDS["endpoint", "key_variable"][2]["info"] = "Name of a variable that Hangproof was started with. Empty: no key"
 
 
 def shown(status: dict[str, Any]) -> str:
@@ -161,15 +137,15 @@ def draw(draft_id: str) -> None:
     from ui.new import form
     from ui.run import fold
 
-    def add(engine: str, name: str, kind: str, label: str, more: dict[str, Any]) -> Any:
+    def add(engine: str, name: str, default: Any, kind: str, **more: Any) -> Any:
         """A field with its value of the last job."""
         known = name in last and (name != "model" or engine == engine_now)
-        value, rows = last[name] if known else DEFAULTS[name], models.of_engine(engine)
+        value, rows = last[name] if known else default, models.of_engine(engine)
         if name == "model" and rows:  # the path of a folder is typed into the same field
             value = value or rows[0].key
             info = _about(engine, value) or "Or type the path of a folder with a model"
-            more = {"choices": [(one.name, one.key) for one in rows], "allow_custom_value": True, "info": info}
-        field = getattr(gr, kind)(value=value, label=label, interactive=True, **more)
+            more |= {"choices": [(one.name, one.key) for one in rows], "allow_custom_value": True, "info": info}
+        field = getattr(gr, kind)(value=value, interactive=True, **more)
         if name == "model" and rows:
             field.change(lambda key: gr.update(info=_about(engine, key or "")), field, field, **fold.QUIET)
         return field
@@ -181,11 +157,11 @@ def draw(draft_id: str) -> None:
     fields: dict[tuple[str, str], Any] = {}
     groups: dict[str, gr.Row] = {}
     with gr.Column() as given:
-        engines, about = [(label, key) for key, (label, _) in ENGINES.items()], ENGINES[engine_now][1]
+        engines, about = [(one["label"], key) for key, one in ENGINES.items()], ENGINES[engine_now]["about"]
         engine = gr.Radio(engines, value=engine_now, label="Written by", info=about, interactive=True)
-        for group in (*ENGINES, ""):
-            with gr.Row(elem_classes="hp-fields", visible=group in ("", engine_now)) as groups[group]:
-                fields |= {(of, name): add(of, name, *field) for (of, name), field in FIELDS.items() if of == group}
+        for group in (*ENGINES, "all"):
+            with gr.Row(elem_classes="hp-fields", visible=group in ("all", engine_now)) as groups[group]:
+                fields |= {(of, name): add(of, name, **row) for (of, name), row in FIELDS.items() if of == group}
         word = f"Put the trigger word “{trigger}” first" if trigger else "Put the trigger word first"
         first = gr.Checkbox(bool(trigger), label=word, interactive=bool(trigger))
         which = gr.Radio(choices, value="empty", label="For", interactive=True)
@@ -201,7 +177,7 @@ def draw(draft_id: str) -> None:
         return now["state"] == "running", shown(now)
 
     def on_engine(name: str) -> list[Any]:
-        return [gr.update(info=ENGINES[name][1]), *(gr.update(visible=name == key) for key in ENGINES)]
+        return [gr.update(info=ENGINES[name]["about"]), *(gr.update(visible=name == key) for key in ENGINES)]
 
     def on_which(name: str) -> dict[str, Any]:
         number = _counts(draft_id)[1]
@@ -216,11 +192,10 @@ def draw(draft_id: str) -> None:
         *typed, selected = values
         options: dict[str, Any] = {"engine": engine, "trigger": draft.trigger(draft_id) if first else ""}
         for (of, name), value in zip(fields, typed, strict=True):
-            if of in ("", engine):
+            if of in ("all", engine):
                 kept = type(DEFAULTS[name])() if value is None else value  # a field that is empty
-                options[name] = kept.strip() if isinstance(kept, str) and of else kept
-        only = [str(one) for one in selected] if some and isinstance(selected, list) and selected else None
-        start(draft_id, options, which, only, over and which == "all")
+                options[name] = kept.strip() if isinstance(kept, str) and of != "all" else kept
+        start(draft_id, options, which, selected if some and selected else None, over and which == "all")
 
     chosen = [engine, which, some, over, first, *fields.values(), ids]
     engine.change(on_engine, engine, [engine, *(groups[key] for key in ENGINES)], **fold.QUIET)
@@ -253,8 +228,6 @@ def begin(
             model wrote ("model"), or "all". only: ids of the images to choose from; None: all.
         overwrite: with "all", also replace captions that a person wrote or that came from a file.
     """
-    if which not in WHICH:
-        raise RunError(draft.OUT_OF_DATE)
     chosen = None if only is None else set(only)
     with draft.locked(draft_id) as file:
         state, wanted = file.state, dict[str, Any]()

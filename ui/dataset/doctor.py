@@ -28,7 +28,6 @@ from ui.run.fold import QUIET
 
 PAGE = 24
 MOST_BUCKETS = 200
-REMOVED_BY = ("damaged", "duplicate", "near", "small", "blurred", "cut", "dark")
 BUCKETS = "buckets"  # beside the kinds of findings
 ALL_OF_IT = 0.9995  # of an image that its bucket keeps
 ABOUT_BUCKETS = (
@@ -109,7 +108,7 @@ def fix(draft_id: str, kind: str, only: Iterable[str] | None = None) -> str:
     if not found:
         raise RunError("There is nothing left to fix here; the images were changed meanwhile")
     ids = [one.id for one in found]
-    if kind in REMOVED_BY:
+    if KINDS[kind].fix == "Remove":
         draft.remove(draft_id, ids)
         return f"Removed {count(len(ids), 'image')}."
     change, text = _change(draft_id, report, kind)

@@ -228,14 +228,13 @@ NOT_ARRIVED = {
 }
 
 
-def start(draft_id: str, sent: object) -> Iterator[tuple[str, str, list[str]]]:
+def start(draft_id: str, sent: dict[str, int]) -> Iterator[tuple[str, str, list[str]]]:
     """Create and start the draft's run; yields as `starting`."""
 
     def begin() -> tuple[Path, list[str]]:
-        held = sent if isinstance(sent, dict) else {}
         for key, text in NOT_ARRIVED.items():
-            if held.get(key):
-                raise runs.RunError(text.format(held[key]))
+            if sent.get(key):
+                raise runs.RunError(text.format(sent[key]))
         return run_starts.start(draft_id)
 
     yield from starting(BUSY, begin)

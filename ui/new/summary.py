@@ -49,15 +49,15 @@ def said(draft_id: str, found: form.Review) -> tuple[Any, ...]:
     planned = script_editor.reviewed(draft_id, found) if edited else found
     given = form.judged(planned.spec), planned.images, planned.steps
     shown = latest("plan", None, given, lambda: plan(planned)) + estimates(planned) + findings(found)
-    key, model = model_to_fetch(values), presets.models().get(values["model"])
+    key = model_to_fetch(values)
     busy, fetched = fetching(key) if key else (False, "")
-    tier, backend = presets.tiers().get(values["tier"]), form.BACKENDS.get(values["backend"])
+    tier, backend = presets.tiers()[values["tier"]]["label"], form.BACKENDS[values["backend"]]
     return (
         shown,
         model_notes(values, found.spec) + fetched,
         *(gr.update(choices=one) for one in gpu_choices(values).values()),
-        gr.update(label=f"{GPU}: {tier['label']}, {backend}" if tier and backend else GPU),
-        gr.update(visible=bool(model and model["control"])),
+        gr.update(label=f"{GPU}: {tier}, {backend}"),
+        gr.update(visible=bool(presets.models()[values["model"]]["control"])),
         gr.update(visible=bool(key) and not busy),
         gr.update(active=busy),
     )
@@ -193,11 +193,9 @@ def machine_line(machine: Machine, model: Mapping[str, Any], smallest: str) -> s
 
 
 def model_notes(values: Mapping[str, Any], spec: RunSpec | None) -> str:
-    """The notes as HTML; "" for a model, trainer or tier that does not exist. `spec`: None where a field is invalid."""
+    """The notes as HTML. `spec`: None where a field is invalid."""
     key, backend, tier = values["model"], values["backend"], values["tier"]
-    model = presets.models().get(key)
-    if model is None or tier not in presets.tiers() or backend not in presets.backends():
-        return ""
+    model = presets.models()[key]
     lines = [f"<strong>{esc(model['name'])}</strong>. {esc(model['note'])} Licence: {licence(model)}."]
     if len(model["backends"]) == 1:
         lines[0] += f" Only {esc(presets.backends()[model['backends'][0]]['label'])} can train it."
@@ -225,9 +223,8 @@ def licence(model: Mapping[str, Any]) -> str:
 
 def gpu_choices(values: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
     """(label, key) of each VRAM choice and trainer by field; the label says what the chosen model needs of it."""
-    model, backend = presets.models().get(values["model"]), values["backend"]
-    fitting = model["backends"] if model else form.BACKENDS
-    needs = presets.tiers_of(values["model"], backend) if model and backend in fitting else {}
+    fitting, backend = presets.models()[values["model"]]["backends"], values["backend"]
+    needs = presets.tiers_of(values["model"], backend) if backend in fitting else {}
     tiers = {key: f" · {'' if row['problem'] else 'uses '}{_needs(row)}" for key, row in needs.items()}
     return {
         "tier": [(f"{tier['label']}{tiers.get(key, '')}", key) for key, tier in presets.tiers().items()],
@@ -281,8 +278,8 @@ FETCH_S = 7 * 24 * 3600.0
 
 def model_to_fetch(values: Mapping[str, Any]) -> str:
     """Key of the chosen model when its files must be downloaded first; "" when nothing is missing."""
-    model, trainer = presets.models().get(values["model"]), presets.backends().get(values["backend"])
-    if model is None or model["generated"] or trainer is None or trainer["loads"] != "files" or not model["files"]:
+    model, trainer = presets.models()[values["model"]], presets.backends()[values["backend"]]
+    if model["generated"] or trainer["loads"] != "files" or not model["files"]:
         return ""
     return values["model"] if runs.missing_files(values["model"]) else ""
 
