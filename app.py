@@ -89,10 +89,8 @@ def auth_of(args: argparse.Namespace) -> tuple[str, str] | None:
         RunError: a password is needed but missing, or what is given is not USER:PASSWORD.
     """
     variable = os.environ.pop("HANGPROOF_AUTH", "")
-    where, text = "--auth", args.auth
-    if text is None and variable:
-        where, text = "HANGPROOF_AUTH", variable
-    if text is None:
+    where, text = ("HANGPROOF_AUTH", variable) if args.auth is None else ("--auth", args.auth)
+    if args.auth is None and not variable:
         if args.listen or _given_hosts(args):
             why = "--listen lets every machine on the network" if args.listen else "a proxy lets others"
             raise RunError(

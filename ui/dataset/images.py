@@ -34,7 +34,7 @@ MAX_SEARCH = 1_000  # characters of the text to search for
 NAMED = 20  # names of captions without an image that a page gets
 
 
-# Which images a page shows: by what is wrong with them, their caption, their tags and their subset --------------------
+# Which images a page shows: by what is wrong with them, their caption and their subset --------------------------------
 
 
 FILTERS: dict[str, Callable[[draft.Item], bool]] = {
