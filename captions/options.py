@@ -23,7 +23,7 @@ PROMPT = re.compile(r"[^\x00-\x08\x0b-\x1f\x7f]{0,4000}")
 
 
 def checked(given: Any) -> dict[str, Any]:
-    """All options, those given and the others. Raises RunError: one of them cannot be used, or what it needs is not here."""
+    """All options, those given and the others. Raises RunError: one cannot be used, or what it needs is not here."""
     if not isinstance(given, dict) or not given.keys() <= {"engine", *DEFAULTS} or given.get("engine") not in ENGINES:
         raise RunError("These are not options of the captions; start them again")
     options = {**DEFAULTS, **given}

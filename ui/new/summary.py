@@ -1,5 +1,5 @@
-"""What the page says of a draft's settings: the plan of step 3 with its estimates, and the notes
-on the base model and this machine, with the download of its files; and the table of what all models need."""
+"""What the page says of a draft's settings: the plan of step 3 with its estimates, and the notes on the base model and
+this machine, with the download of its files; and the table of what all models need."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -44,7 +44,8 @@ def save_settings(draft_id: str, changes: dict[str, Any], starting: bool = False
 
 def said(draft_id: str, found: form.Review) -> tuple[Any, ...]:
     """The plan, the model's notes with the download's progress, the choices of VRAM and trainer, the title of the GPU's
-    fold, the model's own field, the download button, and the timer that polls the download; values and updates as a script of the page can return them to Gradio, too."""
+    fold, the model's own field, the download button, and the timer that polls the download; values and updates as a
+    script of the page can return them to Gradio, too."""
     edited, values = draft.edited_script(draft_id).is_file(), found.values
     planned = script_editor.reviewed(draft_id, found) if edited else found
     given = form.judged(planned.spec), planned.images, planned.steps
