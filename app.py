@@ -50,19 +50,17 @@ def parser() -> argparse.ArgumentParser:
         prog="app.py",
         description="Serve the Hangproof page. `./start.sh -h` lists all other commands.",
         epilog="The user name and password can also be in the variable HANGPROOF_AUTH, host names in "
-        "HANGPROOF_ALLOWED_HOSTS (separated by commas). The variables and --auth-file do not show in the list of processes.",
+        "HANGPROOF_ALLOWED_HOSTS (separated by commas). The variables do not show in the list of processes.",
         allow_abbrev=False,
     )
     top.add_argument("--port", type=int, default=7860, help="port to listen on (default: 7860)")
     top.add_argument("--no-browser", action="store_true", help="do not open a browser")
     top.add_argument("--listen", action="store_true", help="accept connections from other machines; needs a password")
-    given = top.add_mutually_exclusive_group()
-    given.add_argument(
+    top.add_argument(
         "--auth",
         metavar="USER:PASSWORD",
         help="require this user name and password; other users of this machine can see it",
     )
-    given.add_argument("--auth-file", metavar="FILE", type=Path, help="a file whose first line is USER:PASSWORD")
     top.add_argument(
         "--allow-host",
         metavar="NAME",
@@ -91,32 +89,19 @@ def auth_of(args: argparse.Namespace) -> tuple[str, str] | None:
         RunError: a password is needed but missing, or what is given is not USER:PASSWORD.
     """
     variable = os.environ.pop("HANGPROOF_AUTH", "")
-    where, text = "--auth", args.auth
-    if args.auth_file is not None:
-        where, text = str(args.auth_file), _first_line(args.auth_file)
-    elif text is None and variable:
-        where, text = "HANGPROOF_AUTH", variable
-    if text is None:
+    where, text = ("HANGPROOF_AUTH", variable) if args.auth is None else ("--auth", args.auth)
+    if args.auth is None and not variable:
         if args.listen or _given_hosts(args):
             why = "--listen lets every machine on the network" if args.listen else "a proxy lets others"
             raise RunError(
                 f"{why} start programs here, so a password is required; add --auth USER:PASSWORD, "
-                "or use --auth-file or the variable HANGPROOF_AUTH"
+                "or use the variable HANGPROOF_AUTH"
             )
         return None
     user, colon, password = text.partition(":")
     if not (user and colon and password):
         raise RunError(f"{where}: write USER:PASSWORD, for example me:a-long-password")
     return user, password
-
-
-def _first_line(path: Path) -> str:
-    try:
-        if os.name != "nt" and path.stat().st_mode & 0o077:
-            raise RunError(f"{path}: others can read your password; run `chmod 600 {path}`")
-        return (path.read_text(encoding="utf-8-sig").splitlines() or [""])[0]
-    except (OSError, UnicodeDecodeError) as error:
-        raise RunError(f"--auth-file: {path} cannot be read: {error}; create it, or fix the path") from error
 
 
 def _given_hosts(args: argparse.Namespace) -> list[str]:
@@ -322,8 +307,6 @@ def wait_for(closing: threading.Event) -> None:
 def main(argv: list[str] | None = None) -> int:
     """Serve until Ctrl-C or SIGTERM. Exit code 0; 1 with the reason on standard error; 2 for wrong usage."""
     args = parser().parse_args(argv)
-    if args.auth_file is not None:
-        args.auth_file = args.auth_file.absolute()
     os.chdir(ROOT)  # of what the user named, every path is known by now (runs.paths.PLACES)
     closing = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -30,7 +30,6 @@ COMMANDS = {
 OTHERS = {
     "demo": ["-m", "launch", "drill"],
     "doctor": ["doctor.py"],
-    "captions": ["-m", "captions"],
     "sd-scripts": ["-m", "sd_scripts_patches.install", "sd-scripts"],
     "musubi": ["-m", "sd_scripts_patches.install", "musubi"],
 }
@@ -42,7 +41,7 @@ USAGE = """usage: hangproof COMMAND ...        (or ./start.sh COMMAND ...; witho
   presets      {presets}
   elsewhere    {launch}
   trainers     sd-scripts, musubi (install), {sd_scripts_patches}
-  other        demo, doctor, captions
+  other        demo, doctor
 
 hangproof COMMAND --help explains one.
 """

@@ -1,5 +1,5 @@
 @echo off
-rem start.bat [--port N] [--no-browser] [--listen --auth-file FILE]   serves the page on 127.0.0.1:7860
+rem start.bat [--port N] [--no-browser] [--listen --auth USER:PASSWORD]   serves the page on 127.0.0.1:7860
 rem start.bat demo [--json]    trains a tiny LoRA without a browser, with an injected hang and its recovery
 rem start.bat doctor [--quick] says whether this machine and its trainers are ready, and what to do
 rem start.bat sd-scripts       installs kohya's sd-scripts at the tested commit, in its own environment

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# ./start.sh [--port N] [--no-browser] [--listen --auth-file FILE]   serves the page on 127.0.0.1:7860
+# ./start.sh [--port N] [--no-browser] [--listen --auth USER:PASSWORD]   serves the page on 127.0.0.1:7860
 # ./start.sh demo [--json]       trains a tiny LoRA without a browser, with an injected hang and its recovery
 # ./start.sh doctor [--quick]    says whether this machine and its trainers are ready, and what to do
 # ./start.sh sd-scripts          installs kohya's sd-scripts at the tested commit, in its own environment

@@ -25,12 +25,11 @@ LONGEST_SIDE = 1024  # pixels of the image that is sent
 ANSWER_BYTES = 1 << 20
 MOST_TOKENS = 400
 OLD_LIMIT = b'"max_tokens": '
-TRIES = 3
+TRIES, REQUEST_S = 3, 120.0
 PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
 BUSY = (408, 425, 429)
 REFUSED = (400, 401, 403, 404, 405, 422)  # what a second request would not change
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
-PROMPT = "Describe this image in one or two sentences, as a caption for training an image model. Answer with the caption only."
 
 
 @dataclass(frozen=True)
@@ -39,9 +38,9 @@ class Server:
 
     url: str
     model: str
-    prompt: str = PROMPT
+    prompt: str
     variable: str = ""
-    limit_s: float = 120.0
+    limit_s: float = REQUEST_S
 
 
 def checked(server: Server) -> Server:
@@ -64,7 +63,7 @@ def checked(server: Server) -> Server:
     key_of(server)
     path = url.path.rstrip("/").removesuffix("/chat/completions") + "/chat/completions"
     address = urllib.parse.urlunsplit((url.scheme, url.netloc, path, "", ""))
-    return replace(server, url=address, model=server.model.strip(), prompt=server.prompt.strip() or PROMPT)
+    return replace(server, url=address, model=server.model.strip())
 
 
 def key_of(server: Server) -> str:

@@ -19,21 +19,18 @@ TASKS = {  # the task's word, and the most new tokens
 BEAMS = 3  # as in the model's card
 
 
-def load(folder: Path, task: str, gpu_gb: float = 0.0, device: str = "") -> Callable[[Any], str]:
+def load(folder: Path, task: str, gpu_gb: float = 0.0) -> Callable[[Any], str]:
     """A function from an image (PIL, RGB) to its caption. Raises RunError: the files are not those of a Florence-2
     model.
 
     Args:
         task: a key of TASKS. gpu_gb: free GPU memory that the model needs, else it runs on the processor.
-        device: "cpu" or "cuda"; "" chooses.
     """
     import torch
     from safetensors import SafetensorError
     from transformers import AutoProcessor, Florence2ForConditionalGeneration
 
-    if device == "cuda" and not torch.cuda.is_available():
-        raise RunError("PyTorch finds no CUDA GPU; leave out --device, or use --device cpu")
-    device = device or ("cuda" if gpu_is_free(gpu_gb) else "cpu")
+    device = "cuda" if gpu_is_free(gpu_gb) else "cpu"
     dtype = torch.float16 if device == "cuda" else torch.float32
     try:
         # No code of a repository runs, and nothing is downloaded here.
@@ -50,7 +47,7 @@ def load(folder: Path, task: str, gpu_gb: float = 0.0, device: str = "") -> Call
     try:
         model = model.eval().to(device)
     except torch.OutOfMemoryError as error:
-        raise RunError("The GPU has too little free memory for this model; use --device cpu") from error
+        raise RunError("The GPU has too little free memory for this model; end what uses it, or try again") from error
     word, tokens = TASKS[task]
 
     def caption(image: Any) -> str:

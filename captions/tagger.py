@@ -80,9 +80,9 @@ def square(image: Any, side: int) -> Any:
     return numpy.asarray(padded, dtype=numpy.float32)[None, :, :, ::-1]
 
 
-def load(folder: Path, device: str = "", gpu_gb: float = 0.0, **choice: Any) -> Callable[[Any], str]:
-    """A function from an image (PIL, RGB) to its tags. Raises RunError: onnxruntime is missing, or the files are not those
-    of a tagger. device: "cpu" or "cuda"; "" chooses the GPU where gpu_gb are free. choice: of caption_of."""
+def load(folder: Path, gpu_gb: float = 0.0, **choice: Any) -> Callable[[Any], str]:
+    """A function from an image (PIL, RGB) to its tags, on the GPU where gpu_gb are free. Raises RunError: onnxruntime is
+    missing, or the files are not those of a tagger. choice: of caption_of."""
     try:
         import onnxruntime
     except ImportError as error:
@@ -93,10 +93,7 @@ def load(folder: Path, device: str = "", gpu_gb: float = 0.0, **choice: Any) -> 
     damage = (faults.Fail, faults.InvalidProtobuf, faults.InvalidGraph, faults.NoSuchFile, faults.NotImplemented)
     tags = read_tags(folder / "selected_tags.csv")
     has_cuda = "CUDAExecutionProvider" in onnxruntime.get_available_providers()
-    if device == "cuda" and not has_cuda:
-        raise RunError("onnxruntime finds no CUDA; install onnxruntime-gpu, leave out --device, or use --device cpu")
-    on_gpu = has_cuda and (device == "cuda" or (not device and gpu_is_free(gpu_gb)))
-    wanted = ["CUDAExecutionProvider"] if on_gpu else []
+    wanted = ["CUDAExecutionProvider"] if has_cuda and gpu_is_free(gpu_gb) else []
     try:
         session = onnxruntime.InferenceSession(folder / "model.onnx", providers=[*wanted, "CPUExecutionProvider"])
     except (*damage, ValueError) as error:

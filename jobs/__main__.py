@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser().parse_args(argv)
     try:
         return {"queue": change_queue, "delete": delete_run, "sweep": make_sweep}[args.command](args)
-    except (MonitorError, runs.RunError, PresetError, OSError) as error:
+    except (runs.RunError, PresetError, OSError) as error:
         print(f"jobs: {error}", file=sys.stderr)
         return 1
 

@@ -9,7 +9,7 @@ import argparse
 import importlib
 import sys
 
-from launch.common import LaunchError, add_arguments
+from launch.common import add_arguments
 from presets import terminal
 
 # name: (module, what it does)
@@ -43,13 +43,12 @@ def main(argv: list[str] | None = None) -> int:
             command.add_argument("--json", action="store_true", help="print one line of JSON at the end")
     args = top.parse_args(words)
 
-    from monitor.run_folder import MonitorError
     from presets import PresetError
     from runs.files import RunError
 
     try:
         return importlib.import_module(COMMANDS[args.command][0]).run(args)
-    except (LaunchError, MonitorError, PresetError, RunError, OSError) as error:
+    except (PresetError, RunError, OSError) as error:
         print(f"launch {args.command}: {error}", file=sys.stderr)
         return 1
 

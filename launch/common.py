@@ -8,8 +8,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from runs.files import RunError
 
-class LaunchError(Exception):
+
+class LaunchError(RunError):
     """An error that a user can fix: what is wrong, where, and what to do."""
 
 

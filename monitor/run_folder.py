@@ -47,7 +47,7 @@ SENDERS = 4  # messages that leave at the same time
 SCRIPT = "train.bat" if platform.WINDOWS else "train.sh"
 
 
-class MonitorError(Exception):
+class MonitorError(runs.RunError):
     """A problem that a person can fix: what is wrong, where, and what to do."""
 
 

@@ -46,9 +46,9 @@ FLAGS = Field(
     "flags", "Extra trainer options, one per line", "lines", "Use the trainer's names, e.g. noise_offset=0.05"
 )
 TYPED = (CONTROL, *LENGTH, *SAMPLES, *MORE, *MACHINES)
-HEAD = tuple(field.key for field in _group("head"))
+HEAD = {field.key: field for field in _group("head")}
 KEYS = (*HEAD, *(field.key for field in (SUBJECT, *TYPED, FLAGS)))
-LABELS = {field.key: field.label for field in (*_group("head"), SUBJECT, *TYPED)}
+LABELS = {field.key: field.label for field in (*HEAD.values(), SUBJECT, *TYPED)}
 LABELS |= {"prompts": "Sample prompts", "flags": "Extra trainer options", "images": "Images", "script": "The script"}
 
 
@@ -61,7 +61,7 @@ EMPTY["prompts"] = ""
 def reference() -> str:
     """All fields as a table of Markdown: `python -m runs fields`, and docs/settings.md."""
     rows = ["| Setting | What it is | Default | Flag of the trainers |", "|---|---|---|---|"]
-    for field in (*_group("head"), *TYPED):
+    for field in (*HEAD.values(), *TYPED):
         default, flag = RunSpec.model_fields[field.key].default, about(field.key)["flag"]
         cells = (field.key, "" if default in ("", None, []) or field.key == "name" else default, flag)
         key, usual, named = (f"`{cell}`" if cell != "" else "" for cell in cells)

@@ -124,11 +124,13 @@ class RunSpec(BaseModel):
 
     model_config = ConfigDict(extra="forbid", validate_assignment=True, frozen=True)
 
-    name: Text = in_head(..., "Name")
-    trigger: Text = in_head("", "Trigger word")
-    model: str = in_head(DEFAULTS["model"], "Base model")
-    tier: str = in_head(DEFAULTS["tier"], "VRAM")  # a table of presets/tiers.toml
-    backend: Literal["sd-scripts", "diffusers", "musubi"] = in_head(DEFAULTS["backend"], "Trainer")
+    name: Text = in_head(..., "Name", "Name of the LoRA and its folder")
+    trigger: Text = in_head("", "Trigger word", "The word you type in a prompt to use this LoRA")
+    model: str = in_head(DEFAULTS["model"], "Base model", "The model you will use the LoRA with")
+    tier: str = in_head(DEFAULTS["tier"], "VRAM", "Memory of the GPU you train on")  # a table of presets/tiers.toml
+    backend: Literal["sd-scripts", "diffusers", "musubi"] = in_head(
+        DEFAULTS["backend"], "Trainer", "Chosen to suit the base model; if unsure, keep it"
+    )
     # Only for models that learn from pairs (Kontext, Qwen-Image-Edit): the page shows it for them alone.
     control_dir: Text = in_control(
         "", "Folder of control images", "One for each image, under the same name: what the edit starts from"

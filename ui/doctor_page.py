@@ -16,7 +16,6 @@ import gradio as gr
 from guards import hub
 from monitor.cli.explain import checked
 from monitor.process.spawned import Subjob, python
-from monitor.run_folder import MonitorError
 from runs import env_file
 from runs.files import RunError
 from runs.paths import data_root
@@ -56,10 +55,7 @@ def explain(pid: str) -> str:
     Raises:
         RunError: no number, no such process, another user's, or no answer.
     """
-    try:
-        process = checked(pid.strip())
-    except MonitorError as error:
-        raise RunError(str(error)) from error
+    process = checked(pid.strip())
     job = _done(python("monitor", "diagnose", str(process.pid)), EXPLAIN_S)
     if job.error:
         raise RunError(job.text().strip().removeprefix("monitor: ") or job.error)
@@ -125,8 +121,8 @@ def _html(text: str = "", **more: Any) -> gr.HTML:
     return gr.HTML(text, apply_default_css=False, **more)
 
 
-def _button(label: str, primary: bool = False, width: int = 150, **more: Any) -> gr.Button:
-    return gr.Button(label, variant="primary" if primary else "secondary", scale=0, min_width=width, **more)
+def _button(label: str) -> gr.Button:
+    return gr.Button(label, variant="primary", scale=0, min_width=150)
 
 
 def look() -> tuple[bool, str]:
@@ -148,14 +144,14 @@ def _machine() -> None:
     except RunError as error:  # such as a full disk: the other parts are needed then
         fold.say(f"{error}.")
     full = gr.Checkbox(label="Also start the trainers (half a minute each)", interactive=True)
-    go = _button("Look again", primary=True)
+    go = _button("Look again")
     fold.job(go, examine, look, lambda: jobs.cancel(_folder(), JOB), "doctor", [full])
 
 
 def _explain() -> None:
     pid = fold.line("Process number (pid)", "As nvidia-smi, top or ps shows it", max_length=20)
     with gr.Row(elem_classes="hp-actions"):
-        go = _button("Explain", primary=True)
+        go = _button("Explain")
     shown = _html()
 
     def on_go(number: str) -> Any:
@@ -175,7 +171,7 @@ def _lint() -> None:
     )  # fmt: skip
     kind = gr.Dropdown(SHELLS, value="train.sh", label="Shell", interactive=True)
     with gr.Row(elem_classes="hp-actions"):
-        go = _button("Check the script", primary=True)
+        go = _button("Check the script")
     shown = _html()
     fixed = gr.Textbox(
         label="The script with these fixes", lines=8, max_lines=30, buttons=["copy"], visible=False, interactive=False,
@@ -196,7 +192,7 @@ def _drill() -> None:
     _html(f'<p class="hp-hint">{ABOUT_DRILL}</p>')
     words = ["launch", "drill", "--no-wait", "--json"]
     start = functools.partial(jobs.start, data_root(), DRILL, words, DRILL_S)
-    go = _button("Start the drill", primary=True)
+    go = _button("Start the drill")
     fold.job(go, start, look_at_drill, lambda: jobs.cancel(data_root(), DRILL), DRILL)
 
 

@@ -6,8 +6,6 @@ from urllib.parse import quote
 
 import gradio as gr
 
-from guards import reading
-from runs.paths import ROOT, START
 from ui import doctor_page, scripts
 from ui.html import esc
 from ui.new import form, new_lora
@@ -99,21 +97,10 @@ UNREAD = (
 
 
 SKIPPED = gr.skip()
-VERSION = reading.commit(ROOT)
-UPDATED = f"Hangproof was updated while this page was served. Restart it: Ctrl-C, then {START}. Runs go on meanwhile."
 
 
 class Page(gr.Blocks):
     """Gradio's page with a smaller config, which each visit downloads."""
-
-    async def call_function(self, *args: Any, **kwargs: Any) -> Any:
-        """What an event's function returns. Modules of a newer version, imported late, do not fit those of this one."""
-        try:
-            return await super().call_function(*args, **kwargs)
-        except (ImportError, AttributeError, TypeError) as error:
-            if reading.commit(ROOT) == VERSION:
-                raise
-            raise gr.Error(UPDATED) from error
 
     async def process_api(self, *args: Any, **kwargs: Any) -> Any:
         """What an event sends. Gradio shows the text of an error as markup, and it can be that of a file or of its name."""

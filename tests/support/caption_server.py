@@ -13,7 +13,24 @@ from loopback import Answer, Double, Request, running
 from PIL import Image
 
 from captions import endpoint, job
-from captions.work import Folder
+from captions.work import Picture
+
+
+class Folder:
+    """The images of a folder as a job's work; each caption goes to a text file beside its image."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def missing(self) -> list[Picture]:
+        images = sorted(path for path in self.folder.glob("*.png") if not path.with_suffix(".txt").exists())
+        return [Picture(path.name, path.name, path) for path in images]
+
+    def counts(self) -> tuple[int, int]:
+        return len([*self.folder.glob("*.txt")]), len([*self.folder.glob("*.png")])
+
+    def store(self, picture: Picture, caption: str) -> None:
+        picture.path.with_suffix(".txt").write_text(caption, encoding="utf-8")
 
 
 class CaptionServer(Double):
@@ -66,5 +83,5 @@ def texts(folder: Path) -> dict[str, str]:
 
 def run(server: CaptionServer, folder: Path, **limits) -> job.Report:
     """A job in this process, with a server."""
-    asked = endpoint.Server(server.url, "m", limit_s=limits.pop("limit_s", 60.0))
+    asked = endpoint.Server(server.url, "m", "What is it?", limit_s=limits.pop("limit_s", 60.0))
     return job.run(Folder(folder), lambda: functools.partial(endpoint.ask, endpoint.checked(asked)), **limits)

@@ -63,7 +63,7 @@ class Server:
         self.data, self.port = data, port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.config = Path(env.get("XDG_CONFIG_HOME", data.parent / "config"))
-        self.sends_token = not ({"--auth", "--auth-file", "--no-token"} & {*arguments} or "HANGPROOF_AUTH" in env)
+        self.sends_token = not ({"--auth", "--no-token"} & {*arguments} or "HANGPROOF_AUTH" in env)
         Server.started[self.url] = self
         self.log = data.parent / f"app-{self.port}-{time.monotonic_ns()}.log"
         self.log.touch()

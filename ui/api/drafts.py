@@ -61,7 +61,7 @@ def list_images(
     draft_id: str,
     first: int = 0,
     count: int = PAGE,
-    filter: Literal["", "no_caption", "warned", "small", "sideways", "near", "model", "edited"] = "",
+    filter: Literal["", "no_caption", "warned", "model", "edited"] = "",
 ) -> dict[str, Any]:
     """Images of a draft from number `first`: id, file, subset, size, caption, warnings.
 
@@ -140,7 +140,7 @@ def write_captions(
 ) -> dict[str, Any]:
     """Write captions in the background; `caption_status` shows the progress.
 
-    options: {"engine": "florence", "tagger" or "endpoint", "model", …} as `python -m captions --help` names them.
+    options: {"engine": "florence", "tagger" or "endpoint", "model", …}, as docs/api.md names them.
     A caption that a person wrote is replaced only with "all" and `overwrite`.
     """
     return {"images": captioning.start(_known(draft_id), options, which, images, overwrite)}

@@ -6,7 +6,6 @@ hostile pattern, and nothing can interrupt it.
 """
 
 import contextlib
-import functools
 import hashlib
 import math
 import random
@@ -269,10 +268,8 @@ def draw(draft_id: str, images: Any) -> None:
         kind, text, put, pattern, any_case, keep, seed, some, selected = values
         given = {"with": put or "", "pattern": pattern, "any_case": any_case, "keep": keep, "seed": seed}
         given |= dict.fromkeys(("find", "text", "tags"), text or "")
-        return {"kind": kind, **given}, chosen(some, selected) or None, bool(text) or kind == "shuffle"
-
-    def chosen(some: bool, selected: Any) -> list[str]:
-        return [str(one) for one in selected] if some and isinstance(selected, list) else []
+        only = selected if some and selected else None
+        return {"kind": kind, **given}, only, bool(text) or kind == "shuffle"
 
     def look(*values: Any) -> list[Any]:
         wanted, only, typed = edit(values)
@@ -289,33 +286,27 @@ def draw(draft_id: str, images: Any) -> None:
         effect = part("dataset/folds.html", "examples", said, found["examples"])
         return [effect, gr.update(value=label, interactive=number > 0)]
 
-    def done(act: Callable[[], str]) -> str:
-        try:
-            return fold.note(act())
-        except RunError as error:
-            return fold.note(error, True)
-
     def on_apply(*values: Any) -> tuple[str, int]:
         wanted, only, _ = edit(values)
-        return done(lambda: f"{count(apply(draft_id, only, wanted), 'caption')} changed."), values[-3] + 1
+        return fold.tried(lambda: f"{count(apply(draft_id, only, wanted), 'caption')} changed.")(), values[-3] + 1
 
     def on_kind(kind: str) -> list[Any]:
         field = KINDS[kind].field
         shown = [gr.update(visible=one) for one in (kind == "replace", kind == "shuffle")]
         return [gr.update(label=field, visible=bool(field)), *shown]
 
+    @fold.tried
     def on_move(name: str, repeats: int | None, selected: Any) -> str:
-        wanted = chosen(True, selected)
-        if not wanted:
-            return fold.note("Select images on their cards first", True)
-        return done(lambda: f"{count(subsets.move(draft_id, wanted, name or '', repeats), 'image')} moved.")
+        if not selected:
+            raise RunError("Select images on their cards first")
+        return f"{count(subsets.move(draft_id, selected, name or '', repeats), 'image')} moved."
 
     def on_subset(folder: str | None) -> list[Any]:
         return list(subsets.parts_of(folder or ""))
 
+    @fold.tried
     def on_save(folder: str | None, name: str, repeats: int | None) -> str:
-        act = functools.partial(subsets.rename, draft_id, folder or "", name or "", repeats)
-        return done(lambda: f"Saved; the subset has {count(act(), 'image')}.")
+        return f"Saved; the subset has {count(subsets.rename(draft_id, folder or '', name or '', repeats), 'image')}."
 
     def lists(folder: str | None, turn: int) -> tuple[dict[str, Any], int]:
         known = _subsets(draft_id)

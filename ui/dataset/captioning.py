@@ -1,4 +1,4 @@
-"""Captions written by a model for a draft. `python -m ui.dataset.captioning DRAFT` is `python -m captions` for a draft.
+"""Captions written by a model for a draft, by `python -m ui.dataset.captioning DRAFT`.
 
 The job is a process of its own (ui/jobs.py) that stores each caption in the draft as soon as it is known. So it goes on
 when the server or the browser ends, and what it wrote is there when the page is opened again.
@@ -8,16 +8,13 @@ that was killed continues after the last one. A caption that a person wrote, or 
 where the job says so, and never one that was changed meanwhile.
 """
 
-import argparse
-import importlib.util
-import re
 import secrets
 import sys
 from collections.abc import Iterable
 from typing import Any
 
-from captions import endpoint, models
-from captions.__main__ import OPTIONS, checked, main, parser
+from captions import job, models
+from captions.options import DEFAULTS, ENGINES, FIELDS, checked, write
 from captions.work import Picture
 from runs.files import RunError
 from ui import jobs
@@ -28,8 +25,6 @@ from ui.html import duration, part
 JOB = "captions"
 LIMIT_S = 14 * 24 * 3600.0
 MOST_FAILURES = 20
-LINE = re.compile(r"[^\x00-\x1f\x7f]{0,500}")
-PROMPT = re.compile(r"[^\x00-\x08\x0b-\x1f\x7f]{0,4000}")
 WHICH = {"empty": "Images without a caption", "model": "Also captions that a model wrote", "all": "All images"}
 STEP_IMAGES = 500  # captions that undo brings back at once
 
@@ -37,7 +32,7 @@ STEP_IMAGES = 500  # captions that undo brings back at once
 def start(draft_id: str, options: dict[str, Any], *chosen: Any) -> int:
     """Start to write captions in the background. Returns the number of images. Args: as begin. Raises RunError: an
     option is not valid, there is nothing to do, or a job runs already."""
-    _check(checked(options))
+    checked(options)
     if running(draft_id):
         raise RunError("Captions are being written already; cancel that first")
     _run(draft_id, lambda: begin(draft_id, options, *chosen))
@@ -48,7 +43,7 @@ def resume(draft_id: str) -> None:
     """Continue the last job where it ended. Raises RunError: there is none, or it runs already."""
     if (found := stored(draft_id)) is None:
         raise RunError("There are no captions to continue; start them anew")
-    _check(checked(found["options"]))
+    checked(found["options"])
 
     def count_done() -> None:
         with draft.locked(draft_id) as file:
@@ -58,7 +53,7 @@ def resume(draft_id: str) -> None:
 
 
 def _run(draft_id: str, prepare: jobs.Prepare) -> None:
-    jobs.start(draft.folder(draft_id), JOB, ["ui.dataset.captioning", draft_id, "--json"], LIMIT_S, prepare=prepare)
+    jobs.start(draft.folder(draft_id), JOB, ["ui.dataset.captioning", draft_id], LIMIT_S, prepare=prepare)
 
 
 def cancel(draft_id: str) -> None:
@@ -71,81 +66,36 @@ def running(draft_id: str) -> bool:
     return jobs.running(draft.folder(draft_id), JOB)
 
 
-def _check(options: dict[str, Any]) -> None:
-    """What can be known before the job starts. Raises RunError."""
-    for name, text in options.items():
-        if isinstance(text, str) and not (PROMPT if name == "prompt" else LINE).fullmatch(text):
-            raise RunError("Use at most 500 characters on one line, and at most 4,000 for the instruction")
-    for name in ("general", "character"):
-        if not 0 < options.get(name, 0.5) <= 1:
-            raise RunError("A threshold is a number above 0 and at most 1, such as 0.35")
-    if options["engine"] == "endpoint":
-        endpoint.checked(
-            endpoint.Server(options.get("url", ""), options.get("model", ""), "", options.get("key_variable", ""))
-        )
-        return
-    models.find(options["engine"], options.get("model", ""))
-    if options["engine"] == "tagger" and importlib.util.find_spec("onnxruntime") is None:
-        from captions.tagger import INSTALL
-
-        raise RunError(INSTALL)
-
-
 def status(draft_id: str) -> dict[str, Any]:
     """How far the last job is: {"job": its id, "state", "seconds", "before": done when its process began, "done", "total",
     "line", "failed": number of images without a caption, "failures": the last ones, "error"}; state "" without one."""
     folder = draft.folder(draft_id)
-    job = jobs.read(folder, JOB)
-    if job is None or (found := stored(draft_id)) is None:
+    last = jobs.read(folder, JOB)
+    if last is None or (found := stored(draft_id)) is None:
         numbers = dict.fromkeys(("seconds", "before", "done", "total", "failed"), 0)
         return {"job": "", "state": "", **numbers, "line": "", "failures": [], "error": ""}
     text, _, errors = jobs.output(folder, JOB)
-    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("{")]
+    lines = [line for line in text.splitlines() if line.strip()]
     failures = [line for line in lines if ": no caption: " in line]
     others = [line for line in lines if line not in failures]
     error = errors.strip().splitlines()
     return {
         "job": found["job"],
-        "state": job.state,
-        "seconds": round(job.seconds),
+        "state": last.state,
+        "seconds": round(last.seconds),
         "before": found.get("before", 0),
         "done": found["total"] - _left(draft_id),
         "total": found["total"],
         "line": others[-1] if others else "",
         "failed": len(failures),
         "failures": failures[-MOST_FAILURES:],
-        "error": error[-1].removeprefix("captions: ") if error and job.state not in ("running", "done") else "",
+        "error": error[-1].removeprefix("captions: ") if error and last.state not in ("running", "done") else "",
     }
 
 
 # The fold ------------------------------------------------------------------------------------------------------------
 
 LEAST_LEFT_S = 5  # of an estimate that is shown
-ENGINES = {
-    "florence": ("Florence-2", "Sentences. Runs on this machine."),
-    "tagger": ("Tagger", "Danbooru tags, for anime and illustrations. Runs on this machine."),
-    "endpoint": ("Server", "Any server with OpenAI's API: Ollama, LM Studio, vLLM, or a provider."),
-}
-TASKS = [("One short sentence", "short"), ("A few sentences", "detailed"), ("A paragraph", "long")]
-# (the engine, "" for each of them; an option of `python -m captions`): Gradio's component, its label, and more of it
-FIELDS: dict[tuple[str, str], tuple[str, str, dict[str, Any]]] = {
-    ("florence", "model"): ("Dropdown", "Model", {}),
-    ("florence", "task"): ("Dropdown", "Length", {"choices": TASKS}),
-    ("tagger", "model"): ("Dropdown", "Model", {}),
-    ("tagger", "general"): ("Number", "Threshold", {"info": "Tags at least this probable are written", "step": 0.01}),
-    ("tagger", "character"): ("Number", "Threshold of characters", {"step": 0.01}),
-    ("tagger", "without"): ("Textbox", "Leave out", {"info": "Tags, separated by commas", "placeholder": "solo"}),
-    ("tagger", "underscores"): ("Checkbox", "Keep underscores in tags", {}),
-    ("endpoint", "url"): ("Textbox", "Address", {"info": "Each image is sent there, scaled down to 1,024 pixels"}),
-    ("endpoint", "model"): ("Textbox", "Model", {"placeholder": "qwen2.5vl:7b"}),
-    ("endpoint", "key_variable"): ("Textbox", "Variable with the API key", {"placeholder": "OPENAI_API_KEY"}),
-    ("endpoint", "prompt"): ("Textbox", "Instruction", {"lines": 3}),
-    ("", "prefix"): ("Textbox", "Text before each caption", {}),
-    ("", "suffix"): ("Textbox", "Text after each caption", {}),
-}
-FIELDS["endpoint", "url"][2]["placeholder"] = "http://127.0.0.1:11434/v1"
-FIELDS["endpoint", "key_variable"][2]["info"] = "Name of a variable that Hangproof was started with. Empty: no key"
-DEFAULTS = vars(parser().parse_args(["."]))
 
 
 def shown(status: dict[str, Any]) -> str:
@@ -187,15 +137,15 @@ def draw(draft_id: str) -> None:
     from ui.new import form
     from ui.run import fold
 
-    def add(engine: str, name: str, kind: str, label: str, more: dict[str, Any]) -> Any:
+    def add(engine: str, name: str, default: Any, kind: str, **more: Any) -> Any:
         """A field with its value of the last job."""
         known = name in last and (name != "model" or engine == engine_now)
-        value, rows = last[name] if known else DEFAULTS[name], models.of_engine(engine)
+        value, rows = last[name] if known else default, models.of_engine(engine)
         if name == "model" and rows:  # the path of a folder is typed into the same field
             value = value or rows[0].key
             info = _about(engine, value) or "Or type the path of a folder with a model"
-            more = {"choices": [(one.name, one.key) for one in rows], "allow_custom_value": True, "info": info}
-        field = getattr(gr, kind)(value=value, label=label, interactive=True, **more)
+            more |= {"choices": [(one.name, one.key) for one in rows], "allow_custom_value": True, "info": info}
+        field = getattr(gr, kind)(value=value, interactive=True, **more)
         if name == "model" and rows:
             field.change(lambda key: gr.update(info=_about(engine, key or "")), field, field, **fold.QUIET)
         return field
@@ -207,11 +157,11 @@ def draw(draft_id: str) -> None:
     fields: dict[tuple[str, str], Any] = {}
     groups: dict[str, gr.Row] = {}
     with gr.Column() as given:
-        engines, about = [(label, key) for key, (label, _) in ENGINES.items()], ENGINES[engine_now][1]
+        engines, about = [(one["label"], key) for key, one in ENGINES.items()], ENGINES[engine_now]["about"]
         engine = gr.Radio(engines, value=engine_now, label="Written by", info=about, interactive=True)
-        for group in (*ENGINES, ""):
-            with gr.Row(elem_classes="hp-fields", visible=group in ("", engine_now)) as groups[group]:
-                fields |= {(of, name): add(of, name, *field) for (of, name), field in FIELDS.items() if of == group}
+        for group in (*ENGINES, "all"):
+            with gr.Row(elem_classes="hp-fields", visible=group in ("all", engine_now)) as groups[group]:
+                fields |= {(of, name): add(of, name, **row) for (of, name), row in FIELDS.items() if of == group}
         word = f"Put the trigger word “{trigger}” first" if trigger else "Put the trigger word first"
         first = gr.Checkbox(bool(trigger), label=word, interactive=bool(trigger))
         which = gr.Radio(choices, value="empty", label="For", interactive=True)
@@ -227,7 +177,7 @@ def draw(draft_id: str) -> None:
         return now["state"] == "running", shown(now)
 
     def on_engine(name: str) -> list[Any]:
-        return [gr.update(info=ENGINES[name][1]), *(gr.update(visible=name == key) for key in ENGINES)]
+        return [gr.update(info=ENGINES[name]["about"]), *(gr.update(visible=name == key) for key in ENGINES)]
 
     def on_which(name: str) -> dict[str, Any]:
         number = _counts(draft_id)[1]
@@ -242,11 +192,10 @@ def draw(draft_id: str) -> None:
         *typed, selected = values
         options: dict[str, Any] = {"engine": engine, "trigger": draft.trigger(draft_id) if first else ""}
         for (of, name), value in zip(fields, typed, strict=True):
-            if of in ("", engine):
+            if of in ("all", engine):
                 kept = type(DEFAULTS[name])() if value is None else value  # a field that is empty
-                options[name] = kept.strip() if isinstance(kept, str) and of else kept
-        only = [str(one) for one in selected] if some and isinstance(selected, list) and selected else None
-        start(draft_id, options, which, only, over and which == "all")
+                options[name] = kept.strip() if isinstance(kept, str) and of != "all" else kept
+        start(draft_id, options, which, selected if some and selected else None, over and which == "all")
 
     chosen = [engine, which, some, over, first, *fields.values(), ids]
     engine.change(on_engine, engine, [engine, *(groups[key] for key in ENGINES)], **fold.QUIET)
@@ -275,12 +224,10 @@ def begin(
     disk does not take it.
 
     Args:
-        options: of `python -m captions`, by name. which: images without a caption ("empty"), also those with one that a
+        options: of captions/options.py, by name. which: images without a caption ("empty"), also those with one that a
             model wrote ("model"), or "all". only: ids of the images to choose from; None: all.
         overwrite: with "all", also replace captions that a person wrote or that came from a file.
     """
-    if which not in WHICH:
-        raise RunError(draft.OUT_OF_DATE)
     chosen = None if only is None else set(only)
     with draft.locked(draft_id) as file:
         state, wanted = file.state, dict[str, Any]()
@@ -299,8 +246,8 @@ def begin(
             raise RunError(
                 "Every one of these images has a caption that is to be kept. Choose “All images”, or allow it to replace captions."
             )
-        job = {"job": secrets.token_hex(8), "options": options, "overwrite": overwrite, "total": len(wanted)}
-        file.store({**state, "captions": job, "wanted": draft_store.placed(wanted)})
+        new = {"job": secrets.token_hex(8), "options": options, "overwrite": overwrite, "total": len(wanted)}
+        file.store({**state, "captions": new, "wanted": draft_store.placed(wanted)})
     return len(wanted)
 
 
@@ -322,7 +269,7 @@ class DraftWork:
         """Raises RunError: there is no job."""
         found = stored(draft_id)
         if found is None:
-            raise RunError("This draft has no captions to write; start them on the page, or add --with")
+            raise RunError("This draft has no captions to write; start them on the page")
         self.draft_id, self.job, self.total = draft_id, found["job"], found["total"]
         self.options, self.overwrite = found["options"], found["overwrite"]
         self.part, _ = self.counts()  # where this process began: its steps of undo are its own
@@ -359,13 +306,20 @@ class DraftWork:
             file.store({**file.state, "wanted": wanted})
 
 
-def draft_work(given: argparse.Namespace) -> tuple[DraftWork, argparse.Namespace]:
-    """The images of a draft, and the options: without `--with`, those that the page stored."""
-    if given.engine:
-        begin(given.target, {name: getattr(given, name) for name in OPTIONS})
-    work = DraftWork(given.target)
-    return work, argparse.Namespace(**{**vars(given), **checked(work.options)})
+def main(argv: list[str]) -> int:
+    """Write what is missing of a draft. Exit code 1: the reason why not all of it was written is on standard error."""
+    (draft_id,) = argv
+    try:
+        work = DraftWork(draft_id)
+        report = write(work, checked(work.options))
+    except RunError as error:
+        print(f"captions: {error}", file=sys.stderr)
+        return 1
+    job.say(job.summary(report))
+    if report.reason:
+        print(f"captions: stopped: {report.reason}", file=sys.stderr)
+    return 1 if report.reason else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:], draft_work))
+    sys.exit(main(sys.argv[1:]))

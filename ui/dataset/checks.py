@@ -7,8 +7,10 @@ All of it comes from the draft's items, so that a finding and the warning on a c
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from presets.tables import read_toml
 from ui.dataset.bucket_preview import Plan, Slot
 from ui.dataset.draft import Item
 
@@ -23,7 +25,7 @@ LEAST_KEPT = 0.85  # share of a picture that its bucket keeps
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of finding. title: of its images; about: what it means; fix: the button."""
+    """A kind of finding: a row of checks.toml."""
 
     title: str
     about: str
@@ -35,35 +37,7 @@ class Kind:
         return {"title": f"{self.title}: {number:,}", "about": self.about, "count": number, "fix_all": fix_all}
 
 
-PIXELS = "A sharp one with the most pixels and a caption of yours is kept."
-KINDS = {
-    "damaged": Kind("Damaged", "The file was changed since you added it. A run with it would not start.", "Remove"),
-    "duplicate": Kind("Copies", f"The same picture is trained more often than the others. {PIXELS}", "Remove"),
-    "near": Kind("Nearly identical", f"Pictures of one moment teach the LoRA that moment. {PIXELS}", "Remove"),
-    "small": Kind("Too small to learn from", "The LoRA learns their blocks and noise.", "Remove"),
-    "blurred": Kind("Perhaps blurred", "The LoRA learns the blur. Keep those that are meant to be soft.", "Remove"),
-    "cut": Kind("Perhaps incomplete", "The lower end is plain grey: the file may have been cut off.", "Remove"),
-    "dark": Kind("Very dark", "There is little to learn from them.", "Remove"),
-    "sideways": Kind("Perhaps on their side", "The pixels are rotated, and the camera's mark rotates again.", "Rotate"),
-    "cropped": Kind(
-        "Cut off by the trainer",
-        "No bucket has their shape, so the trainer cuts off both ends. Crop them here to choose the part yourself; the "
-        "button crops as the trainer would.",
-        "Crop",
-    ),
-    "lonely": Kind(
-        "In buckets smaller than a batch",
-        "Their batches have fewer images than the others, so these images count more. The button crops to the nearest full bucket.",
-        "Crop",
-    ),
-    "changed": Kind("Converted before the training", "Trainers read them differently; a run gets a converted copy."),
-    "no_caption": Kind(
-        "Without a caption",
-        "They are trained with the trigger word alone. Captions make a LoRA that follows prompts.",
-        "Use the trigger word",
-    ),
-    "no_trigger": Kind("Without the trigger word", "What they teach is not tied to your trigger word.", "Put it first"),
-}
+KINDS = {key: Kind(**row) for key, row in read_toml(Path(__file__).with_suffix(".toml")).items()}
 
 
 @dataclass(frozen=True)

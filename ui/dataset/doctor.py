@@ -28,7 +28,6 @@ from ui.run.fold import QUIET
 
 PAGE = 24
 MOST_BUCKETS = 200
-REMOVED_BY = ("damaged", "duplicate", "near", "small", "blurred", "cut", "dark")
 BUCKETS = "buckets"  # beside the kinds of findings
 ALL_OF_IT = 0.9995  # of an image that its bucket keeps
 ABOUT_BUCKETS = (
@@ -104,12 +103,10 @@ def fix(draft_id: str, kind: str, only: Iterable[str] | None = None) -> str:
     report = examine(draft_id)
     wanted = None if only is None else set(only)
     found = [one for one in report.findings.get(kind, []) if wanted is None or one.id in wanted]
-    if kind not in KINDS or not KINDS[kind].fix:
-        raise RunError(draft.OUT_OF_DATE)
     if not found:
         raise RunError("There is nothing left to fix here; the images were changed meanwhile")
     ids = [one.id for one in found]
-    if kind in REMOVED_BY:
+    if KINDS[kind].fix == "Remove":
         draft.remove(draft_id, ids)
         return f"Removed {count(len(ids), 'image')}."
     change, text = _change(draft_id, report, kind)

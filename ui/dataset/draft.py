@@ -2,7 +2,7 @@
 
 They are on disk and not in the browser's session, because a reload, a crash or a failed start must not lose an evening
 of captions. A caption belongs to its image, which is named by its folder and content, never by its file name or
-position: adding, moving or removing one image never changes the caption of another.
+position: adding or removing one image never changes the caption of another.
 
 `draft_store.py` keeps the draft on disk, `draft_drop.py` takes in dropped files; the rest uses this file only.
 """
@@ -335,18 +335,6 @@ def clear(draft_id: str) -> None:
     with draft_store.change(draft_id) as edit:
         edit.label = f"removal of {count(len(edit.state['images']), 'image')}"
         edit.state |= {"images": {}, "texts": {}}
-
-
-def move(draft_id: str, image_id: str, step: int) -> int:
-    """Move an image by `step` places, at most to an end. Returns its place. Raises RunError: it was removed."""
-    with draft_store.change(draft_id) as edit:
-        edit.label = f"move of {_entry(edit.state, image_id)['file']}"
-        order = list(edit.state["images"])
-        place = min(max(order.index(image_id) + step, 0), len(order) - 1)
-        order.remove(image_id)
-        order.insert(place, image_id)
-        edit.state["images"] = {key: edit.state["images"][key] for key in order}
-    return place
 
 
 def rotated(entry: Entry, turns: int | None = None) -> Entry:

@@ -80,10 +80,8 @@ function cardOf(item) {
     const index = [...grid.children].indexOf(card);
     if (await removeImages([item.id])) focusCard(index);
   });
-  const earlier = iconButton("‹", "Move earlier: " + name, "hp-earlier", () => moveBy(item.id, -1));
-  const later = iconButton("›", "Move later: " + name, "hp-later", () => moveBy(item.id, 1));
   const tags = make("span", "hp-tags");
-  picture.append(open, pick, earlier, later, remove, tags);
+  picture.append(open, pick, remove, tags);
   const file = make("span", "hp-file", { textContent: name, title: name });
   const size = make("span", "hp-size", `${item.width} × ${item.height}`);
   const saved = make("span", "hp-saved", { ariaLive: "polite" });
@@ -93,7 +91,7 @@ function cardOf(item) {
   // After the click that took the focus: what it was aimed at must not move under it.
   text.addEventListener("blur", () => hangproof.send().then(() => setTimeout(() => redraw(item.id), 250)));
   card.append(picture, make("div", "hp-card-line", [file, saved, size]), warnings, text);
-  return { card, text, saved, warnings, pick, image, size, tags, earlier, later };
+  return { card, text, saved, warnings, pick, image, size, tags };
 }
 /** Show what is known of one image: its caption has changed, and so may what is said about it. */
 function redraw(id) {
@@ -111,7 +109,6 @@ function update(one, item) {
   one.size.textContent = `${item.width} × ${item.height}`;
   one.tags.textContent = editsText(item);
   one.pick.checked = selected.has(item.id);
-  one.earlier.hidden = one.later.hidden = isFiltered();
   const codes = item.warnings.filter((code) => code !== "no_caption");
   if (!text.trim()) codes.push("no_caption");
   if (one.warnings.dataset.codes === codes.join()) return;
@@ -123,12 +120,6 @@ function warningOf(item, code) {
   const act = button(fix, "hp-link", () => change(name, { id: item.id, ids: [item.id] }));
   act.ariaLabel = `${fix}: ${nameOf(item)}`;
   return make("li", "", [message + " ", act]);
-}
-
-// Order -------------------------------------------------------------------------------------------------------------
-async function moveBy(id, step) {
-  if (!(await change("move_image", { id, step }))) return;
-  giveFocus(cards.get(id)?.[step < 0 ? "earlier" : "later"]); // its page is shown, so the focus stays with the image
 }
 
 // Undo --------------------------------------------------------------------------------------------------------------

@@ -5,20 +5,11 @@ const FILTERS = {
   "": "All images",
   no_caption: "Without caption",
   warned: "With a warning",
-  small: "Small",
-  near: "Nearly identical",
-  sideways: "Maybe on their side",
   model: "Captions by a model",
   edited: "Cropped, masked or weighted",
 };
-const COMPARISONS = {
-  contains: "Caption contains",
-  lacks: "Caption does not contain",
-  tag: "Has the tag",
-  no_tag: "Does not have the tag",
-};
 const many = (number, what) => `${number.toLocaleString("en")} ${what}${number === 1 ? "" : "s"}`;
-const query = () => state().query || { kind: "", how: "contains", text: "", folder: null };
+const query = () => state().query || { kind: "", text: "", folder: null };
 const isFiltered = () => Boolean(query().kind || query().text || query().folder !== null);
 function chooseFrom(label, options, act) {
   const select = make("select", "hp-select", { ariaLabel: label, onchange: () => act(select.value) });
@@ -33,13 +24,11 @@ function setOptions(select, entries) {
 }
 const filter = chooseFrom("Show", FILTERS, (value) => search({ kind: value }));
 const subsetFilter = chooseFrom("Subset", { null: "All subsets" }, (value) => search({ folder: JSON.parse(value) }));
-const compare = chooseFrom("Search by", COMPARISONS, () => searchText.value && searchTyped());
 const searchText = make("input", "hp-text", { type: "search", ariaLabel: "Search captions", placeholder: "Search captions" });
-const searchTyped = () => search({ how: compare.value, text: searchText.value });
 let searching = null;
 searchText.addEventListener("input", () => {
   clearTimeout(searching);
-  searching = setTimeout(searchTyped, 250);
+  searching = setTimeout(() => search({ text: searchText.value }), 250);
 });
 /** Show the images that fit. */
 const search = (wanted) => go({ query: { ...query(), ...wanted }, page: 0 });
@@ -50,10 +39,7 @@ function drawFilters() {
   setOptions(subsetFilter, [["null", "All subsets"], ...subsets.map((one) => [JSON.stringify(one.folder), named(one)])]);
   subsetFilter.value = JSON.stringify(query().folder);
   subsetFilter.hidden = subsets.length < 2 && query().folder === null;
-  if (document.activeElement !== searchText) {
-    searchText.value = query().text;
-    if (query().text) compare.value = query().how;
-  }
+  if (document.activeElement !== searchText) searchText.value = query().text;
 }
 
 // Selection ---------------------------------------------------------------------------------------------------------

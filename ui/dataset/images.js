@@ -132,15 +132,13 @@ async function removeImages(ids) {
   drawSelection();
   return true;
 }
-/** Focus a button in place of one that no longer exists, unless somebody types by now. */
-const giveFocus = (node) => document.activeElement.closest(TEXT_FIELD) || node?.focus();
-/** Focus the button of the card at this place. */
+/** Focus the button of the card at this place, in place of one that no longer exists, unless somebody types by now. */
 function focusCard(index) {
   const next = grid.children[Math.min(Math.max(index, 0), grid.children.length - 1)];
-  giveFocus(next ? next.querySelector(".hp-remove") : zone);
+  if (!document.activeElement.closest(TEXT_FIELD)) (next ? next.querySelector(".hp-remove") : zone).focus();
 }
 bar.append(count, ...historyButtons(zone), insert, clear);
-tools.append(filter, subsetFilter, compare, searchText, selectAll, invertSelection, selection);
+tools.append(filter, subsetFilter, searchText, selectAll, invertSelection, selection);
 
 // Pages -------------------------------------------------------------------------------------------------------------
 /** Show another page or filter; the captions typed last are stored first. */

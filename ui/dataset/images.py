@@ -21,7 +21,6 @@ from runs.files import RunError, explained, unwritable
 from runs.paths import datasets_dir
 from ui import scripts
 from ui.dataset import captioning, draft, draft_store, image_edit, imports, subsets
-from ui.dataset.bulk import tags_of
 from ui.dataset.draft import OUT_OF_DATE, Text
 from ui.new import form, script_editor, summary
 from ui.served import file_url
@@ -35,16 +34,13 @@ MAX_SEARCH = 1_000  # characters of the text to search for
 NAMED = 20  # names of captions without an image that a page gets
 
 
-# Which images a page shows: by what is wrong with them, their caption, their tags and their subset --------------------
+# Which images a page shows: by what is wrong with them, their caption and their subset --------------------------------
 
 
 FILTERS: dict[str, Callable[[draft.Item], bool]] = {
     "": lambda item: True,
     "no_caption": lambda item: not item.caption.strip(),
     "warned": lambda item: any(code != "no_caption" for code in item.warnings),
-    "small": lambda item: "small" in item.warnings,
-    "sideways": lambda item: "sideways" in item.warnings,
-    "near": lambda item: "near" in item.warnings,
     "model": lambda item: item.caption_by == "model",
     "edited": lambda item: bool(item.crop or item.mask or item.weight != 1),
 }
@@ -52,27 +48,19 @@ FILTERS: dict[str, Callable[[draft.Item], bool]] = {
 
 @dataclass(frozen=True)
 class Query:
-    """Which images to show. kind: a key of FILTERS; how: whether a caption "contains" or "lacks" the text, or is with
-    the "tag" or without it ("no_tag"); folder: a subset, or None."""
+    """Which images to show. kind: a key of FILTERS; text: of their captions; folder: a subset, or None."""
 
     kind: str = ""
-    how: str = "contains"
     text: str = ""
     folder: str | None = None
 
     def found(self, items: list[draft.Item]) -> list[draft.Item]:
         """The items to show, in their order; `items` itself for all."""
-        if self == Query(how=self.how):
+        if self == Query():
             return items
         of_kind, text = FILTERS.get(self.kind, FILTERS[""]), self.text.casefold()
-        by_tag, without = self.how in ("tag", "no_tag"), self.how in ("lacks", "no_tag")
-        text = " ".join(text.split()) if by_tag else text
-
-        def fits(caption: str) -> bool:
-            return not text or (text not in (tags_of(caption) if by_tag else caption)) == without
-
         some = [item for item in items if of_kind(item) and self.folder in (None, item.folder)]
-        return [item for item in some if fits(item.caption.casefold())]
+        return [item for item in some if text in item.caption.casefold()]
 
 
 def query_of(data: Mapping[str, Any]) -> Query:
@@ -202,11 +190,6 @@ def save_caption(draft_id: str, id: str, text: Text) -> dict[str, Any]:
     return {"history": draft.history(draft_id)}
 
 
-def move_image(draft_id: str, id: str, step: int) -> dict[str, Any]:
-    """Move an image by `step` places; shows the page it is then on."""
-    return {"page": draft.move(draft_id, id, step) // PAGE_SIZE}
-
-
 def undo(draft_id: str, back: bool = True) -> str | None:
     """`draft.undo`. Raises RunError: images are being imported. The next ones would become a new step, after which
     nothing brings back those that were undone."""
@@ -266,7 +249,6 @@ CHANGES: dict[str, Callable[..., dict[str, Any] | None]] = {
     "remove_images": draft.remove,
     "clear_images": draft.clear,
     "insert_trigger": draft.insert_trigger,
-    "move_image": move_image,
     "undo": lambda draft_id: {"message": undo(draft_id) or "There is nothing to undo."},
     "redo": lambda draft_id: {"message": undo(draft_id, back=False) or "There is nothing to redo."},
     "add_images": add_images,

@@ -74,7 +74,6 @@ def write(draft_id: str) -> Path:
         RunError: a field is invalid, there are no images, or the disk does not take it.
     """
     from launch import bundle
-    from launch.common import LaunchError
 
     spec = run_starts.for_run(draft_id, form.spec_of(form.current(draft_id)))
     sources = draft.sources(draft_id)
@@ -90,11 +89,8 @@ def write(draft_id: str) -> Path:
         if own_models.is_file():
             shutil.copyfile(own_models, Path(work) / own_models.name)
         os.environ["HANGPROOF_DATA"] = work  # of this process, which ends with it
-        try:
-            runs.create(spec, sources)
-            bundle.write(path, spec.slug, list(bundle.entries(spec, None, False)))
-        except LaunchError as error:
-            raise RunError(str(error)) from error
+        runs.create(spec, sources)
+        bundle.write(path, spec.slug, list(bundle.entries(spec, None, False)))
     for old in folder.glob("*.zip"):
         if old != path:
             old.unlink(missing_ok=True)

@@ -162,7 +162,7 @@ function markFields(found) {
 // The edited script (script_editor.py) --------------------------------------------------------------------------------
 hangproof.kinds.script = {
   async call(_, typed) {
-    const { text = typed, base } = typed; // before an update of the page, it was the text alone
+    const { text, base } = typed;
     await hangproof.sync(); // the script is compared with the one that the stored settings give
     return ask("save_script", { draft: hangproof.draft(), text, base });
   },

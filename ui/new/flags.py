@@ -92,10 +92,7 @@ def draw(draft_id: str, images: Any) -> None:
     trainer changed."""
 
     def found(words: str = "") -> str:
-        try:
-            return markup(form.current(draft_id), words)
-        except fold.ERRORS as error:
-            return fold.note(error, True)
+        return markup(form.current(draft_id), words)
 
     about = "By name and description. Type an option into the field above as name=value"
     search = fold.line("Search the options", about, elem_id="flag-search")

@@ -414,11 +414,6 @@ def proposal(draft_id: str, values: Mapping[str, Any]) -> Proposal | None:
     return latest("proposal", None, (counts, batch, accumulation, steps), make)
 
 
-def follow_images(draft_id: str) -> None:
-    """Let repeats and epochs follow the number of images again."""
-    draft.save_fields(draft_id, {}, FOLLOWING)
-
-
 def save(draft_id: str, changes: Mapping[str, Any], typed: bool = False) -> None:
     """Store fields exactly as they were entered, valid or not; the others stay.
 

@@ -99,10 +99,17 @@ def build(draft_id: gr.BrowserState, started: gr.State, messages: gr.State) -> N
         unsent = gr.HTML(html_template="", elem_id="unsent")  # shows nothing: START gives its value
     with gr.Column(elem_classes="hp-step"):
         step(2, "The LoRA", "Choose a name, a trigger word, what your images show, and a base model.")
-        _head(parts)
+        with gr.Row(elem_classes="hp-fields"):
+            for key, example in (("name", "my-cat"), ("trigger", "mycat")):
+                parts[key] = _component(fields.HEAD[key], placeholder=example)
+        with gr.Row(elem_classes="hp-fields"):
+            parts["subject"] = _component(fields.SUBJECT, gr.Radio, choices=list(fields.SUBJECT.choices))
+            parts["model"] = _component(fields.HEAD["model"], gr.Dropdown, choices=summary.model_choices())
         parts["control_dir"] = _component(fields.CONTROL, visible=False)
         with gr.Accordion(summary.GPU, open=False, elem_id="gpu-fold") as of_gpu:
-            _gpu(parts)
+            with gr.Row(elem_classes="hp-fields"):
+                for key, choices in summary.gpu_choices(form.defaults()).items():
+                    parts[key] = _component(fields.HEAD[key], gr.Radio, choices=choices)
             opened("Which model fits my GPU?", "models-fold", _models)
         note = gr.HTML(elem_id="model-note", apply_default_css=False)
         fetch_button = gr.Button(FETCH, visible=False, elem_id="fetch", size="sm")
@@ -127,7 +134,6 @@ def build(draft_id: gr.BrowserState, started: gr.State, messages: gr.State) -> N
             "Hangproof runs exactly the script below. It is saved with the run, and you can also run it yourself.",
         )
         plan = gr.HTML(elem_id="plan", apply_default_css=False)
-        propose = gr.Button(visible=False, elem_id="propose", size="sm")
         opened("The script", "script-fold", lambda name: script_editor.draw(name, shown, export.draw))
         opened("Sweep: several runs that differ in a few numbers", "sweep", sweep.draw)
         opened("Rehearse before you start (about 2 minutes)", "rehearsal", rehearsal.draw)
@@ -135,10 +141,9 @@ def build(draft_id: gr.BrowserState, started: gr.State, messages: gr.State) -> N
         problem = gr.HTML(elem_id="problem", apply_default_css=False)
         go = gr.Button("Start training", variant="primary", elem_id="start", size="lg")
 
-    form_fields, reviewed = [parts[key] for key in form.KEYS], [plan, propose, *of_model]
+    form_fields, reviewed = [parts[key] for key in form.KEYS], [plan, *of_model]
     shown.show(None, None, form_fields, js=SHOW, **QUIET)
     shown.review(None, None, reviewed, js=SAID, **QUIET)
-    propose.click(form.follow_images, draft_id, None, **QUIET).then(None, None, None, js=form.SYNC, **QUIET)
     fetch_button.click(fetch_model, draft_id, problem, **QUIET).then(None, None, None, js=form.SYNC, **QUIET)
     fetching.tick(None, None, None, js=LOOK, **QUIET)
     begun = [
@@ -148,55 +153,29 @@ def build(draft_id: gr.BrowserState, started: gr.State, messages: gr.State) -> N
     return NewLora(try_row, form_fields, shown, [shown, problem, *form_fields, *reviewed], begun)
 
 
-def _head(parts: dict[str, Any]) -> None:
-    values = form.defaults()
-    with gr.Row(elem_classes="hp-fields"):
-        for key, info, example in (
-            ("name", "Name of the LoRA and its folder", "my-cat"),
-            ("trigger", "The word you type in a prompt to use this LoRA", "mycat"),
-        ):
-            parts[key] = gr.Textbox(label=form.LABELS[key], info=info, placeholder=example, elem_id=key, max_lines=1)
-    with gr.Row(elem_classes="hp-fields"):
-        parts["subject"] = gr.Radio(
-            list(fields.SUBJECT.choices),
-            value=values["subject"],
-            label=fields.SUBJECT.label,
-            info=fields.SUBJECT.info,
-            elem_id="subject",
-        )
-        parts["model"] = gr.Dropdown(
-            summary.model_choices(),
-            value=values["model"],
-            label=form.LABELS["model"],
-            info="The model you will use the LoRA with",
-            elem_id="model",
-        )
-
-
-def _gpu(parts: dict[str, Any]) -> None:
-    values = form.defaults()
-    about = {"tier": "Memory of the GPU you train on", "backend": "Chosen to suit the base model; if unsure, keep it"}
-    with gr.Row(elem_classes="hp-fields"):
-        for key, choices in summary.gpu_choices(values).items():
-            parts[key] = gr.Radio(choices, value=values[key], label=form.LABELS[key], info=about[key], elem_id=key)
-
-
 def _row(parts: dict[str, Any], some: Sequence[fields.Field], look: str = "") -> None:
     with gr.Row(elem_classes=f"hp-fields {look}"):
         parts.update({one.key: _component(one) for one in some})
 
 
-def _component(one: fields.Field, **more: Any) -> gr.components.Component:
-    """The component of a field. It accepts any value, because RunSpec validates and explains."""
-    value = form.defaults()[one.key]
-    common = {"label": one.label, "info": one.info or None, "elem_id": one.key, **more}
+def _component(one: fields.Field, kind: Any = None, **more: Any) -> gr.components.Component:
+    """The component of a field. It accepts any value, because RunSpec validates and explains. kind: not the usual one."""
+    common = {
+        "value": form.defaults()[one.key],
+        "label": one.label,
+        "info": one.info or None,
+        "elem_id": one.key,
+        **more,
+    }
+    if kind is not None:
+        return kind(**common)
     if one.kind == "integer":
-        return gr.Number(value=value, precision=0, min_width=140, **common)
+        return gr.Number(precision=0, min_width=140, **common)
     if one.kind == "choice":
-        return gr.Dropdown(list(one.choices), value=value, min_width=140, **common)
+        return gr.Dropdown(list(one.choices), min_width=140, **common)
     if one.kind == "lines":
-        return gr.Textbox(value=value, lines=3, max_lines=12, **common)
-    return gr.Textbox(value=value, max_lines=1, min_width=140, **common)
+        return gr.Textbox(lines=3, max_lines=12, **common)
+    return gr.Textbox(max_lines=1, min_width=140, **common)
 
 
 def problem_html(what: str | Exception, title: str = "Not started", kind: str = "bad") -> str:
@@ -215,7 +194,7 @@ def load(draft_id: str | None) -> tuple[Any, ...]:
     except runs.RunError as error:
         draft_id = draft.new_id()
         stored, shown, problem = {}, images.listing(draft_id), problem_html(str(error), "Your draft could not be read")
-    said: tuple[Any, ...] = (gr.skip(),) * 9
+    said: tuple[Any, ...] = (gr.skip(),) * 8
     try:
         found = form.reviewed(draft_id)
         values = found.values
@@ -249,14 +228,13 @@ NOT_ARRIVED = {
 }
 
 
-def start(draft_id: str, sent: object) -> Iterator[tuple[str, str, list[str]]]:
+def start(draft_id: str, sent: dict[str, int]) -> Iterator[tuple[str, str, list[str]]]:
     """Create and start the draft's run; yields as `starting`."""
 
     def begin() -> tuple[Path, list[str]]:
-        held = sent if isinstance(sent, dict) else {}
         for key, text in NOT_ARRIVED.items():
-            if held.get(key):
-                raise runs.RunError(text.format(held[key]))
+            if sent.get(key):
+                raise runs.RunError(text.format(sent[key]))
         return run_starts.start(draft_id)
 
     yield from starting(BUSY, begin)

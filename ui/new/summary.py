@@ -1,8 +1,7 @@
-"""What the page says of a draft's settings: the plan of step 3 with its estimates, the proposed length, and the notes
-on the base model and this machine, with the download of its files; and the table of what all models need."""
+"""What the page says of a draft's settings: the plan of step 3 with its estimates, and the notes on the base model and
+this machine, with the download of its files; and the table of what all models need."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,43 +39,29 @@ def save_settings(draft_id: str, changes: dict[str, Any], starting: bool = False
         return {"values": found.values, "marks": found.marks(starting), "said": said(draft_id, found)}
     except presets.PresetError as error:  # what was typed is stored
         said_of_it = f'<p class="hp-plan hp-warn">{esc(error)}</p>'
-        return {"values": draft.form(draft_id), "marks": {}, "said": (said_of_it, *[gr.skip()] * 8)}
+        return {"values": draft.form(draft_id), "marks": {}, "said": (said_of_it, *[gr.skip()] * 7)}
 
 
 def said(draft_id: str, found: form.Review) -> tuple[Any, ...]:
-    """The plan, the button with the proposed length, the model's notes with the download's progress, the choices of
-    VRAM and trainer, the title of the GPU's fold, the model's own field, the download button, and the timer that polls
-    the download; values and updates as a script of the page can return them to Gradio, too."""
+    """The plan, the model's notes with the download's progress, the choices of VRAM and trainer, the title of the GPU's
+    fold, the model's own field, the download button, and the timer that polls the download; values and updates as a
+    script of the page can return them to Gradio, too."""
     edited, values = draft.edited_script(draft_id).is_file(), found.values
     planned = script_editor.reviewed(draft_id, found) if edited else found
     given = form.judged(planned.spec), planned.images, planned.steps
     shown = latest("plan", None, given, lambda: plan(planned)) + estimates(planned) + findings(found)
-    key, model = model_to_fetch(values), presets.models().get(values["model"])
+    key = model_to_fetch(values)
     busy, fetched = fetching(key) if key else (False, "")
-    tier, backend = presets.tiers().get(values["tier"]), form.BACKENDS.get(values["backend"])
+    tier, backend = presets.tiers()[values["tier"]]["label"], form.BACKENDS[values["backend"]]
     return (
         shown,
-        _propose(draft_id, found),
         model_notes(values, found.spec) + fetched,
         *(gr.update(choices=one) for one in gpu_choices(values).values()),
-        gr.update(label=f"{GPU}: {tier['label']}, {backend}" if tier and backend else GPU),
-        gr.update(visible=bool(model and model["control"])),
+        gr.update(label=f"{GPU}: {tier}, {backend}"),
+        gr.update(visible=bool(presets.models()[values["model"]]["control"])),
         gr.update(visible=bool(key) and not busy),
         gr.update(active=busy),
     )
-
-
-def _propose(draft_id: str, review: form.Review) -> dict[str, Any]:
-    """The button that lets the length follow the number of images again; hidden while it does."""
-    values = review.values
-    found = None if str(values["max_train_steps"] or "").strip() else form.proposal(draft_id, values)
-    if found is None or not found.steps or (values["repeats"], values["epochs"]) == (found.repeats, found.epochs):
-        return gr.update(visible=False)
-    if review.spec is not None:  # as the plan counts them: without held-out images, each bucket by itself
-        spec = review.spec.changed(repeats=found.repeats, epochs=found.epochs)
-        found = replace(found, steps=replace(review, spec=spec).steps)
-    label = f"{count(found.repeats, 'repeat')} × {count(found.epochs, 'epoch')}"
-    return gr.update(visible=True, value=f"Use proposed: {label} = {found.steps:,} steps")
 
 
 def plan(review: form.Review) -> str:
@@ -209,11 +194,9 @@ def machine_line(machine: Machine, model: Mapping[str, Any], smallest: str) -> s
 
 
 def model_notes(values: Mapping[str, Any], spec: RunSpec | None) -> str:
-    """The notes as HTML; "" for a model, trainer or tier that does not exist. `spec`: None where a field is invalid."""
+    """The notes as HTML. `spec`: None where a field is invalid."""
     key, backend, tier = values["model"], values["backend"], values["tier"]
-    model = presets.models().get(key)
-    if model is None or tier not in presets.tiers() or backend not in presets.backends():
-        return ""
+    model = presets.models()[key]
     lines = [f"<strong>{esc(model['name'])}</strong>. {esc(model['note'])} Licence: {licence(model)}."]
     if len(model["backends"]) == 1:
         lines[0] += f" Only {esc(presets.backends()[model['backends'][0]]['label'])} can train it."
@@ -241,9 +224,8 @@ def licence(model: Mapping[str, Any]) -> str:
 
 def gpu_choices(values: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
     """(label, key) of each VRAM choice and trainer by field; the label says what the chosen model needs of it."""
-    model, backend = presets.models().get(values["model"]), values["backend"]
-    fitting = model["backends"] if model else form.BACKENDS
-    needs = presets.tiers_of(values["model"], backend) if model and backend in fitting else {}
+    fitting, backend = presets.models()[values["model"]]["backends"], values["backend"]
+    needs = presets.tiers_of(values["model"], backend) if backend in fitting else {}
     tiers = {key: f" · {'' if row['problem'] else 'uses '}{_needs(row)}" for key, row in needs.items()}
     return {
         "tier": [(f"{tier['label']}{tiers.get(key, '')}", key) for key, tier in presets.tiers().items()],
@@ -297,8 +279,8 @@ FETCH_S = 7 * 24 * 3600.0
 
 def model_to_fetch(values: Mapping[str, Any]) -> str:
     """Key of the chosen model when its files must be downloaded first; "" when nothing is missing."""
-    model, trainer = presets.models().get(values["model"]), presets.backends().get(values["backend"])
-    if model is None or model["generated"] or trainer is None or trainer["loads"] != "files" or not model["files"]:
+    model, trainer = presets.models()[values["model"]], presets.backends()[values["backend"]]
+    if model["generated"] or trainer["loads"] != "files" or not model["files"]:
         return ""
     return values["model"] if runs.missing_files(values["model"]) else ""
 

@@ -53,7 +53,6 @@ def start(draft_id: str, texts: dict[str, str]) -> Sweep:
         RunError: a field, a value or an image is wrong, or a name is taken; or they are made, but not in the queue.
     """
     from jobs import queue
-    from monitor.run_folder import MonitorError
     from runs import sweep
 
     specs, values = _specs(draft_id, texts)
@@ -64,10 +63,7 @@ def start(draft_id: str, texts: dict[str, str]) -> Sweep:
     given = draft.taken(draft_id)
     made = sweep.create(base.name, specs, values, draft.sources(draft_id))
     draft.mark_in_a_run(draft_id, given)
-    try:
-        queue.add_sweep(made)
-    except MonitorError as error:
-        raise RunError(str(error)) from error
+    queue.add_sweep(made)
     queue.ensure_worker()
     return made
 
@@ -103,12 +99,10 @@ def draw(draft_id: str) -> None:
         steps = f", {found['steps']:,} steps together" if found["steps"] else ""
         return [fold.note(f"{len(found['runs'])} runs{steps}: {', '.join(found['runs'])}"), gr.update(interactive=True)]
 
+    @fold.tried
     def on_start(other: str | None, *texts: str) -> str:
-        try:
-            made = start(draft_id, values(other, texts))
-        except fold.ERRORS as error:
-            return fold.note(error, True)
-        return fold.note(f"{len(made.runs)} runs are in the queue as {made.name}. The tab Runs shows them.")
+        made = start(draft_id, values(other, texts))
+        return f"{len(made.runs)} runs are in the queue as {made.name}. The tab Runs shows them."
 
     given = [other, *texts]
     changes = [one.change for one in given]

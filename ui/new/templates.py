@@ -324,12 +324,10 @@ def draw(draft_id: str) -> None:
         form.save(draft_id, values, typed=True)
         return nothing(f"Changed {count(len(changes(form.current(draft_id), before)), 'field')}.")
 
+    @fold.tried
     def on_add(path: str) -> str:
-        try:
-            imports.start_folder(draft_id, path)
-        except fold.ERRORS as error:
-            return fold.note(error, True)
-        return fold.note("The images are being added in step 1.")
+        imports.start_folder(draft_id, path)
+        return "The images are being added in step 1."
 
     template.input(safely(on_template), template, shown, js=form.FLUSH, **QUIET)
     template.input(on_choice, template, delete, **QUIET)

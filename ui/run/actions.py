@@ -20,7 +20,7 @@ from typing import Any
 from guards import step_requests
 from jobs import queue
 from monitor.process.spawned import helper, python, unnamed_file
-from monitor.run_folder import EVENTS, MonitorError
+from monitor.run_folder import EVENTS
 from monitor.state import FINAL
 from runs import sweep
 from runs.files import REASONS, RunError
@@ -188,8 +188,6 @@ def act(run: str, action: str) -> dict[str, Any]:
                 to = queue.move(run, place + MOVES[action])
                 queue.ensure_worker()
                 return {"message": f"{run}: position {to} of {len(order)}"}
-    except MonitorError as error:
-        raise RunError(str(error)) from error
     except OSError as error:
         if isinstance(error, FileNotFoundError):
             view.folder_of(run)  # says that it was deleted meanwhile

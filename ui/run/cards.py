@@ -15,6 +15,7 @@ from markupsafe import Markup
 
 from monitor.ledger import Ledger
 from monitor.phrases import PHASES, count
+from presets.tables import read_toml
 from runs.manage import size_text
 from runs.results import Lora
 from ui.html import duration, linked, markdown, number, part, per_step
@@ -31,27 +32,8 @@ LISTED = 100  # runs that the list shows; the search finds the others
 NEWEST = 200  # LoRAs, and incidents, that a run shows
 UTC_TIME = re.compile(r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|\+00:00)")
 
-# State: (colour class, label, explanation). {start} is the start button's label, {resume} what it does. The monitor's
-# message is shown as well.
-STATES = {
-    "new": ("idle", "Not started", "Press Start to begin training."),
-    "queued": ("idle", "Queued", "It starts when a GPU is free."),
-    "opening": ("busy", "Preparing", ""),
-    "starting": ("busy", "Starting", ""),
-    "running": ("good", "Training", ""),
-    "suspect": ("warn", "No progress", "No progress for longer than usual. The monitor checks whether the run hangs."),
-    "slow": ("warn", "Slow", "Training is slower than usual but still makes progress."),
-    "recovering": ("warn", "Recovering", "It hung or crashed. The monitor restarts it from the last checkpoint."),
-    "backoff": ("warn", "Waiting to restart", "It restarts automatically in a moment."),
-    "stopping": ("busy", "Stopping", "It saves a checkpoint and stops."),
-    "completed": ("done", "Completed", "The LoRA is ready."),
-    "failed": ("bad", "Failed", "Fix the cause, then press {start} to {resume}."),
-    "stopped": ("idle", "Stopped", "Press {start} to {resume}."),
-    "paused": ("idle", "Paused", "Press {start} to {resume}."),
-    "preempted": ("idle", "Interrupted", "The machine was shut down or reclaimed. Press {start} to {resume}."),
-    "unkillable": ("bad", "Stuck in the kernel", "It cannot be killed. Restart the machine, then press {start}."),
-    "orphaned": ("warn", "Not monitored", "Its monitor is gone, as after a reboot. Press {start} to {resume}."),
-}
+_ROWS = read_toml(Path(__file__).with_name("states.toml"))
+STATES = {state: (row["colour"], row["label"], row["about"]) for state, row in _ROWS.items()}
 SILENT = ("warn", "Monitor does not respond", "Its keeper replaces it. If this stays, check the disk with the run.")
 
 

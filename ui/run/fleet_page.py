@@ -141,11 +141,8 @@ def _run(run: dict[str, Any], stop: Subjob | None) -> tuple[object, ...]:
 
 def _on_act(event: gr.EventData) -> list[str]:
     """The stores after a press of a run's Stop, and why it could not be done."""
-    try:
-        FLEET.stop(pressed(event, "store"), pressed(event, "run"))
-    except RunError as error:
-        return [html(), fold.note(error, True)]
-    return [html(), ""]
+    said = fold.tried(FLEET.stop)(pressed(event, "store"), pressed(event, "run"))
+    return [html(), said]
 
 
 def _on_refresh() -> list[str]:

@@ -7,7 +7,6 @@ from typing import Any
 
 import gradio as gr
 
-from launch.common import LaunchError
 from presets import PresetError
 from runs.files import RunError
 from ui import jobs
@@ -22,7 +21,7 @@ QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 # time, one failed with "dictionary changed size during iteration" and stayed empty.
 DRAWN: dict[str, Any] = {"show_progress": "hidden", "concurrency_limit": 1, "concurrency_id": "drawn parts"}
 
-ERRORS = (RunError, PresetError, LaunchError)  # their messages are for people
+ERRORS = (RunError, PresetError)  # their messages are for people
 TICK_S, IDLE_S = 1.0, 5.0  # while a command runs, and while none does: somebody else may start one
 
 
@@ -65,6 +64,19 @@ def line(label: str, info: str | None = None, **more: Any) -> gr.Textbox:
 def say(text: object, look: str = "hp-say") -> gr.HTML:
     """A sentence in the part. look: its class of style.css."""
     return gr.HTML(f'<p class="{look}">{esc(text)}</p>', apply_default_css=False)
+
+
+def tried(act: Callable[..., object]) -> Callable[..., str]:
+    """A handler that gives what `act` says, or why it cannot be done, as markup."""
+
+    @functools.wraps(act)
+    def handler(*given: Any) -> str:
+        try:
+            return note(act(*given))
+        except ERRORS as error:
+            return note(error, True)
+
+    return handler
 
 
 def outcome(folder: Path, name: str, busy: str, failed: str, done: Callable[[Any], str]) -> tuple[bool, str]:

@@ -227,11 +227,7 @@ def _place(folder: Path, kind: str, place: Place) -> tuple[gr.Button, list[Any]]
     def on_submit(asked: str, *values: Any) -> list[Any]:
         if asked != SURE:
             return [SURE, ""]
-        try:
-            write_files(folder, kind, values, submit=True)
-        except RunError as error:
-            return [ASK, fold.note(error, True)]
-        return [ASK, ""]
+        return [ASK, fold.tried(write_files)(folder, kind, values, True)]
 
     submit.click(on_submit, [submit, *fields], [submit, problem], **QUIET)
     return write, fields

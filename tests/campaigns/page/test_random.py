@@ -25,7 +25,7 @@ FIELDS = "#name, #trigger, #epochs, #repeats, #rank, #alpha, #learning_rate, #ma
 PRESSED = {
     "New LoRA": (
         *(".hp-card button", ".hp-card .hp-pick", ".hp-toolbar button", ".hp-toolbar button", "dialog[open] button"),
-        *("#subject input", "#tier input", "#backend input", "#propose", "#image-check button", "#bulk-apply"),
+        *("#subject input", "#tier input", "#backend input", "#image-check button", "#bulk-apply"),
         *("#edit-script, #discard-script, #keep-script, #merge-script", ".hp-step button.label-wrap", ".hp-step button.label-wrap"),
     ),
     "Runs": (
@@ -64,7 +64,7 @@ SHOWN = """() => {
   const all = (selector) => [...document.querySelectorAll(selector)];
   const text = (one) => one.textContent.replace(/\\s+/g, " ").trim();
   const value = (one) => one.querySelector("input[type=radio]:checked")?.value ?? one.querySelector("input, textarea")?.value;
-  const parts = ["plan", "model-note", "propose", "run-queue", "run-list", "run-head", "run-actions", "run-loras", "run-incidents"];
+  const parts = ["plan", "model-note", "run-queue", "run-list", "run-head", "run-actions", "run-loras", "run-incidents"];
   return {
     ...Object.fromEntries(parts.map((id) => [id, document.getElementById(id) ? text(document.getElementById(id)) : ""])),
     ...Object.fromEntries(all(".hp-step .hp-fields > [id]").map((one) => [one.id, [value(one), ...[...one.querySelectorAll("[id^=note-]")].map(text)]])),

@@ -18,7 +18,7 @@ def test_an_address_that_is_none_or_holds_a_key_is_refused():
     hosts = ("me:pass@host/v1", "host/v1?key=1", "host:99999/v1")
     for url in ("", "ftp://x", *(f"http://{host}" for host in hosts)):
         with pytest.raises(RunError, match="address") as found:
-            endpoint.checked(endpoint.Server(url, "m"))
+            endpoint.checked(endpoint.Server(url, "m", "What is it?"))
         assert "pass" not in str(found.value).replace("password", "")
 
 
@@ -76,7 +76,7 @@ def test_no_answer_of_a_server_is_more_than_unanswered(data):
 
 def test_an_image_is_sent_small_upright_turned_and_cropped(tmp_path, server):
     path = photo(tmp_path / "large.jpg", size=(3000, 2000))
-    asked = endpoint.checked(endpoint.Server(server.url, "m"))
+    asked = endpoint.checked(endpoint.Server(server.url, "m", "What is it?"))
     for picture in (Picture("a", "a", path), Picture("a", "a", path, 1), Picture("a", "a", path, 0, (0, 0, 0.1, 0.3))):
         endpoint.ask(asked, upright(picture))
     large, turned, part = server.sizes

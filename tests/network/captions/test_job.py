@@ -1,5 +1,8 @@
 """The loop over the images: one that fails stops no other, and a model that hangs ends the job."""
 
+from pathlib import Path
+
+import caption_server
 import pytest
 from caption_server import run, texts
 from draft_helpers import photo
@@ -27,8 +30,8 @@ def test_a_failed_image_stops_no_other_a_busy_server_is_asked_again_and_many_fai
 HANGS = """
 import sys, time
 from pathlib import Path
+from caption_server import Folder
 from captions import job
-from captions.work import Folder
 wait = lambda *_: time.sleep(600)
 loads = sys.argv[2] == "loads"
 job.run(Folder(Path(sys.argv[1])), (lambda: wait) if loads else wait, str, 0.5, 0.5)
@@ -37,6 +40,6 @@ job.run(Folder(Path(sys.argv[1])), (lambda: wait) if loads else wait, str, 0.5, 
 
 @pytest.mark.parametrize(("which", "waited"), [("no", "the model to load"), ("loads", "a caption of 0.png")])
 def test_a_model_that_hangs_ends_the_job_with_the_reason(images, which, waited):
-    done = python("-c", HANGS, str(images), which, timeout=60)
+    done = python("-c", HANGS, str(images), which, timeout=60, PYTHONPATH=str(Path(caption_server.__file__).parent))
     assert done.returncode == job.EXIT_STUCK
     assert f"waited 0.5 s for {waited}" in done.stderr and "start it again to continue" in done.stderr

@@ -15,12 +15,12 @@ from runs.files import RunError
 @pytest.mark.parametrize("channels_first", [False, True])
 def test_a_tagger_sees_bgr_on_a_white_square(tmp_path, channels_first):
     model = tagger_model(tmp_path / "model", channels_first=channels_first)
-    describe = tagger.load(model, "cpu", general=0.2, character=0.8)
+    describe = tagger.load(model, general=0.2, character=0.8)
     # White above and below makes blue 0.5, green 0.75 and red 1.
     caption = describe(Image.new("RGB", (64, 32), (255, 128, 0)))
     assert caption == "alice (wonderland), o_o, solo, blue sky, red, long hair"
     with pytest.raises(NoCaption, match="lower them"):
-        tagger.load(model, "cpu", general=1.1, character=1.1)(Image.new("RGB", (8, 8)))
+        tagger.load(model, general=1.1, character=1.1)(Image.new("RGB", (8, 8)))
 
 
 def test_thresholds_blacklist_and_underscores():
@@ -30,17 +30,15 @@ def test_thresholds_blacklist_and_underscores():
     assert tagger.caption_of(TAGS, found, without=" Long_Hair ,red,") == "blue sky, solo"
 
 
-def test_the_gpu_is_used_when_its_memory_is_free_or_it_is_asked_for(tmp_path, monkeypatch):
+def test_the_gpu_is_used_when_its_memory_is_free(tmp_path, monkeypatch):
     model, used, real = tagger_model(tmp_path / "model"), [], onnxruntime.InferenceSession
-    with pytest.raises(RunError, match="finds no CUDA; install onnxruntime-gpu"):
-        tagger.load(model, "cuda")
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CUDAExecutionProvider"])
     session = lambda file, providers: used.append(len(providers)) or real(file, providers=providers[-1:])  # noqa: E731
     monkeypatch.setattr(onnxruntime, "InferenceSession", session)
     monkeypatch.setattr(tagger, "gpu_is_free", lambda gb: gb < 2)
-    for device, gpu_gb in (("", 1.5), ("", 3.0), ("cpu", 1.5), ("cuda", 3.0)):
-        tagger.load(model, device, gpu_gb)
-    assert used == [2, 1, 1, 2], "the processor comes after the GPU"
+    for gpu_gb in (1.5, 3.0):
+        tagger.load(model, gpu_gb)
+    assert used == [2, 1], "the processor comes after the GPU"
 
 
 def test_files_that_are_not_a_tagger_and_a_missing_onnxruntime_are_named(tmp_path, monkeypatch):
@@ -55,4 +53,4 @@ def test_files_that_are_not_a_tagger_and_a_missing_onnxruntime_are_named(tmp_pat
                 tagger.load(model)
         (model / name).write_bytes(content)
         with pytest.raises(RunError, match=message):
-            tagger.load(model, "cpu")(Image.new("RGB", (8, 8)))
+            tagger.load(model)(Image.new("RGB", (8, 8)))

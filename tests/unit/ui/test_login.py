@@ -174,33 +174,16 @@ def arguments(*given: str):
     return app.parser().parse_args(list(given))
 
 
-def test_where_the_password_comes_from(tmp_path, monkeypatch):
-    file = tmp_path / "login"
-    file.write_text("me:from:file\nsecond line\n", encoding="utf-8-sig")  # as PowerShell writes it
-    file.chmod(0o600)
+def test_where_the_password_comes_from(monkeypatch):
     assert app.auth_of(arguments()) is None
     assert app.auth_of(arguments("--auth", "me:typed")) == ("me", "typed")
-    assert app.auth_of(arguments("--auth-file", str(file))) == ("me", "from:file")
     for given_flags, expected in (((), ("me", "variable")), (("--auth", "me:typed"), ("me", "typed"))):
         monkeypatch.setenv("HANGPROOF_AUTH", "me:variable")
         assert app.auth_of(arguments(*given_flags)) == expected
         assert "HANGPROOF_AUTH" not in os.environ  # trainers do not get it
-    with pytest.raises(SystemExit):
-        arguments("--auth", "me:typed", "--auth-file", str(file))
-
-
-def test_an_unsafe_password_file_is_refused(tmp_path):
-    file = tmp_path / "login"
-    for content, mode, why in (
-        ("me:secret", 0o644, "chmod 600"), *((one, 0o600, "write USER:PASSWORD") for one in ("no-colon", "me:", "")),
-    ):  # fmt: skip
-        file.write_text(content, encoding="utf-8")
-        file.chmod(mode)
-        with pytest.raises(RunError, match=why) as error:
-            app.auth_of(arguments("--auth-file", str(file)))
-        assert "secret" not in str(error.value)
-    with pytest.raises(RunError, match="cannot be read"):
-        app.auth_of(arguments("--auth-file", str(tmp_path / "none")))
+    for text in ("no-colon", "me:", ""):
+        with pytest.raises(RunError, match="--auth: write USER:PASSWORD"):
+            app.auth_of(arguments("--auth", text))
 
 
 def test_the_allowed_hosts_come_from_flags_and_the_environment_and_need_a_password(monkeypatch):

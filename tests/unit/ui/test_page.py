@@ -1,4 +1,4 @@
-"""The page's events: a skipped output costs nothing; a version that was installed meanwhile is named."""
+"""The page's events: a skipped output costs nothing."""
 
 import asyncio
 
@@ -6,7 +6,6 @@ import gradio as gr
 import pytest
 from fastapi import FastAPI
 
-from ui import page as pages
 from ui.api import server
 from ui.page import Page
 
@@ -44,16 +43,3 @@ def test_an_error_is_shown_as_text():
     with pytest.raises(gr.Error) as error:
         asyncio.run(asyncio.wait_for(page.process_api(event, []), WAIT_S))
     assert error.value.message == "&lt;img src=x&gt;"
-
-
-def test_a_press_after_an_update_says_what_to_do(monkeypatch):
-    def press() -> None:
-        raise ImportError("cannot import name 'newer'")
-
-    with Page(analytics_enabled=False) as page:
-        gr.Button("Start").click(press)
-    event = next(iter(page.default_config.fns.values()))
-    for version, error in ((pages.VERSION, ImportError), ("another", gr.Error)):
-        monkeypatch.setattr(pages.reading, "commit", lambda checkout, version=version: version)
-        with pytest.raises(error, match="newer" if error is ImportError else "Restart it: Ctrl-C"):
-            asyncio.run(asyncio.wait_for(page.call_function(event, []), WAIT_S))

@@ -1,20 +1,17 @@
 """What is stored of a caption job of a draft, whose captions are kept, and what the calls of the browser answer."""
 
 import json
-import subprocess
-import sys
 
 import psutil
 import pytest
 from caption_server import answering
 from draft_helpers import captions, drop, item_of, photo, set_caption
-from ui_helpers import PROJECT
 from ui_page import until
 
 from captions.work import Picture
 from runs.files import RunError
 from ui import jobs
-from ui.dataset import captioning, draft, draft_store
+from ui.dataset import captioning, draft
 
 
 @pytest.fixture
@@ -109,17 +106,6 @@ def test_a_job_that_fails_says_why(draft_id):
         now = wait(draft_id)
     assert now["state"] == "failed" and "404: no model m" in now["error"] and len(now["failures"]) == now["failed"] == 1
     assert captions(draft_id)["3.png"] == ""
-
-
-@pytest.mark.slow
-def test_the_command_takes_a_draft(draft_id):
-    with answering() as server:
-        options = [draft_id, "--with=endpoint", f"--url={server.url}", "--model=m"]
-        command = [sys.executable, "-m", "ui.dataset.captioning", *options]
-        done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    entries = draft_store.read(draft_id)["images"].values()
-    assert [entry["caption_by"] for entry in entries] == ["person", "file", "model", "model", "model"]
 
 
 REFUSED = {

@@ -29,7 +29,6 @@ EDITS = {  # what changes one image: the function, and its values
     image_edit.mask: st.integers(1, 254).map(
         lambda level: (base64.b64encode(masks.png(Image.new("L", (64, 64), level))).decode(),)
     ),
-    draft.move: st.tuples(st.integers(-9, 9)),
     subsets.move: st.tuples(st.sampled_from(["10_cat", "dog"]), st.none()),
     draft.remove: st.just(()),
 }

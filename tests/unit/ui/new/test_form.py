@@ -171,11 +171,6 @@ def test_the_folder_of_control_images_belongs_to_models_that_learn_from_pairs(da
     assert form.parse(z_image)[0].control_dir == ""
 
 
-def proposed(mine: str) -> dict:
-    """The button with the proposed length."""
-    return summary.save_settings(mine, {})["said"][1]
-
-
 def length(mine: str) -> tuple[int, int]:
     now = form.current(mine)
     return now["repeats"], now["epochs"]
@@ -243,17 +238,13 @@ def test_repeats_and_epochs_follow_the_images_until_one_of_them_is_typed(mine, t
     form.save(mine, {"epochs": 3}, typed=True)
     add_photos(mine, tmp_path, 8)
     assert length(mine) == (24, 3)
-    button = proposed(mine)
-    assert button["visible"] and button["value"].startswith("Use proposed: 12 repeats × 20 epochs = 1,920 steps")
-    form.save(mine, {"validation_split": "0.25"}, typed=True)
-    assert proposed(mine)["value"].endswith(" = 1,440 steps"), "two are held out"
-    form.save(mine, {"max_train_steps": "9"}, typed=True)
-    assert not proposed(mine)["visible"]
-    form.save(mine, {"max_train_steps": ""}, typed=True)
-    form.follow_images(mine)
-    assert length(mine) == (12, 20) and not proposed(mine)["visible"]
+
+
+def test_a_style_takes_more_steps(mine, tmp_path):
+    add_photos(mine, tmp_path, 8)
+    assert length(mine) == (12, 20)
     form.save(mine, {"subject": "style"}, typed=True)
-    assert length(mine) == (19, 20), "a style takes more steps"
+    assert length(mine) == (19, 20)
 
 
 def choose(mine: str, key: str, **typed) -> dict:

@@ -1,4 +1,4 @@
-"""What the page says of a draft's settings: the plan, the button with the proposed length, the notes on the model."""
+"""What the page says of a draft's settings: the plan, the notes on the model."""
 
 import json
 
@@ -24,7 +24,7 @@ def test_a_change_of_the_form_is_parsed_once_and_a_word_is_not_judged_again(mine
         monkeypatch.setattr(place, name, lambda *given, name=name, act=act: calls.append(name) or act(*given))
     draft.save_fields(mine, values())
     said = summary.save_settings(mine, {})["said"]
-    assert calls == ["make", "judge"] and "320 steps" in said[0] and said[1]["visible"]
+    assert calls == ["make", "judge"] and "320 steps" in said[0]
     assert json.dumps(said), "a browser gets all of it"
     summary.save_settings(mine, {"trigger": "another"})
     assert calls == ["make", "judge", "make"]
