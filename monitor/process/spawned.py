@@ -131,8 +131,8 @@ def orphans() -> list[str]:
         found.setdefault(str(folder), []).append(process)
     return [
         f"unwatched: {count(len(processes), 'process')} of {folder} "
-        f"({', '.join(f'{p.name} {p.pid}' for p in processes[:5])}); run `python -m monitor start {shell.word(folder)}` to "
-        f"watch the run again, or `python -m monitor stop {shell.word(folder)}` to kill it"
+        f"({', '.join(f'{p.name} {p.pid}' for p in processes[:5])}); run `python -m monitor start {shell.word(folder)}`"
+        f" to watch the run again, or `python -m monitor stop {shell.word(folder)}` to kill it"
         for folder, processes in sorted(found.items())
     ]
 

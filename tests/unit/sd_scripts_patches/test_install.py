@@ -42,7 +42,9 @@ def repository(folder: Path, key: str) -> str:
 
 
 @each
-def test_the_pinned_commit_is_fetched_completely_and_once_and_another_one_is_left_alone(tmp_path, monkeypatch, capsys, key):
+def test_the_pinned_commit_is_fetched_completely_and_once_and_another_one_is_left_alone(
+    tmp_path, monkeypatch, capsys, key
+):
     upstream, target = str(tmp_path / "upstream"), tmp_path / "it's there"
     commit = repository(tmp_path / "upstream", key)
     (tmp_path / ".it's there.tmp/half").mkdir(parents=True)  # of a start that was killed
