@@ -23,11 +23,11 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from guards import shell
 from monitor.process import platform, spawned
 from presets import lint, terminal
 from runs.machine import ask, this_machine
 from runs.paths import ROOT, START, data_root, datasets_dir, models_dir, outputs_dir, venv_program
-from runs.quoting import quote
 from sd_scripts_patches import install, versions
 from sd_scripts_patches.trainers import CUDA, CUDA_INDEX, TRAINERS, Trainer
 
@@ -123,7 +123,7 @@ def installed(trainer: Trainer, quick: bool) -> Iterator[Finding]:
 
 def guards(trainer: Trainer) -> Iterator[Finding]:
     """Whether every guard finds its place in the checkout."""
-    name, again = f"{trainer.name} guards", f"Run python -m sd_scripts_patches check {quote(str(trainer.checkout))}"
+    name, again = f"{trainer.name} guards", f"Run python -m sd_scripts_patches check {shell.word(trainer.checkout)}"
     result = ask([*spawned.python("sd_scripts_patches", "check"), trainer.checkout, "--json"], CHECK_S)
     if isinstance(result, str):
         yield Finding(name, FAILED, f"they could not be checked: {result}", again)

@@ -245,7 +245,8 @@ def _start(folder: str, options: list[str]) -> tuple[subprocess.Popen[bytes], in
     if sys.platform == "win32":
         hidden = subprocess.CREATE_NO_WINDOW if "HANGPROOF_QUIET" in os.environ else 0
         flags = subprocess.CREATE_NEW_PROCESS_GROUP | hidden
-        return subprocess.Popen([*command, *options, folder], creationflags=flags), -1
+        # Without a console it inherits no stream by itself, and the log would lack what it prints.
+        return subprocess.Popen([*command, *options, folder], stderr=sys.stderr, creationflags=flags), -1
     beats, writer = os.pipe()
     try:
         os.set_inheritable(writer, True)

@@ -238,12 +238,12 @@ def train_longer(folder: Path, total: int) -> "RunSpec":
     assert found is not None and as_made is not None, "a valid spec has epochs"
     field, now = found
     if field != as_made[0]:
-        raise RunError([Fault("script", f"train.sh was edited by hand, and sets {field}; change it there")])
+        raise RunError([Fault("script", f"{script_name()} was edited by hand, and sets {field}; change it there")])
     if total < now:
         raise RunError([Fault(field, f"Must be {now} or more; the run is set to {now} already")])
     spec = spec.changed(**{field: total})
     if why := mitigate.unapplied(settled, settled.changed(**{field: total})):
-        raise RunError([Fault("script", f"{why}; change it in train.sh")])
+        raise RunError([Fault("script", f"{why}; change it in {script_name()}")])
     longer_job = respecified(job, settled.changed(**{field: total}), dumps(spec).encode())
     lora, kept = (folder / f"{folder.name}{end}.safetensors" for end in ("", f"-{now}-{field.split('_')[-1]}"))
     with explained(f"change {folder.name}"):

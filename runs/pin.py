@@ -29,9 +29,11 @@ from runs.quoting import quote
 from runs.scripts import keep, rendered, script, text_of, write
 from runs.spec import ALIASES, RESERVED_FLAGS, RunSpec, load as load_spec
 
-EDITED = "train.sh was edited by hand; every attempt now trains what it says"
-UNREADABLE = "train.sh starts no trainer that Hangproof knows: attempt 1 runs it, later ones run what job.json says"
-OLDER = "the run was made by an earlier version: what its train.sh trains is kept in job.json, which every attempt runs"
+EDITED = f"{script_name()} was edited by hand; every attempt now trains what it says"
+UNREADABLE = f"{script_name()} starts no trainer that Hangproof knows: only attempt 1 runs it, later ones run job.json"
+OLDER = (
+    f"an earlier version made the run: what its {script_name()} trains is kept in job.json, which every attempt runs"
+)
 
 # Fields that dataset.toml has, so that a flag of the script does not change them.
 IN_DATASET = ("repeats", "batch_size", "resolution", "keep_tokens")

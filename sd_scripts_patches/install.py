@@ -16,14 +16,13 @@ import contextlib
 import hashlib
 import json
 import os
-import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from guards import checkpoint, reading
+from guards import checkpoint, reading, shell
 from sd_scripts_patches import __main__ as launcher, trainers
 from sd_scripts_patches.trainers import ROOT, TRAINERS, Trainer
 
@@ -93,14 +92,14 @@ def fetch(folder: Path, trainer: Trainer, url: str = "", commit: str = "") -> bo
         if not head:
             log(
                 f"{folder} is not a git checkout, so its version is not known; it is not changed. To get the tested one, "
-                f"move this folder away, then ./start.sh {trainer.key}"
+                f"move this folder away, then {shell.START} {trainer.key}"
             )
         elif head != commit:
-            at = f"git -C {shlex.quote(str(folder))}"
+            at = f"git -C {shell.word(folder)}"
             log(
                 f"{folder} is at commit {head[:8]}, not at the tested {commit[:8]}; it is not changed. To get the tested one: "
                 f"{at} fetch --depth 1 {url} {commit} && {at} checkout {commit}, "
-                f"then ./start.sh {trainer.key}"
+                f"then {shell.START} {trainer.key}"
             )
         return False
     temporary = folder.with_name(f".{folder.name}.tmp")  # one that was killed may have left it
@@ -149,7 +148,7 @@ def interpreter(trainer: Trainer) -> list[str]:
     raise InstallError(
         f"{trainer.name} needs {span}, and this machine has {has}. Install Python {wanted} beside it (python.org; Debian and "
         f"Ubuntu: apt install python{wanted}-venv; with uv: uv python install {wanted}), or set PYTHON=/path/to/python{wanted}, "
-        f"then run ./start.sh {trainer.key} again"
+        f"then run {shell.START} {trainer.key} again"
     )
 
 
@@ -234,7 +233,7 @@ def venv_python(environment: Path) -> Path:
 
 def main(argv: list[str] | None = None) -> int:
     """Fetch, install and check. `--json`: the last line has trainer, folder, environment, commit, new, failed."""
-    parser = argparse.ArgumentParser(prog="./start.sh", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(prog=shell.START, description=(__doc__ or "").splitlines()[0])
     parser.add_argument("trainer", choices=TRAINERS)
     parser.add_argument("--json", action="store_true", help="print one line of JSON at the end")
     arguments = parser.parse_args(argv)

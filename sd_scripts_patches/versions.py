@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 from pathlib import Path
 
+from guards import shell
 from guards.checkpoint import atomic_write
 from guards.reading import commit, number
 from sd_scripts_patches import compatibility
@@ -38,7 +38,7 @@ def record(run: Path, trainer: Trainer, checkout: Path) -> str:
     atomic_write(run / FILE, json.dumps(content))
     if not before:
         return ""
-    folder = shlex.quote(str(checkout))
+    folder = shell.word(checkout)
     return (
         f"this run began on {trainer.name} {before[0][:8]}, its last attempt used {before[-1][:8]}, and it continues on "
         f"{now[:8]}. To go back: git -C {folder} checkout {before[-1]}. To see which guards fit it: "

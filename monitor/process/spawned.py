@@ -23,11 +23,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from guards import shell
 from guards.reading import json_object, moved_bytes
 from monitor.phrases import count
 from monitor.process import platform
 from monitor.process.platform import LOCK, NULL, Lock, ProcessInfo, Stream, is_held
-from runs.quoting import quote
 
 TOKEN = "HANGPROOF_TOKEN"
 RUN = "HANGPROOF_RUN"
@@ -131,8 +131,8 @@ def orphans() -> list[str]:
         found.setdefault(str(folder), []).append(process)
     return [
         f"unwatched: {count(len(processes), 'process')} of {folder} "
-        f"({', '.join(f'{p.name} {p.pid}' for p in processes[:5])}); run `python -m monitor start {quote(folder)}` to "
-        f"watch the run again, or `python -m monitor stop {quote(folder)}` to kill it"
+        f"({', '.join(f'{p.name} {p.pid}' for p in processes[:5])}); run `python -m monitor start {shell.word(folder)}`"
+        f" to watch the run again, or `python -m monitor stop {shell.word(folder)}` to kill it"
         for folder, processes in sorted(found.items())
     ]
 

@@ -405,7 +405,7 @@ def respond(folder: Path, request: dict[str, Any]) -> dict[str, Any]:
     for flag, right in places.items():  # nor would it, where a person edited these in the script
         given = str(original.flags.get(flag) or right)
         if given != right and os.path.realpath(ROOT / given) != os.path.realpath(ROOT / right):
-            problems.append(f"train.sh has --{flag} {given}, where the run's files are not found; set it to {right}")
+            problems.append(f"{SCRIPT} has --{flag} {given}, where the run's files are not found; set it to {right}")
     return {"problems": problems, "notes": notes}
 
 

@@ -194,6 +194,15 @@ def test_on_windows_the_keeper_waits_in_slices_because_one_long_wait_delays_ctrl
     assert started.call_args.args[0][1:] == ["-m", "monitor.cli.notify"]
 
 
+def test_on_windows_the_log_has_what_a_monitor_in_the_background_prints(monkeypatch):
+    """`start` says why a monitor ended at once, and reads that there. Without a console no stream is inherited."""
+    monkeypatch.setattr(keeper.sys, "platform", "win32")
+    monkeypatch.setattr(keeper.subprocess, "CREATE_NEW_PROCESS_GROUP", 0x200, raising=False)
+    monkeypatch.setattr(keeper.subprocess, "Popen", started := Mock())
+    keeper._start("/runs/toy", [])
+    assert started.call_args.kwargs["stderr"] is keeper.sys.stderr
+
+
 @pytest.mark.parametrize("call", ["signal.signal", "os.setsid"])
 def test_a_monitor_that_fails_before_it_has_begun_is_started_again(call, monkeypatch, capsys):
     """Exit code 1 would mean that the run cannot be supervised, and the keeper would leave it unwatched."""

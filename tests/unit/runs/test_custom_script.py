@@ -8,7 +8,7 @@ from hypothesis import given, settings, strategies as st
 from runs_helpers import pictures
 
 import runs
-from runs import custom_script, mitigate, pin
+from runs import custom_script, folders, mitigate, pin
 from runs.files import RunError
 from runs.folders import render, train_longer, write_attempt
 from runs.spec import dumps, load
@@ -109,7 +109,8 @@ def test_a_longer_training_reaches_the_edited_script(tmp_path, monkeypatch):
     folder = runs.create(spec.changed(name="dog", edited=None, max_train_steps=7), pictures(tmp_path / "in2", 3))
     now = (folder / "train.sh").read_text()
     (folder / "train.sh").write_text(now.replace("steps 7", "steps 7 --max_train_epochs 5"))
-    with pytest.raises(RunError, match="edited by hand, and sets epochs"):
+    monkeypatch.setattr(folders, "script_name", lambda: "train.bat")
+    with pytest.raises(RunError, match="train.bat was edited by hand, and sets epochs"):
         train_longer(folder, 12)
 
 

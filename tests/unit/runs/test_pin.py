@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
 
+import children
 import pytest
 from families import fitting, made
 from runs_helpers import call, folder_of
@@ -36,6 +37,12 @@ def test_a_hostile_name_and_place_hold_through_a_move(tmp_path, monkeypatch):
     there = moved / "outputs" / folder.name
     assert rendered(pinned(there)) == (there / "train.sh").read_text() == runs.script(runs.load(there), there)
     assert str(folder.parent) not in (there / "train.sh").read_text() + (there / "dataset.toml").read_text()
+
+
+def test_notes_name_the_script_of_windows_there():
+    code = "import importlib, sys; from runs import paths, pin; sys.platform = 'win32'; importlib.reload(paths)"
+    said = children.run(f"{code}; pin = importlib.reload(pin); print(pin.EDITED, pin.UNREADABLE, pin.OLDER)").stdout
+    assert said.count("train.bat") == 3 and "train.sh" not in said
 
 
 def test_a_script_edited_by_hand_is_what_every_attempt_runs(tmp_path, data):

@@ -42,7 +42,9 @@ def repository(folder: Path, key: str) -> str:
 
 
 @each
-def test_the_pinned_commit_is_fetched_completely_and_once_and_another_one_is_left_alone(tmp_path, capsys, key):
+def test_the_pinned_commit_is_fetched_completely_and_once_and_another_one_is_left_alone(
+    tmp_path, monkeypatch, capsys, key
+):
     upstream, target = str(tmp_path / "upstream"), tmp_path / "it's there"
     commit = repository(tmp_path / "upstream", key)
     (tmp_path / ".it's there.tmp/half").mkdir(parents=True)  # of a start that was killed
@@ -65,9 +67,10 @@ def test_the_pinned_commit_is_fetched_completely_and_once_and_another_one_is_lef
     assert "is at commit" not in capsys.readouterr().err
     # An unpacked ZIP in our own folder: a command with git would change Hangproof itself.
     (tmp_path / "upstream/unpacked").mkdir()
+    monkeypatch.setattr(install.shell, "START", r".\start.bat")  # as on Windows
     assert install.fetch(tmp_path / "upstream/unpacked", TRAINERS[key]) is False
     said = capsys.readouterr().err
-    assert "is not a git checkout" in said and "git -C" not in said
+    assert "is not a git checkout" in said and "git -C" not in said and rf"then .\start.bat {key}" in said
 
 
 def command(folder: Path, key: str, *words: str):

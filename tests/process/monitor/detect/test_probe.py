@@ -249,6 +249,12 @@ def test_nothing_leaves_the_probe_when_every_file_and_every_fork_fails(monkeypat
     assert all(os.strerror(code) in s or "no answer" in s or "cannot" in s for s in found.missing), found.missing
 
 
+def test_on_windows_which_has_no_such_signal_none_is_said_to_have_no_answer(monkeypatch, sleeper, tmp_path):
+    assert any("SIGUSR2" in sentence for sentence in gathered(sleeper, tmp_path).missing)
+    monkeypatch.setattr(probe.platform, "WINDOWS", True)
+    assert not any("SIGUSR2" in sentence for sentence in gathered(sleeper, tmp_path).missing)
+
+
 def test_a_process_that_exits_between_two_readings_is_not_missing_evidence(tmp_path):
     child = subprocess.Popen(["true"])
     known = key(child)

@@ -108,6 +108,9 @@ def test_orphans_are_named_with_what_to_do(tmp_path, spawn, monkeypatch):
     spawn(**{spawned.RUN: str(tmp_path / "is gone"), spawned.TOKEN: "0" * 32})
     assert any(f"monitor stop '{tmp_path / 'is gone'}'" in s for s in spawned.orphans())
     with monkeypatch.context() as patched:
+        patched.setattr(spawned.shell, "word", lambda path: f'"{path}"')  # as on Windows
+        assert any(f'monitor stop "{tmp_path / "is gone"}"' in s for s in spawned.orphans())
+    with monkeypatch.context() as patched:
         patched.setattr(platform, "namespace", lambda pid="self": str(pid))
         assert not [s for s in spawned.orphans() if "gone" in s], "a container's, whose folder has another path"
     assert spawned.with_environment(spawned.RUN, str(tmp_path))[0].pid == process.pid

@@ -321,13 +321,14 @@ def test_the_stand_in_of_a_prepared_script_is_found_whatever_the_folder_is_calle
     assert text == f"train --resume {quote(str(state))}\n"
 
 
-def test_a_run_in_a_folder_of_another_name_is_not_trained_for_a_lora_that_nobody_finds(data, tmp_path):
+def test_a_run_in_a_folder_of_another_name_is_not_trained_for_a_lora_that_nobody_finds(data, tmp_path, monkeypatch):
     folder = folder_of(tmp_path)
+    monkeypatch.setattr(next_attempt, "SCRIPT", "train.bat")
     made = (folder / "train.sh").read_text()
     for old, new in (("output_name ", "output_name my-"), (f"output_dir {folder}", f"output_dir {folder}/loras")):
         (folder / "train.sh").write_text(made.replace(old, new))
         (problem,) = next_attempt.respond(folder, {"want": "problems"})["problems"][-1:]
-        assert problem.startswith(f"train.sh has --{new}") and "not found; set it to" in problem
+        assert problem.startswith(f"train.bat has --{new}") and "not found; set it to" in problem
     (folder / "train.sh").write_text(made)
     assert "not found" not in str(found := next_attempt.respond(folder, {"want": "problems"}))
     assert "rename the folder" not in str(found)
