@@ -42,6 +42,7 @@ PIECE_BYTES = 32 << 20  # 11 s of a disk that writes 3 MB a second
 _WAIT_WRITE_WAIT = 1 | 2 | 4  # SYNC_FILE_RANGE_*, linux/fs.h
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 _NUMBER = r"(-step\d{8}|-\d{6})?"
+_LEFT = r"(-state\.\d+\.(?P<state>tmp|old|gone)|\.safetensors\.\d+\.tmp|(_\d{6}_.+)?\.\d+\.tmp\.\w+)"
 _OUTSIDE = re.compile(r"^[/\\]|\.\.|[:\0\ud800-\udc7f\udd00-\udfff]")  # in no name of a state's file
 
 
@@ -434,9 +435,6 @@ def exists(path: Path) -> bool:
 def _any_or(name: str | None) -> str:
     """The pattern of a LoRA's name, which is not read from a file's: it may end as with an epoch (anna-202411)."""
     return ".+?" if name is None else re.escape(name)
-
-
-_LEFT = r"(-state\.\d+\.(?P<state>tmp|old|gone)|\.safetensors\.\d+\.tmp|(_\d{6}_.+)?\.\d+\.tmp\.\w+)"
 
 
 def sweep(output_dir: str | os.PathLike[str], name: str | None = None) -> list[Path]:

@@ -89,8 +89,8 @@ def _or_lose(call: Callable[..., Any], *text: str) -> Any:
 def install(heartbeat: Heartbeat) -> None:
     """Write stacks on a signal, and exit after an uncaught error on the main thread. Raises OSError.
 
-    What the log's disk does not take is lost, without an error. An uncaught error is printed as usual and recorded in the heartbeat. Then the process exits with code 1 within the limit
-    `flush_s`, even when another thread is stuck. SystemExit is not changed.
+    What the log's disk does not take is lost, without an error. An uncaught error is printed and recorded in the
+    heartbeat; then the process exits with code 1 within `flush_s`, even when another thread is stuck.
     """
     for stream in filter(None, (sys.stdout, sys.stderr)):
         stream.write, stream.flush = partial(_or_lose, stream.write), partial(_or_lose, stream.flush)

@@ -93,9 +93,7 @@ def _read_header(file: BinaryIO, path: Path) -> list[tuple[str, str, int, int]]:
     if not tensors:
         raise DamagedFile(f"{path}: it holds no tensors")
     if at != size:
-        raise DamagedFile(
-            f"{path}: {size - start} bytes of data where its header names {at - start}: truncated or damaged"
-        )
+        raise DamagedFile(f"{path}: {size - start} bytes of data instead of {at - start}: truncated or damaged")
     return tensors
 
 

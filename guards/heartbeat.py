@@ -65,8 +65,6 @@ CHECK_POINTS: dict[str, str] = {
 }
 """Name -> what the rank does from there on. The number of a check point is its position, from 1."""
 POINTS = tuple(CHECK_POINTS)
-PASSES_ALL = ("first_step", "finished")
-"""A rank that reaches one of these has passed all before it, used or not (a run without a tracker)."""
 OUTCOMES = ("running", "done", "stopped", "failed", "deadline")
 REQUEST_NONE = 0
 REQUEST_STOP = 1
@@ -273,7 +271,8 @@ class Heartbeat:
         record.sequence += 1
         if record.point >= 0:
             record.spent[record.point] += now - record.point_s
-        for i in range(index + 1) if point in PASSES_ALL else (index,):
+        # Who gets to one of these has passed all before it, used or not (a run without a tracker).
+        for i in range(index + 1) if point in ("first_step", "finished") else (index,):
             record.reached[i] = record.reached[i] or now
         record.point, record.point_s = index, now
         record.sequence += 1

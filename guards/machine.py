@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import os
 import re
-from pathlib import Path
 
-from guards.reading import read_text
+from guards.reading import PROC, read_text
 
-PROC = Path("/proc")
 ISA_LIMIT = "ONEDNN_MAX_CPU_ISA"
 BELOW_AMX = "AVX512_CORE_BF16"
 

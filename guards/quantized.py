@@ -115,7 +115,7 @@ class Copy:
 
     def _fail(self, error: OSError) -> None:
         why = f"so each start casts them: {self.path.parent} cannot be written: {error.strerror}"
-        print(f"hangproof: no copy of the weights in float8 is kept, {why}", flush=True)
+        print(f"hangproof: no copy of the weights in fewer bits is kept, {why}", flush=True)
         self.give_up()
 
     def _complete(self) -> None:

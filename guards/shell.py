@@ -1,11 +1,7 @@
-"""What messages tell people to type, as their own shell reads it."""
-
-from __future__ import annotations
+"""What a message tells a person to type, as their own shell reads it."""
 
 import os
 import shlex
-
-START = r".\start.bat" if os.name == "nt" else "./start.sh"
 
 
 def word(path: str | os.PathLike[str]) -> str:

@@ -83,8 +83,7 @@ def choose_backend() -> str:
         return f"{started} processes train together on processors (gloo)"
     here = local_size()
     if torch.cuda.is_available():
-        found = torch.cuda.device_count()
-        if found < here:
+        if (found := torch.cuda.device_count()) < here:
             raise WorldError(
                 f"{here} processes run on this machine, but PyTorch finds {found} GPU{'s' * (found != 1)}. Each needs "
                 f"one of its own: make more GPUs visible (CUDA_VISIBLE_DEVICES), or {RENDER}"

@@ -26,6 +26,7 @@ from guards import checkpoint, reading, shell
 from sd_scripts_patches import __main__ as launcher, trainers
 from sd_scripts_patches.trainers import ROOT, TRAINERS, Trainer
 
+START = r".\start.bat" if os.name == "nt" else "./start.sh"
 FETCH_LIMIT_S = 1800
 START_LIMIT_S = 600.0  # first imports from a slow disk
 STALL_LIMIT_S = 60  # git aborts a transfer that is slower than 1 kB/s for this long
@@ -92,14 +93,14 @@ def fetch(folder: Path, trainer: Trainer, url: str = "", commit: str = "") -> bo
         if not head:
             log(
                 f"{folder} is not a git checkout, so its version is not known; it is not changed. To get the tested one, "
-                f"move this folder away, then {shell.START} {trainer.key}"
+                f"move this folder away, then {START} {trainer.key}"
             )
         elif head != commit:
             at = f"git -C {shell.word(folder)}"
             log(
                 f"{folder} is at commit {head[:8]}, not at the tested {commit[:8]}; it is not changed. To get the tested one: "
                 f"{at} fetch --depth 1 {url} {commit} && {at} checkout {commit}, "
-                f"then {shell.START} {trainer.key}"
+                f"then {START} {trainer.key}"
             )
         return False
     temporary = folder.with_name(f".{folder.name}.tmp")  # one that was killed may have left it
@@ -148,7 +149,7 @@ def interpreter(trainer: Trainer) -> list[str]:
     raise InstallError(
         f"{trainer.name} needs {span}, and this machine has {has}. Install Python {wanted} beside it (python.org; Debian and "
         f"Ubuntu: apt install python{wanted}-venv; with uv: uv python install {wanted}), or set PYTHON=/path/to/python{wanted}, "
-        f"then run {shell.START} {trainer.key} again"
+        f"then run {START} {trainer.key} again"
     )
 
 
@@ -233,7 +234,7 @@ def venv_python(environment: Path) -> Path:
 
 def main(argv: list[str] | None = None) -> int:
     """Fetch, install and check. `--json`: the last line has trainer, folder, environment, commit, new, failed."""
-    parser = argparse.ArgumentParser(prog=shell.START, description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(prog=START, description=(__doc__ or "").splitlines()[0])
     parser.add_argument("trainer", choices=TRAINERS)
     parser.add_argument("--json", action="store_true", help="print one line of JSON at the end")
     arguments = parser.parse_args(argv)
