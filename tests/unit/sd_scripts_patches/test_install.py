@@ -67,7 +67,7 @@ def test_the_pinned_commit_is_fetched_completely_and_once_and_another_one_is_lef
     assert "is at commit" not in capsys.readouterr().err
     # An unpacked ZIP in our own folder: a command with git would change Hangproof itself.
     (tmp_path / "upstream/unpacked").mkdir()
-    monkeypatch.setattr(install.install, "START", r".\start.bat")  # as on Windows
+    monkeypatch.setattr(install, "START", r".\start.bat")  # as on Windows
     assert install.fetch(tmp_path / "upstream/unpacked", TRAINERS[key]) is False
     said = capsys.readouterr().err
     assert "is not a git checkout" in said and "git -C" not in said and rf"then .\start.bat {key}" in said
