@@ -26,13 +26,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from guards import checkpoint, snapshot_files
+from guards import checkpoint, snapshot_files, world
 from sd_scripts_patches import (
     batch_seeds,
     data_order,
     hooks,
     legacy_state,
     sampling,
+    save,
     session,
     snapshots,
     train_loop,
@@ -171,6 +172,8 @@ class Run:
         # If no epoch is left, the state that is saved at the end is this one again.
         self.epoch, self.batch, self.epoch_over = state.epoch, state.batch, state.epoch_over
         self.epoch_start, self.fetch = state.epoch_start, state.fetch
+        if not world.rank():
+            save.finish_deletions(args, self.step, self.epochs_done)
         index = state.epoch - 1
         if state.batch >= state.batches or self.finished(args):  # the next batch is the first of the next epoch
             index += state.epoch_over  # else what follows the batches of this one is left

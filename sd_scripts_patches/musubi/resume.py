@@ -21,7 +21,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from sd_scripts_patches import ast_utils, legacy_state, resume, sampling, save, session, train_loop, trainer_state
+from sd_scripts_patches import ast_utils, legacy_state, resume, sampling, session, train_loop, trainer_state
 from sd_scripts_patches.musubi import BASE, DATASET, LOOP, TRAIN_UTILS
 from sd_scripts_patches.patch import Patch, Target, around, find_function, function, with_names
 from sd_scripts_patches.trainer_state import ResumeError, TrainerState
@@ -73,12 +73,6 @@ class Run(resume.Run):
             schedule._last_lr = schedule.get_lr()
             for group, rate in zip(schedule.optimizer.param_groups, schedule._last_lr, strict=True):
                 group["lr"] = rate
-
-    def begin_training(self, args: Any, *rest: Any, **named: Any) -> tuple[int, int]:
-        place = super().begin_training(args, *rest, **named)
-        if self.resume_from is not None and self.accelerator.is_main_process:
-            save.finish_deletions(args, self.step, self.epochs_done)
-        return place
 
     def missing_epochs(self, args: argparse.Namespace, sample_parameters: Any) -> Iterator[tuple[int, int]]:
         """Yield (epoch, step) when an epoch's state was saved and a kill lost its samples."""

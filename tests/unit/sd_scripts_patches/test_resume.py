@@ -216,26 +216,22 @@ def test_the_batches_after_the_one_that_was_read_ahead_have_the_tags_of_the_step
     assert steps == ["order", 0, 0, 17, 19]
 
 
-@pytest.mark.parametrize("kind", [resume.Run, musubi.Run])
-def test_a_finished_run_that_is_resumed_saves_its_state_again_so_that_it_can_still_train_longer(
-    tmp_path, monkeypatch, kind
-):
+def test_a_finished_run_that_is_resumed_saves_its_state_again_so_that_it_can_still_train_longer(tmp_path, monkeypatch):
     """A kill after the last save: what the batch that was read ahead had drawn was lost."""
     old = []
-    monkeypatch.setattr(musubi.save, "finish_deletions", lambda args, *place: old.append(place))
-    run, data, state = kind(), DataSet(), known()
+    monkeypatch.setattr(resume.save, "finish_deletions", lambda args, *place: old.append(place))
+    run, data, state = resume.Run(), DataSet(), known()
     loader = torch.utils.data.DataLoader(data, sampler=range(10))
     state.epoch_over, state.now, state.extra = True, trainer_state.generators(), {"dataset_step": 11}
     state.fetch = {"position": 2, "generators": state.now, "dataset_step": 10, "current_step": 11}
     args = argparse.Namespace(max_train_steps=12, output_dir=tmp_path, gradient_accumulation_steps=1, seed=1)
-    run.accelerator = SimpleNamespace(num_processes=1, _optimizers=[], is_main_process=True)
-    run.resume_from, run.trainer = state, SimpleNamespace(timestep_range_pool=[])
+    run.accelerator, run.resume_from = SimpleNamespace(num_processes=1, _optimizers=[]), state
     recorder, bar = SimpleNamespace(loss_list=[1.0], loss_total=1.0), SimpleNamespace(refresh=list)
     run.begin_training(args, loader, recorder, bar, SimpleNamespace(), 0, 0)
     assert not [*run.iterate_batches(loader, 1)]
     saved = run.current_state()
     assert (saved.epoch, saved.batch, saved.epoch_over, saved.fetch) == (2, 2, True, state.fetch)
-    assert old == [(12, 1)] * (kind is musubi.Run)
+    assert old == [(12, 1)]
 
 
 def seed_of_a_run(resume_from=None, seed=None):
