@@ -103,7 +103,7 @@ def fix(draft_id: str, kind: str, only: Iterable[str] | None = None) -> str:
     report = examine(draft_id)
     wanted = None if only is None else set(only)
     found = [one for one in report.findings.get(kind, []) if wanted is None or one.id in wanted]
-    if not found:
+    if not found or not KINDS[kind].fix:
         raise RunError("There is nothing left to fix here; the images were changed meanwhile")
     ids = [one.id for one in found]
     if KINDS[kind].fix == "Remove":

@@ -43,6 +43,8 @@ def test_each_finding_is_fixed_by_one_step_that_undo_takes_back(full):
     assert kinds["no_caption"] and "wide.png" in kinds["lonely"]
     for kind in kinds:
         if not checks.KINDS[kind].fix:
+            with pytest.raises(runs.RunError, match="nothing left"):
+                doctor.fix(full, kind)
             continue
         before = draft_store.read(full)["images"]
         message = doctor.fix(full, kind)
