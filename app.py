@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from presets import PresetError
 from runs.files import RunError
-from runs.paths import ROOT, check_folders, data_root, datasets_dir
+from runs.paths import ROOT, START, check_folders, data_root, datasets_dir
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -48,7 +48,7 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     top = argparse.ArgumentParser(
         prog="app.py",
-        description="Serve the Hangproof page. `./start.sh -h` lists all other commands.",
+        description=f"Serve the Hangproof page. `{START} -h` lists all other commands.",
         epilog="The user name and password can also be in the variable HANGPROOF_AUTH, host names in "
         "HANGPROOF_ALLOWED_HOSTS (separated by commas). The variables do not show in the list of processes.",
         allow_abbrev=False,

@@ -33,7 +33,7 @@ OTHERS = {
     "sd-scripts": ["-m", "sd_scripts_patches.install", "sd-scripts"],
     "musubi": ["-m", "sd_scripts_patches.install", "musubi"],
 }
-USAGE = """usage: hangproof COMMAND ...        (or ./start.sh COMMAND ...; without a command, ./start.sh serves the page)
+USAGE = """usage: hangproof COMMAND ...        (or {start} COMMAND ...; without a command, {start} serves the page)
 
   runs         {runs}
   supervision  {monitor}
@@ -59,7 +59,8 @@ def main(words: list[str]) -> int:
     """Run the command in this process's place (Windows: as a child). Exit code: the command's; 2: there is none such."""
     command = arguments(words[0]) if words else None
     if command is None:
-        usage = USAGE.format(**{module: ", ".join(names) for module, names in COMMANDS.items()})
+        start = r".\start.bat" if os.name == "nt" else "./start.sh"
+        usage = USAGE.format(start=start, **{module: ", ".join(names) for module, names in COMMANDS.items()})
         asked = words[:1] in (["-h"], ["--help"])
         if words and not asked:
             usage = f"hangproof: {words[0]!r} is not a command\n{usage}"

@@ -110,7 +110,8 @@ def _ask(folder: RunFolder, request: dict[str, Any], timeout_s: float, pause: Pa
     if (answer := job.answer()) is not None:
         return answer
     reason = job.error.removeprefix("render: ") or "rendering the script gave no result"
-    raise MonitorError(reason) if job.code == 1 else OSError(reason)
+    # Windows: 1 is also the code of what was killed.
+    raise MonitorError(reason) if job.code == 1 and not job.timed_out else OSError(reason)
 
 
 class Prewarm:

@@ -11,12 +11,13 @@ import hangproof
 from runs import paths
 
 
-def test_on_windows_ctrl_c_is_answered_by_the_command_alone(monkeypatch):
+def test_on_windows_ctrl_c_is_answered_by_the_command_alone_and_the_usage_names_start_bat(monkeypatch, capsys):
     before, to_both = signal.getsignal(signal.SIGINT), lambda line, env: signal.raise_signal(signal.SIGINT) or 130
     monkeypatch.setattr(hangproof.subprocess, "call", to_both)
     with monkeypatch.context() as windows:
         windows.setattr(os, "name", "nt")
         assert hangproof.main(["status", "--watch"]) == 130
+        assert hangproof.main(["--help"]) == 0 and r"(or .\start.bat COMMAND" in capsys.readouterr().out
     signal.signal(signal.SIGINT, before)
 
 

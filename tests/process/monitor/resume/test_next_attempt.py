@@ -198,9 +198,11 @@ def test_the_message_is_written_at_once_or_not_at_all():
 ONE = {"name": "one", "sentence": "s", "patch": {}}
 
 
-def job(answer=None, code=0, error="", done=True) -> Mock:
+def job(answer=None, code=0, error="", done=True, timed_out=False) -> Mock:
     """A subprocess that has answered at once, or that fails."""
-    return Mock(code=code, error=error, done=Mock(return_value=done), answer=Mock(return_value=answer))
+    made = Mock(code=code, error=error, timed_out=timed_out, done=Mock(return_value=done))
+    made.answer.return_value = answer
+    return made
 
 
 @pytest.fixture
@@ -270,11 +272,14 @@ def test_what_the_subprocess_refuses_is_said_and_what_it_cannot_do_is_tried_agai
         next_attempt.start_problems(folder, 9.0, None)
     with pytest.raises(OSError, match="gave no result"):
         next_attempt.start_problems(folder, 9.0, None)
+    replies.append(job(None, 1, "it timed out after 9 s", timed_out=True))  # killed by us on Windows
+    with pytest.raises(OSError, match=r"^it timed out after 9 s$"):
+        next_attempt.start_problems(folder, 9.0, None)
     own = RunFolder(tmp_path_factory.mktemp("own"))
     assert next_attempt.start_problems(own, 9.0, None) == []
     assert next_attempt.next_change(run_of(own), ["two"]) == {}
     changed = run_of(folder, changes=[ONE])
-    assert next_attempt.next_change(changed, ["one"]) == {} and len(asked) == 3
+    assert next_attempt.next_change(changed, ["one"]) == {} and len(asked) == 4
     replies += [job({"name": "two", "refused": ["one: edited"]}), job(None, 1, "render: no tier")]
     assert next_attempt.next_change(changed, ["one", "two"]) == {"name": "two"}
     assert asked[-1] == {"want": "change", "ladder": ["two"], "changes": [ONE], "keeps": False}
