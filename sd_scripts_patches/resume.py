@@ -275,7 +275,7 @@ class Run:
         trainer_state.read_beside(folder, self.beside)
         self.rates = [_rate(group) for group in self._groups()]
         extra = self.loaded.extra if self.loaded is not None else {}
-        self.logs = extra.get("logs", "")
+        self.logs = Path(str(extra.get("logs", ""))).name  # it may come from a store
         optimizers = [one.optimizer for one in self.accelerator._optimizers]
         for optimizer in optimizers:
             trainer_state.allow_types(optimizer, folder)
