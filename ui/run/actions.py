@@ -22,7 +22,7 @@ from jobs import queue
 from monitor.process.spawned import helper, python, unnamed_file
 from monitor.run_folder import EVENTS
 from monitor.state import FINAL
-from runs import sweep
+from runs import results, sweep
 from runs.files import REASONS, RunError
 from runs.growing import json_objects
 from ui.dataset.draft_store import OUT_OF_DATE
@@ -101,7 +101,9 @@ def possible(shown: "view.View") -> list[str]:
     state, (position, entry) = shown.state, place(shown.folder)
     found = []
     if shown.running and state in STEPS:
-        found += ["sample"] * (shown.spec.get("sample_every_n_steps") != 0) + ["save"]
+        if shown.spec.get("sample_every_n_steps") != 0 and results.read_prompts(shown.folder / view.PROMPTS):
+            found.append("sample")
+        found.append("save")
     if shown.running and state not in ("stopping", "opening"):
         found.append("pause")
     if not shown.running and (entry or state != "completed"):

@@ -38,6 +38,9 @@ def allowed(folder, **status) -> list[str]:
 
 def test_what_can_be_done_follows_the_state(folder, data):
     assert allowed(folder) == ["sample", "save", "pause"] and allowed(folder, state="stopping") == []
+    kept = (folder / "sample_prompts.txt").rename(folder / "kept")
+    assert allowed(folder, state="running") == ["save", "pause"], "there is nothing to draw"
+    kept.rename(folder / "sample_prompts.txt")
     with (folder / "run.toml").open("a") as file:
         file.write("sample_every_n_steps = 0\n")
     assert allowed(folder, state="running") == ["save", "pause"] and allowed(folder, state="restarting") == ["pause"]
