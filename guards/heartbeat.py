@@ -271,7 +271,7 @@ class Heartbeat:
         record.sequence += 1
         if record.point >= 0:
             record.spent[record.point] += now - record.point_s
-        # Who gets to one of these has passed all before it, used or not (a run without a tracker).
+        # A rank that reaches one of these has passed all before it, used or not (a run without a tracker).
         for i in range(index + 1) if point in ("first_step", "finished") else (index,):
             record.reached[i] = record.reached[i] or now
         record.point, record.point_s = index, now

@@ -24,6 +24,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from guards import shell
 from guards.checkpoint import atomic_write
 from guards.reading import json_object, read_bytes
 from monitor.cli.commands import ask_to_end, launch, refuse_unready
@@ -36,7 +37,6 @@ from monitor.state import FINAL, State, is_abandoned, nothing_left, read_status
 from runs import sweep
 from runs.files import typed
 from runs.paths import outputs_dir as outputs
-from runs.quoting import quote
 
 # In outputs/. An earlier version's process, which an update leaves unable to start a run, holds `.queue-worker.lock`.
 FILE_LOCK, WORKER_LOCK = ".queue.lock", ".queue-start.lock"
@@ -167,7 +167,7 @@ def insert(folder: Path) -> int:
     if is_held(folder / LOCK):
         raise MonitorError(f"{folder.name} is under way already")
     if not _is_here(folder):
-        how = f"start it with `python -m monitor start {quote(str(folder))}`: it waits for a free GPU"
+        how = f"start it with `python -m monitor start {shell.word(folder)}`: it waits for a free GPU"
         raise MonitorError(f"the queue holds the runs of {outputs()}, and {folder} is not one of them; {how}")
     return _insert(Entry(folder.name, platform.now().utc))
 

@@ -175,7 +175,7 @@ class Sampler:
         return [p for p in folder.iterdir() if p.name.startswith(before) and p.name.endswith(after)]
 
     def made(self, folder: Path, epoch: int | None, step: int, prompt: Prompt) -> bool:
-        """Whether this process need not draw the image."""
+        """Whether the image was drawn since the resumed state, so that it need not be drawn again."""
         return any(p.lstat().st_mtime >= self.since_s for p in self.drawn(folder, epoch, step, prompt))
 
     def image(self, transformer, prompt: Prompt, budget_s: float, hb, after_step: Callable[[], None]):

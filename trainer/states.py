@@ -21,7 +21,7 @@ MUST_MATCH = ("network_dim", "network_alpha", "train_blocks", "optimizer_type", 
 AVERAGE = "average.safetensors"
 BATCHES = ("gradient_accumulation_steps", "world")  # their product is what counts: the batches of a step
 SHOULD_MATCH = ("seed", "data", *BATCHES)
-# options of optimizers that say what is kept of each weight, or what its value means
+# Options of optimizers that decide what a state keeps of each weight, or what these numbers mean.
 IN_MOMENTS = ("adamw amsgrad", "adafactor beta1", "prodigy slice_p", "adamwschedulefree betas")
 FLAGS = [name for name in (*MUST_MATCH, *SHOULD_MATCH) if name not in ("model", "data", "world")]  # of the command line
 
